@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make serve` and `make test`.
+# They need Python 3.11 or newer, a C++ compiler and a package index; the rest is fetched.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
+
+.PHONY: serve test lint chat model clean
+
+serve: model
+	$(BIN)/headrace chat
+
+chat: serve
+
+test: $(VENV)/.dev lint model
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The default model, checked against its pinned hash, in the user's cache folder.
+model: $(VENV)/.installed
+	$(BIN)/headrace models pull
+
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headrace needs Python 3.11 or newer: set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@
+
+# Editable: Python sources are read where they lie; the native module is built when it changed.
+$(VENV)/.installed: $(VENV)/.python pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,281 @@
+// What Python sees of the native module: packed weights, a pool of KV blocks, and programs.
+//
+// Arguments are checked here; behind this file everything is trusted. The GIL is released wherever
+// real work is done.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using DoubleArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool ok, const char* message) {
+  if (!ok) throw std::invalid_argument(message);
+}
+
+std::vector<float> to_vector(const FloatArray& a) { return {a.data(), a.data() + a.size()}; }
+
+// A tensor in the mapped file; holds the array, and through it the map.
+struct Table {
+  Bytes bytes;
+  RawTensor raw;
+
+  Table(const std::string& format, int rows, int columns, Bytes data)
+      : bytes(std::move(data)), raw{format_named(format.c_str()), rows, columns, bytes.data()} {
+    require(rows > 0 && columns > 0, "a tensor has no rows or no columns");
+    require(columns % facts(raw.format).block_values == 0, "a row does not hold whole blocks");
+    require(bytes.size() == row_bytes(raw.format, columns) * static_cast<size_t>(rows),
+            "a tensor's bytes do not match its shape");
+  }
+};
+
+// A linear weight and the matrices it owns.
+struct Matrix {
+  std::vector<std::unique_ptr<Packed>> owned;
+  Linear linear;
+
+  Matrix(const Matrix&) = delete;
+  // Neighbouring tensors of one format become one matrix where no block would straddle them.
+  Matrix(const std::vector<Table*>& parts, std::optional<FloatArray> bias, int threads) {
+    require(!parts.empty(), "a matrix has no parts");
+    linear.inputs = parts[0]->raw.inputs;
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < parts.size();) {
+      std::vector<RawTensor> run{parts[i]->raw};
+      int outputs = parts[i]->raw.outputs;
+      for (++i; i < parts.size() && parts[i]->raw.format == run[0].format && outputs % LANES == 0;
+           ++i) {
+        run.push_back(parts[i]->raw);
+        outputs += parts[i]->raw.outputs;
+      }
+      require(run[0].inputs == linear.inputs, "parts of a matrix differ in width");
+      owned.push_back(std::make_unique<Packed>(pack(run, threads)));
+      linear.parts.push_back({owned.back().get(), linear.outputs});
+      linear.outputs += outputs;
+    }
+    if (bias) {
+      require(static_cast<int>(bias->size()) == linear.outputs, "a bias does not match its matrix");
+      linear.bias = to_vector(*bias);
+    }
+  }
+
+  size_t bytes() const {
+    size_t total = linear.bias.size() * sizeof(float);
+    for (const auto& m : owned) total += m->bytes();
+    return total;
+  }
+};
+
+KvType kv_type_named(const std::string& name) {
+  if (name == "f32") return KvType::F32;
+  if (name == "f16") return KvType::F16;
+  throw std::invalid_argument("unknown KV type: " + name);
+}
+
+const Kernels& path_named(const std::optional<std::string>& name) {
+  if (!name) return best_path();
+  const Kernels* path = find_path(name->c_str());
+  if (!path) throw std::invalid_argument("this machine can't run the path " + *name);
+  return *path;
+}
+
+AttentionShape shape_of(const Program& program, int slot, int layer, int heads, int kv_heads,
+                        int head_dim, float scale, float softcap, int window) {
+  require(heads > 0 && kv_heads > 0 && head_dim > 0 && heads % kv_heads == 0,
+          "heads and kv_heads do not fit together");
+  require(program.slot_width(slot) == (heads + 2 * kv_heads) * head_dim,
+          "a qkv row has the wrong width");
+  return {layer, heads, kv_heads, head_dim, scale, softcap, window};
+}
+
+void check_rows(const IntArray& values, int low, int high, const char* message) {
+  for (size_t i = 0; i < values.size(); ++i)
+    require(values.data()[i] >= low && values.data()[i] < high, message);
+}
+
+// A program and its KV pool. Its weights are kept alive by keep_alive below.
+struct RecordedProgram {
+  Program program;
+  std::shared_ptr<KvPool> kv;
+  int vocabulary = 0;
+
+  RecordedProgram(const RecordedProgram&) = delete;
+  RecordedProgram(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, int max_rows,
+                  int max_wanted, int context, const std::optional<std::string>& path)
+      : program(std::move(pool), kv, path_named(path), max_rows, max_wanted, context), kv(kv) {}
+
+  void run(IntArray tokens, IntArray positions, IntArray entries, IntMatrix tables,
+           IntArray wanted_rows, IntArray targets, FloatMatrix draws, DoubleArray uniforms,
+           nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> out_tokens,
+           nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> out_logprobs) {
+    const int rows = static_cast<int>(tokens.size());
+    const size_t wanted = wanted_rows.size();
+    require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
+    require(positions.size() == tokens.size() && entries.size() == tokens.size(),
+            "tokens, positions and entries differ in length");
+    require(targets.size() == wanted && uniforms.size() == wanted && draws.shape(0) == wanted &&
+                draws.shape(1) == 4 && out_tokens.size() >= wanted && out_logprobs.size() >= wanted,
+            "arrays about the wanted rows differ in length");
+    if (vocabulary) check_rows(tokens, 0, vocabulary, "a token id is outside the vocabulary");
+    if (vocabulary) check_rows(targets, -1, vocabulary, "a target is outside the vocabulary");
+    check_rows(entries, 0, static_cast<int>(tables.shape(0)), "a row names no block table");
+    check_rows(positions, 0, static_cast<int>(tables.shape(1)) * LANES,
+               "a position lies beyond its block table");
+    check_rows(wanted_rows, 0, rows, "a wanted row is not in the step");
+    for (size_t i = 0; kv && i < tables.size(); ++i)
+      require(tables.data()[i] >= 0 && tables.data()[i] < kv->blocks,
+              "a block table names a block outside the pool");
+    std::vector<DrawParams> params(wanted);
+    for (size_t i = 0; i < wanted; ++i) {
+      const float* d = draws.data() + 4 * i;
+      params[i] = {d[0], d[1], d[2], static_cast<int>(d[3]), uniforms.data()[i]};
+    }
+    const Step step{rows,
+                    tokens.data(),
+                    positions.data(),
+                    entries.data(),
+                    tables.data(),
+                    static_cast<int>(tables.shape(1)),
+                    static_cast<int>(wanted),
+                    wanted_rows.data(),
+                    targets.data(),
+                    params.data(),
+                    out_tokens.data(),
+                    out_logprobs.data()};
+    nb::gil_scoped_release release;
+    program.run(step);
+  }
+
+  auto read(int slot, int rows) {
+    const size_t shape[2] = {static_cast<size_t>(rows),
+                             static_cast<size_t>(program.slot_width(slot))};
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(program.slot_data(slot), 2, shape,
+                                                      nb::handle());
+  }
+};
+
+void bind_program(nb::module_& m) {
+  using P = RecordedProgram;
+  nb::class_<P>(m, "Program")
+      .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<KvPool>, int, int, int,
+                    const std::optional<std::string>&>(),
+           "pool"_a, "kv"_a.none(), "max_rows"_a, "max_wanted"_a, "context"_a, "path"_a.none())
+      .def("slot", [](P& p, int width, bool head) { return p.program.slot(width, head); },
+           "width"_a, "head"_a = false)
+      .def("embed",
+           [](P& p, int out, const Table& t, float scale) {
+             require(p.program.slot_width(out) == t.raw.inputs, "embed: wrong width");
+             p.vocabulary = t.raw.outputs;
+             p.program.embed(out, &t.raw, scale);
+           },
+           nb::keep_alive<1, 3>())
+      .def("norm",
+           [](P& p, int in, int out, FloatArray weight, float eps) {
+             require(static_cast<int>(weight.size()) == p.program.slot_width(in) &&
+                         p.program.slot_width(in) == p.program.slot_width(out),
+                     "norm: wrong width");
+             p.program.norm(in, out, to_vector(weight), eps);
+           })
+      .def("linear",
+           [](P& p, int in, int out, const Matrix& w) {
+             require(w.linear.inputs == p.program.slot_width(in) &&
+                         w.linear.outputs == p.program.slot_width(out),
+                     "linear: wrong width");
+             p.program.linear(in, out, &w.linear);
+           },
+           nb::keep_alive<1, 4>())
+      .def("head_norm",
+           [](P& p, int slot, int heads, int kv_heads, int head_dim, FloatArray q, FloatArray k,
+              float eps) {
+             require(static_cast<int>(q.size()) == head_dim && q.size() == k.size(),
+                     "head_norm: wrong width");
+             p.program.head_norm(
+                 slot, shape_of(p.program, slot, 0, heads, kv_heads, head_dim, 1, 0, 0),
+                 to_vector(q), to_vector(k), eps);
+           })
+      .def("rope",
+           [](P& p, int slot, int heads, int kv_heads, int head_dim, FloatArray inv_freq,
+              float scale, bool interleaved) {
+             require(static_cast<int>(inv_freq.size()) * 2 <= head_dim, "rope: wrong width");
+             p.program.rope(slot,
+                            shape_of(p.program, slot, 0, heads, kv_heads, head_dim, 1, 0, 0),
+                            to_vector(inv_freq), scale, interleaved);
+           })
+      .def("attention",
+           [](P& p, int in, int out, int layer, int heads, int kv_heads, int head_dim, float scale,
+              float softcap, int window) {
+             require(p.kv && layer >= 0 && layer < p.kv->layers && kv_heads == p.kv->kv_heads &&
+                         head_dim == p.kv->head_dim &&
+                         p.program.slot_width(out) == heads * head_dim,
+                     "attention: does not match the KV pool");
+             p.program.attention(in, out,
+                                 shape_of(p.program, in, layer, heads, kv_heads, head_dim, scale,
+                                          softcap, window));
+           })
+      .def("gated",
+           [](P& p, int in, int out, bool gelu) {
+             require(p.program.slot_width(in) == 2 * p.program.slot_width(out),
+                     "gated: wrong width");
+             p.program.gated(in, out, gelu);
+           })
+      .def("add", [](P& p, int x, int y, int out) { p.program.add(x, y, out); })
+      .def("softcap", [](P& p, int in, int out, float cap) { p.program.softcap(in, out, cap); })
+      .def("select", [](P& p, int in, int out) { p.program.select(in, out); })
+      .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
+      .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
+           "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a)
+      .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::new_([](int threads) { return std::make_shared<Pool>(threads); }), "threads"_a)
+      .def_prop_ro("threads", &Pool::threads);
+  nb::class_<KvPool>(m, "KvPool")
+      .def(nb::new_([](int blocks, int layers, int kv_heads, int head_dim, const std::string& type) {
+             require(blocks > 0 && layers > 0 && kv_heads > 0 && head_dim > 0,
+                     "a KV pool has a dimension of 0");
+             return std::make_shared<KvPool>(blocks, layers, kv_heads, head_dim,
+                                             kv_type_named(type));
+           }),
+           "blocks"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "type"_a)
+      .def_prop_ro("bytes", [](const KvPool& kv) { return kv.data.bytes(); });
+  nb::class_<Table>(m, "Table")
+      .def(nb::init<const std::string&, int, int, Bytes>(), "format"_a, "rows"_a, "columns"_a,
+           "data"_a)
+      .def_prop_ro("columns", [](const Table& t) { return t.raw.inputs; });
+  nb::class_<Matrix>(m, "Matrix")
+      .def(nb::init<const std::vector<Table*>&, std::optional<FloatArray>, int>(), "parts"_a,
+           "bias"_a.none(), "threads"_a)
+      .def_prop_ro("outputs", [](const Matrix& w) { return w.linear.outputs; })
+      .def_prop_ro("bytes", &Matrix::bytes);
+  bind_program(m);
+  m.def("paths", [] {
+    std::vector<std::string> names;
+    for (int i = 0; i < path_count(); ++i) names.emplace_back(path_at(i).name);
+    return names;
+  });
+}
+
+}  // namespace headrace

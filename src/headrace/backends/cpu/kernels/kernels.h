@@ -1,0 +1,101 @@
+// The table of kernels that one path (an instruction set) provides.
+//
+// Each path_*.cpp fills one in from the same headers, compiled for its own instruction set. A row's
+// result never depends on the other rows of a call: every kernel does the same float operations in
+// the same order for a row, whether it comes alone or in a batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "packed.h"
+
+namespace headrace {
+
+constexpr int MAX_TILE_ROWS = 6;
+constexpr int MAX_TILE_BLOCKS = 4;
+
+// Activations quantized for a tile of R rows. For each 32 inputs:
+//   int8 [R][32], float scale [R], float scale * sum [R], int32 sum [R], int32 sum of 16 [R]
+constexpr int QUANTIZED_GROUP = 32;
+constexpr int QUANTIZED_BYTES = 32 + 4 * 4;  // a row's share of a group
+inline int padded_inputs(int inputs) {
+  return (inputs + RECORD_INPUTS - 1) / RECORD_INPUTS * RECORD_INPUTS;
+}
+inline size_t quantized_row_bytes(int inputs) {
+  return static_cast<size_t>(padded_inputs(inputs) / QUANTIZED_GROUP) * QUANTIZED_BYTES;
+}
+
+// R rows times `blocks` blocks of 16 outputs, each block with a stream of its own.
+struct Tile {
+  const uint8_t* streams[MAX_TILE_BLOCKS];
+  const float* bias[MAX_TILE_BLOCKS];  // of the block's first output, or null
+  float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
+  int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
+  int inputs;
+  int records;
+  int zero;
+  size_t out_stride;     // floats from a row to the next
+  const uint8_t* rows;   // quantized kinds: the tile's activations
+  const float* floats;   // float kinds: row 0
+  size_t floats_stride;  // float kinds: floats from a row to the next
+};
+using TileKernel = void (*)(const Tile&);
+
+enum class KvType { F32, F16 };
+
+// One row's attention for the query heads that share one KV head.
+struct Attend {
+  const float* queries;   // [group][head_dim]
+  float* out;             // [group][head_dim]
+  const uint8_t* kv;      // the pool
+  const int32_t* table;   // block numbers of the row's sequence
+  size_t block_bytes;     // from a block to the next in the pool
+  size_t key_offset;      // of this layer's and head's keys in a block: [head_dim][16]
+  size_t value_offset;    // likewise values: [16][head_dim]
+  int group;              // query heads
+  int head_dim;
+  int first;              // first position that is seen
+  int last;               // the row's own position
+  float scale;
+  float softcap;          // 0: none
+  float* scratch;         // [group][positions rounded out to blocks]
+};
+
+struct Kernels {
+  const char* name;
+
+  // rows of x [rows][inputs] -> one tile of activations; rows <= MAX_TILE_ROWS
+  void (*quantize)(const float* x, size_t stride, int rows, int inputs, uint8_t* out);
+  // [kind][blocks - 1][rows - 1]; null where the path has no such tile
+  TileKernel tiles[QUANTIZED_KINDS + FLOAT_KINDS][MAX_TILE_BLOCKS][MAX_TILE_ROWS];
+
+  void (*norm)(const float* x, const float* weight, float eps, int n, float* out);
+  void (*rope)(float* head, const float* cosines, const float* sines, int half, bool interleaved);
+  void (*gated)(const float* gate_up, bool gelu, int n, float* out);
+  void (*add)(const float* x, const float* y, int n, float* out);
+  void (*softcap)(const float* x, float cap, int n, float* out);
+
+  void (*write_kv[2])(const float* key, const float* value, int head_dim, int slot, uint8_t* keys,
+                      uint8_t* values);
+  void (*attend[2])(const Attend&);
+
+  // Of a row of logits: the maximum, and the log of the sum of exp(x - maximum).
+  void (*log_sum_exp)(const float* x, int n, float* maximum, double* log_sum);
+  // out = exp((x - shift) * scale)
+  void (*exponentials)(const float* x, float shift, float scale, int n, float* out);
+};
+
+const Kernels& portable_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+// Paths this machine can run, best first; nullptr for a name that is not among them.
+const Kernels* find_path(const char* name);
+const Kernels& best_path();
+int path_count();
+const Kernels& path_at(int i);
+
+}  // namespace headrace

@@ -1,0 +1,129 @@
+#include "product.h"
+
+#include <algorithm>
+
+namespace headrace {
+namespace {
+
+// Quantized rows that are read again and again should stay in the second-level cache.
+constexpr size_t SHARED_BYTES = 480 << 10;
+// With so few rows each thread quantizes them for itself, which saves a barrier.
+constexpr int ROWS_QUANTIZED_ALONE = 4;
+
+int max_tile_rows(const TileKernel (&tiles)[MAX_TILE_ROWS]) {
+  int rows = 0;
+  while (rows < MAX_TILE_ROWS && tiles[rows]) ++rows;
+  return rows;
+}
+
+int tile_rows_of(const Kernels& kernels) {
+  return max_tile_rows(kernels.tiles[0][0]);
+}
+
+// Rows split into tiles as evenly as can be: 8 is 4 + 4, not 6 + 2.
+struct RowTiles {
+  int rows, count;
+  RowTiles(int rows, int most) : rows(rows), count((rows + most - 1) / most) {}
+  int first(int i) const { return static_cast<int>(static_cast<int64_t>(rows) * i / count); }
+  int size(int i) const { return first(i + 1) - first(i); }
+};
+
+struct Call {
+  const Linear& weight;
+  const Linear::Part& part;
+  const float* x;  // of the chunk's first row
+  size_t x_stride;
+  const uint8_t* quantized;
+  float* out;
+  size_t out_stride;
+};
+
+void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
+  const Packed& m = *call.part.matrix;
+  const int output = block * LANES;
+  tile.streams[slot] = m.stream(block);
+  tile.bias[slot] = call.weight.bias.empty()
+                        ? nullptr
+                        : call.weight.bias.data() + call.part.offset + output;
+  tile.out[slot] = call.out + row * call.out_stride + call.part.offset + output;
+  tile.lanes[slot] = std::min(LANES, m.outputs - output);
+}
+
+void run_tile(const Kernels& kernels, const Call& call, const RowTiles& tiles, int i, int blocks,
+              const int (&block)[MAX_TILE_BLOCKS]) {
+  const Packed& m = *call.part.matrix;
+  const int row = tiles.first(i), rows = tiles.size(i);
+  Tile tile;
+  tile.inputs = m.inputs;
+  tile.records = m.records;
+  tile.zero = m.zero;
+  tile.out_stride = call.out_stride;
+  tile.rows = call.quantized + row * quantized_row_bytes(m.inputs);
+  tile.floats = call.x + row * call.x_stride;
+  tile.floats_stride = call.x_stride;
+  for (int b = 0; b < blocks; ++b) fill_block(call, b, block[b], row, tile);
+  kernels.tiles[static_cast<int>(m.kind)][blocks - 1][rows - 1](tile);
+}
+
+// A thread's share of one matrix: blocks [first, last).
+void run_share(const Kernels& kernels, const Call& call, const RowTiles& tiles, int first,
+               int last) {
+  const auto& table = kernels.tiles[static_cast<int>(call.part.matrix->kind)];
+  int b = first;
+  if (tiles.count == 1 && table[3][tiles.rows - 1]) {
+    // Bound by memory: four streams far apart keep more of it busy than one.
+    const int quarter = (last - first) / 4;
+    for (int i = 0; i < quarter; ++i)
+      run_tile(kernels, call, tiles, 0, 4,
+               {first + i, first + quarter + i, first + 2 * quarter + i, first + 3 * quarter + i});
+    b = first + 4 * quarter;
+  }
+  for (; b < last;) {
+    const int blocks = (b + 1 < last && table[1][0]) ? 2 : 1;
+    for (int i = 0; i < tiles.count; ++i) run_tile(kernels, call, tiles, i, blocks, {b, b + 1});
+    b += blocks;
+  }
+}
+
+}  // namespace
+
+bool Linear::quantized() const {
+  return std::any_of(parts.begin(), parts.end(),
+                     [](const Part& p) { return is_quantized(p.matrix->kind); });
+}
+
+ProductScratch::ProductScratch(int threads, int max_inputs)
+    : own_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
+      shared_(std::max(SHARED_BYTES, own_bytes_)),
+      own_(own_bytes_ * threads) {}
+
+void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
+              const Linear& weight, const float* x, size_t x_stride, int rows, float* out,
+              size_t out_stride) {
+  const int most = tile_rows_of(kernels);
+  const size_t row_bytes = quantized_row_bytes(weight.inputs);
+  const int chunk_rows = std::max<int>(most, static_cast<int>(SHARED_BYTES / row_bytes) / most * most);
+  const bool quantized = weight.quantized();
+  const bool alone = rows <= std::min(ROWS_QUANTIZED_ALONE, most);
+
+  for (int start = 0; start < rows; start += chunk_rows) {
+    const RowTiles tiles(std::min(chunk_rows, rows - start), most);
+    uint8_t* area = alone ? scratch.own(thread) : scratch.shared();
+    if (quantized) {
+      if (start > 0) pool.barrier();  // the last chunk has been read by all
+      for (int i = alone ? 0 : thread; i < tiles.count; i += alone ? 1 : pool.threads())
+        kernels.quantize(x + (start + tiles.first(i)) * x_stride, x_stride, tiles.size(i),
+                         weight.inputs, area + tiles.first(i) * row_bytes);
+      if (!alone) pool.barrier();
+    }
+    for (const Linear::Part& part : weight.parts) {
+      const Call call{weight,   part, x + start * x_stride, x_stride,
+                      area,     out + start * out_stride,   out_stride};
+      const int64_t blocks = part.matrix->blocks;
+      run_share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
+                static_cast<int>(blocks * (thread + 1) / pool.threads()));
+    }
+  }
+}
+
+}  // namespace headrace

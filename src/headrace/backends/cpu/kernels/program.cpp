@@ -1,0 +1,234 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace headrace {
+namespace {
+
+constexpr int BLOCK_TOKENS = LANES;
+constexpr int HEADS_TOGETHER = 4;  // query heads that attention.h takes at once
+
+}  // namespace
+
+KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvType type)
+    : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), type(type),
+      head_bytes(static_cast<size_t>(BLOCK_TOKENS) * head_dim * (type == KvType::F32 ? 4 : 2)),
+      block_bytes(head_bytes * 2 * kv_heads * layers),
+      data(block_bytes * blocks) {}
+
+Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const Kernels& kernels,
+                 int max_rows, int max_wanted, int context)
+    : pool_(std::move(pool)), kv_(std::move(kv)), kernels_(kernels), max_rows_(max_rows),
+      max_wanted_(max_wanted),
+      scores_stride_(static_cast<size_t>(HEADS_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
+      scores_(scores_stride_ * 4 * pool_->threads()) {}
+
+int Program::slot(int width, bool head) {
+  const size_t rows = head ? max_wanted_ : max_rows_;
+  slots_.push_back({width, Buffer(rows * width * sizeof(float))});
+  return static_cast<int>(slots_.size()) - 1;
+}
+
+void Program::record(Instruction instruction) {
+  (in_head_ ? head_ : body_).push_back(std::move(instruction));
+}
+
+void Program::record_rows(std::function<void(const Extent&, int)> one) {
+  const int threads = pool_->threads();
+  record([one = std::move(one), threads](const Extent& e) {
+    for (int r = e.thread; r < e.rows; r += threads) one(e, r);
+  });
+}
+
+void Program::embed(int out, const RawTensor* table, float scale) {
+  const size_t bytes = row_bytes(table->format, table->inputs);
+  record_rows([this, out, table, scale, bytes](const Extent& e, int r) {
+    float* x = row(out, r);
+    decode_floats(table->format, table->data + e.step.tokens[r] * bytes, table->inputs, x);
+    if (scale != 1.0f)
+      for (int i = 0; i < table->inputs; ++i) x[i] *= scale;
+  });
+}
+
+void Program::norm(int in, int out, std::vector<float> weight, float eps) {
+  record_rows([this, in, out, weight = std::move(weight), eps](const Extent&, int r) {
+    kernels_.norm(row(in, r), weight.data(), eps, static_cast<int>(weight.size()), row(out, r));
+  });
+}
+
+void Program::linear(int in, int out, const Linear* weight) {
+  max_inputs_ = std::max(max_inputs_, weight->inputs);
+  record([this, in, out, weight](const Extent& e) {
+    multiply(kernels_, *pool_, e.thread, *scratch_, *weight, row(in, 0), slots_[in].width, e.rows,
+             row(out, 0), slots_[out].width);
+  });
+}
+
+void Program::head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
+                        float eps) {
+  record_rows([this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
+    float* x = row(slot, r);
+    for (int h = 0; h < shape.heads + shape.kv_heads; ++h, x += shape.head_dim)
+      kernels_.norm(x, h < shape.heads ? q.data() : k.data(), eps, shape.head_dim, x);
+  });
+}
+
+void Program::rope(int slot, AttentionShape shape, std::vector<float> inv_freq, float scale,
+                   bool interleaved) {
+  // Layers share a table of cosines and sines, made once a step.
+  const auto same = [&](const RopeTable& t) { return t.inv_freq == inv_freq && t.scale == scale; };
+  auto found = std::find_if(ropes_.begin(), ropes_.end(), same);
+  if (found == ropes_.end()) {
+    const size_t bytes = inv_freq.size() * max_rows_ * sizeof(float);
+    ropes_.push_back({inv_freq, scale, Buffer(bytes), Buffer(bytes)});
+    found = ropes_.end() - 1;
+  }
+  const size_t table = found - ropes_.begin();
+  const int half = static_cast<int>(inv_freq.size());
+  record_rows([this, slot, shape, table, half, interleaved](const Extent&, int r) {
+    const float* cosines = ropes_[table].cosines.floats() + static_cast<size_t>(r) * half;
+    const float* sines = ropes_[table].sines.floats() + static_cast<size_t>(r) * half;
+    float* x = row(slot, r);
+    for (int h = 0; h < shape.heads + shape.kv_heads; ++h, x += shape.head_dim)
+      kernels_.rope(x, cosines, sines, half, interleaved);
+  });
+}
+
+void Program::fill_ropes(const Step& step, int thread) {
+  for (RopeTable& table : ropes_) {
+    const size_t half = table.inv_freq.size();
+    for (int r = thread; r < step.rows; r += pool_->threads())
+      for (size_t i = 0; i < half; ++i) {
+        // The angle is rounded to float, as it was when the model was trained.
+        const float angle = static_cast<float>(step.positions[r]) * table.inv_freq[i];
+        table.cosines.floats()[r * half + i] =
+            static_cast<float>(std::cos(static_cast<double>(angle))) * table.scale;
+        table.sines.floats()[r * half + i] =
+            static_cast<float>(std::sin(static_cast<double>(angle))) * table.scale;
+      }
+  }
+}
+
+void Program::attention(int in, int out, AttentionShape shape) {
+  const int type = static_cast<int>(kv_->type);
+  record_rows([this, in, shape, type](const Extent& e, int r) {
+    const int position = e.step.positions[r];
+    const int32_t* blocks = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
+    uint8_t* block = kv_->data.data() + kv_->block_bytes * blocks[position / BLOCK_TOKENS];
+    const float* keys = row(in, r) + shape.heads * shape.head_dim;
+    const float* values = keys + shape.kv_heads * shape.head_dim;
+    for (int h = 0; h < shape.kv_heads; ++h)
+      kernels_.write_kv[type](keys + h * shape.head_dim, values + h * shape.head_dim,
+                              shape.head_dim, position % BLOCK_TOKENS,
+                              block + kv_->key_offset(shape.layer, h),
+                              block + kv_->value_offset(shape.layer, h));
+  });
+  // After the barrier between instructions: every key and value of the step is in its block.
+  const int threads = pool_->threads();
+  const int group = shape.heads / shape.kv_heads;
+  record([this, in, out, shape, type, threads, group](const Extent& e) {
+    for (int task = e.thread; task < e.rows * shape.kv_heads; task += threads) {
+      const int r = task / shape.kv_heads, h = task % shape.kv_heads;
+      const int position = e.step.positions[r];
+      Attend a;
+      a.queries = row(in, r) + h * group * shape.head_dim;
+      a.out = row(out, r) + h * group * shape.head_dim;
+      a.kv = kv_->data.data();
+      a.table = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
+      a.block_bytes = kv_->block_bytes;
+      a.key_offset = kv_->key_offset(shape.layer, h);
+      a.value_offset = kv_->value_offset(shape.layer, h);
+      a.group = group;
+      a.head_dim = shape.head_dim;
+      a.first = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
+      a.last = position;
+      a.scale = shape.scale;
+      a.softcap = shape.softcap;
+      a.scratch = scores_.floats() + e.thread * scores_stride_;
+      kernels_.attend[type](a);
+    }
+  });
+}
+
+void Program::gated(int in, int out, bool gelu) {
+  record_rows([this, in, out, gelu](const Extent&, int r) {
+    kernels_.gated(row(in, r), gelu, slots_[out].width, row(out, r));
+  });
+}
+
+void Program::add(int x, int y, int out) {
+  record_rows([this, x, y, out](const Extent&, int r) {
+    kernels_.add(row(x, r), row(y, r), slots_[out].width, row(out, r));
+  });
+}
+
+void Program::softcap(int in, int out, float cap) {
+  record_rows([this, in, out, cap](const Extent&, int r) {
+    kernels_.softcap(row(in, r), cap, slots_[out].width, row(out, r));
+  });
+}
+
+void Program::select(int in, int out) {
+  in_head_ = true;
+  record_rows([this, in, out](const Extent& e, int r) {
+    const int source = e.step.wanted_rows[e.first_wanted + r];
+    std::memcpy(row(out, r), row(in, source), sizeof(float) * slots_[out].width);
+  });
+}
+
+void Program::finish(int logits) {
+  logits_ = logits;
+  scratch_ = std::make_unique<ProductScratch>(pool_->threads(), max_inputs_);
+  if (logits >= 0)
+    for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
+}
+
+void Program::sample(const Extent& e) {
+  for (int r = e.thread; r < e.rows; r += pool_->threads()) {
+    const int i = e.first_wanted + r;
+    const int target = e.step.targets[i];
+    Sampler& sampler = samplers_[e.thread];
+    const Drawn drawn = target >= 0
+                            ? Drawn{target, sampler.score(row(logits_, r), target)}
+                            : sampler.draw(row(logits_, r), e.step.draws[i]);
+    e.step.out_tokens[i] = drawn.token;
+    e.step.out_logprobs[i] = drawn.logprob;
+  }
+}
+
+void Program::work(const Step& step, int thread) {
+  fill_ropes(step, thread);
+  pool_->barrier();
+  for (const Instruction& instruction : body_) {
+    instruction(Extent{step, step.rows, 0, thread});
+    pool_->barrier();
+  }
+  for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
+    const Extent extent{step, std::min(max_wanted_, step.wanted - first), first, thread};
+    for (const Instruction& instruction : head_) {
+      instruction(extent);
+      pool_->barrier();
+    }
+    sample(extent);
+    pool_->barrier();
+  }
+}
+
+void Program::run(const Step& step) {
+  if (!scratch_) throw std::logic_error("Program::run before finish");
+  struct Context {
+    Program* program;
+    const Step& step;
+  } context{this, step};
+  pool_->run(
+      [](void* p, int thread) {
+        const auto& c = *static_cast<Context*>(p);
+        c.program->work(c.step, thread);
+      },
+      &context);
+}
+
+}  // namespace headrace

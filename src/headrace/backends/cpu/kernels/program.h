@@ -1,0 +1,135 @@
+// A decoder recorded as a list of instructions, and replayed for each step by all threads.
+//
+// Python records it once (backends/cpu/ops.py); a step then crosses into C++ once. Instructions
+// before `select` run over all rows of the step (the body); those after it run over the rows whose
+// logits are wanted, a few at a time, each followed by sampling (the head): logits of a long prompt
+// never exist all at once.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+#include "product.h"
+#include "sampling.h"
+
+namespace headrace {
+
+// The pool of KV blocks. A block holds 16 tokens of every layer:
+//   [layer][keys: [kv_head][head_dim][16], values: [kv_head][16][head_dim]]
+struct KvPool {
+  KvPool(int blocks, int layers, int kv_heads, int head_dim, KvType type);
+
+  int blocks, layers, kv_heads, head_dim;
+  KvType type;
+  size_t head_bytes;   // 16 tokens of one head's keys, or values
+  size_t block_bytes;
+  Buffer data;
+
+  size_t key_offset(int layer, int head) const {
+    return (static_cast<size_t>(layer) * 2 * kv_heads + head) * head_bytes;
+  }
+  size_t value_offset(int layer, int head) const {
+    return key_offset(layer, head) + kv_heads * head_bytes;
+  }
+};
+
+struct AttentionShape {
+  int layer, heads, kv_heads, head_dim;
+  float scale;
+  float softcap;  // 0: none
+  int window;     // 0: none
+};
+
+// One step's inputs: plain arrays, checked by the caller.
+struct Step {
+  int rows;
+  const int32_t* tokens;     // [rows]
+  const int32_t* positions;  // [rows]
+  const int32_t* entries;    // [rows]: whose block table
+  const int32_t* tables;     // [entries][table_stride]
+  int table_stride;
+  int wanted;                    // rows whose logits are wanted
+  const int32_t* wanted_rows;    // [wanted]
+  const int32_t* targets;        // [wanted]: score this token, or -1: draw one
+  const DrawParams* draws;       // [wanted]
+  int32_t* out_tokens;           // [wanted]
+  float* out_logprobs;           // [wanted]
+};
+
+class Program {
+ public:
+  Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const Kernels& kernels,
+          int max_rows, int max_wanted, int context);
+
+  // A row buffer of `width` floats; `head` ones hold only as many rows as the head runs at a time.
+  int slot(int width, bool head);
+  float* slot_data(int slot) { return slots_[slot].data.floats(); }
+  int slot_width(int slot) const { return slots_[slot].width; }
+  int max_rows() const { return max_rows_; }
+
+  // Recording: each appends one instruction. Weights must outlive the program.
+  void embed(int out, const RawTensor* table, float scale);
+  void norm(int in, int out, std::vector<float> weight, float eps);
+  void linear(int in, int out, const Linear* weight);
+  void head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
+                 float eps);
+  void rope(int slot, AttentionShape shape, std::vector<float> inv_freq, float scale,
+            bool interleaved);
+  void attention(int in, int out, AttentionShape shape);
+  void gated(int in, int out, bool gelu);
+  void add(int x, int y, int out);
+  void softcap(int in, int out, float cap);
+  void select(int in, int out);
+  void finish(int logits);  // the slot to sample from
+
+  void run(const Step& step);
+
+ private:
+  // What an instruction needs to know when it runs.
+  struct Extent {
+    const Step& step;
+    int rows;          // to be processed
+    int first_wanted;  // head only: index of the first of them among the wanted rows
+    int thread;
+  };
+  using Instruction = std::function<void(const Extent&)>;
+  struct Slot {
+    int width;
+    Buffer data;
+  };
+  struct RopeTable {
+    std::vector<float> inv_freq;
+    float scale;
+    Buffer cosines, sines;  // [max_rows][half]
+  };
+
+  void work(const Step& step, int thread);
+  void fill_ropes(const Step& step, int thread);
+  void sample(const Extent& e);
+  void record(Instruction instruction);
+  float* row(int slot, int r) {
+    return slots_[slot].data.floats() + static_cast<size_t>(r) * slots_[slot].width;
+  }
+  // Appends an instruction that handles one row at a time.
+  void record_rows(std::function<void(const Extent&, int row)> one);
+
+  std::shared_ptr<Pool> pool_;
+  std::shared_ptr<KvPool> kv_;
+  const Kernels& kernels_;
+  const int max_rows_, max_wanted_;
+  const size_t scores_stride_;  // floats of attention scratch a thread
+  Buffer scores_;
+  std::vector<Slot> slots_;
+  std::vector<RopeTable> ropes_;
+  std::vector<Instruction> body_, head_;
+  std::vector<Sampler> samplers_;  // one a thread
+  std::unique_ptr<ProductScratch> scratch_;
+  int max_inputs_ = 0;
+  int logits_ = -1;
+  bool in_head_ = false;
+};
+
+}  // namespace headrace

@@ -1,0 +1,125 @@
+"""What this machine has for the CPU backend: processor, kernel path, threads, memory.
+
+Reads /proc, /sys and cgroup files; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from pathlib import Path
+
+from headrace.backends.cpu import _native
+
+# Features the kernels look at, as /proc/cpuinfo names them.
+_FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni")
+
+
+def describe(threads: int | None = None) -> dict[str, object]:
+    count, why = choose_threads(threads)
+    total, available = memory_bytes()
+    flags = _cpuinfo("flags").split()
+    return {
+        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "features": [name for name in _FEATURES if name in flags],
+        "path": _native.paths()[0],
+        "threads": count,
+        "threads_why": why,
+        "memory_total_bytes": total,
+        "memory_available_bytes": available,
+    }
+
+
+def choose_threads(asked: int | None = None) -> tuple[int, str]:
+    """How many threads to compute with, and the reason: one a physical core this process may use,
+    no more than its cgroup's share of processor time."""
+    if asked is not None:
+        return asked, "as asked"
+    allowed = _allowed_cpus()
+    cores = _physical_cores(allowed)
+    count, why = cores, f"{cores} physical cores of {len(allowed)} allowed logical ones"
+    quota = cgroup_cpus()
+    if quota is not None and quota < count:
+        count, why = max(1, math.floor(quota)), f"a cgroup limit of {quota:g} processors"
+    return count, why
+
+
+def _allowed_cpus() -> list[int]:
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return list(range(os.cpu_count() or 1))
+
+
+def _physical_cores(cpus: list[int], sys: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Hyper-threads of one core share its vector units: more threads than cores only get in each
+    other's way."""
+    cores = set()
+    for cpu in cpus:
+        siblings = _read(sys / f"cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings or f"cpu{cpu}")
+    return max(1, len(cores))
+
+
+def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
+    """Processors' worth of time the cgroup may use, or None without a limit: the tightest of this
+    cgroup and its parents, cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us)."""
+    membership = _read(Path("/proc/self/cgroup")) if own is None else own
+    limits: list[float] = []
+    for line in membership.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            base, kind = root, 2
+        elif "cpu" in controllers.split(","):
+            base, kind = root / controllers, 1
+            if not base.is_dir():
+                base = root / "cpu"
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        # A container may see its own cgroup at the root: walk up through what exists.
+        for place in (folder, *folder.parents):
+            limits += _quota(place, kind)
+            if place == base:
+                break
+    return min(limits, default=None)
+
+
+def _quota(folder: Path, kind: int) -> list[float]:
+    if kind == 2:
+        words = _read(folder / "cpu.max").split()
+    else:
+        words = [_read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+    try:
+        quota, period = float(words[0]), float(words[1])
+    except (IndexError, ValueError):  # "max", or no such file
+        return []
+    return [quota / period] if quota > 0 and period > 0 else []
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Total and available memory, as the kernel sees it."""
+    facts: dict[str, int] = {}
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdigit():
+            facts[name] = int(words[0]) * 1024
+    return facts.get("MemTotal", 0), facts.get("MemAvailable", 0)
+
+
+def _cpuinfo(field: str) -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,219 @@
+"""Ops in plain numpy, float32: what each operation means, for every other backend to agree with.
+
+Slow and readable on purpose. Knows one step at a time: which rows belong to which sequence, where
+they start and which blocks hold their keys and values. Knows nothing of scheduling or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.step import StepEntry
+from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
+from headrace.weights.dequantize import dequantize
+from headrace.weights.weight import Weight
+
+Floats = NDArray[np.float32]
+
+_QUERY_ROWS = 128  # attended at a time, so that scores of a long chunk stay small
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceWeight:
+    """A whole weight in float32: [out, in] or [d]."""
+
+    values: Floats
+    bias: Floats | None = None
+
+
+def prepare(weight: Weight) -> ReferenceWeight:
+    """Dequantize a weight's parts and stack them by output rows."""
+    values = np.concatenate([dequantize(part) for part in weight.parts])
+    if weight.offset:
+        values = values + np.float32(weight.offset)
+    if not weight.bias:
+        return ReferenceWeight(values)
+    return ReferenceWeight(values, np.concatenate([dequantize(part) for part in weight.bias]))
+
+
+class KvBlocks:
+    """Keys and values of all sequences, in blocks: a list, one array a layer, of
+    [2 (keys, values), total_blocks, block_tokens, kv_heads, head_dim]."""
+
+    def __init__(self, spec: ModelSpec, total_blocks: int, block_tokens: int) -> None:
+        self.total_blocks = total_blocks
+        self.block_tokens = block_tokens
+        self.layers: list[Floats] = [
+            np.zeros((2, total_blocks, block_tokens, a.kv_heads, a.head_dim), np.float32)
+            for a in spec.attention
+        ]
+
+    def write(self, layer: int, entry: StepEntry, keys: Floats, values: Floats) -> None:
+        """Store the keys and values of an entry's tokens: [n, kv_heads, head_dim] each."""
+        positions = np.arange(entry.start, entry.start + len(entry.token_ids))
+        blocks = np.asarray(entry.block_table)[positions // self.block_tokens]
+        slots = positions % self.block_tokens
+        self.layers[layer][0, blocks, slots] = keys
+        self.layers[layer][1, blocks, slots] = values
+
+    def read(self, layer: int, table: Sequence[int], first: int, end: int) -> tuple[Floats, Floats]:
+        """Keys and values of positions first..end: [end - first, kv_heads, head_dim] each."""
+        first_block = first // self.block_tokens
+        last_block = -(-end // self.block_tokens)
+        found = self.layers[layer][:, table[first_block:last_block]]
+        flat = found.reshape(2, -1, *found.shape[3:])
+        offset = first_block * self.block_tokens
+        keys, values = flat[:, first - offset : end - offset]
+        return keys, values
+
+
+class ReferenceOps:
+    """The operations of one step. `wanted` is the rows that `select` gives."""
+
+    def __init__(self, blocks: KvBlocks, entries: Sequence[StepEntry]) -> None:
+        self._blocks = blocks
+        self._entries = entries
+        self._token_ids = np.array([t for entry in entries for t in entry.token_ids], np.int64)
+        self._positions = np.concatenate(
+            [np.arange(e.start, e.start + len(e.token_ids)) for e in entries]
+        )
+        ends = np.cumsum([len(entry.token_ids) for entry in entries])
+        self._rows = [
+            slice(end - len(e.token_ids), end) for e, end in zip(entries, ends, strict=True)
+        ]
+        self._turns: dict[int, tuple[Floats, Floats]] = {}
+        self.wanted: Sequence[int] = range(len(self._token_ids))
+
+    def embed(self, table: ReferenceWeight, scale: float) -> Floats:
+        return table.values[self._token_ids] * np.float32(scale)
+
+    def norm(self, x: Floats, weight: ReferenceWeight, eps: float) -> Floats:
+        mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+        normed: Floats = x / np.sqrt(mean_square + np.float32(eps)) * weight.values
+        return normed
+
+    def linear(self, x: Floats, weight: ReferenceWeight) -> Floats:
+        product: Floats = x @ weight.values.T
+        return product if weight.bias is None else product + weight.bias
+
+    def head_norm(
+        self,
+        qkv: Floats,
+        q_weight: ReferenceWeight,
+        k_weight: ReferenceWeight,
+        attention: AttentionSpec,
+    ) -> Floats:
+        q, k, v = _heads(qkv, attention)
+        q = self.norm(q, q_weight, attention.norm_eps)
+        k = self.norm(k, k_weight, attention.norm_eps)
+        return _joined(q, k, v)
+
+    def rope(self, qkv: Floats, attention: AttentionSpec) -> Floats:
+        q, k, v = _heads(qkv, attention)
+        cos, sin = self._cos_sin(attention.rope)
+        interleaved = attention.rope.interleaved
+        return _joined(_rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved), v)
+
+    def attention(self, qkv: Floats, attention: AttentionSpec) -> Floats:
+        q, k, v = _heads(qkv, attention)
+        for entry, rows in zip(self._entries, self._rows, strict=True):
+            self._blocks.write(attention.layer, entry, k[rows], v[rows])
+        out = np.empty((len(qkv), attention.q_width), np.float32)
+        for entry, rows in zip(self._entries, self._rows, strict=True):
+            for at in range(rows.start, rows.stop, _QUERY_ROWS):
+                some = slice(at, min(at + _QUERY_ROWS, rows.stop))
+                start = entry.start + at - rows.start
+                out[some] = self._attend(q[some], start, entry.block_table, attention)
+        return out
+
+    def gated(self, gate_up: Floats, activation: Activation) -> Floats:
+        gate, up = np.split(gate_up, 2, axis=-1)
+        return _activate(gate, activation) * up
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        return x + y
+
+    def select(self, x: Floats) -> Floats:
+        return x[list(self.wanted)]
+
+    def softcap(self, x: Floats, cap: float) -> Floats:
+        capped: Floats = np.tanh(x / np.float32(cap)) * np.float32(cap)
+        return capped
+
+    def _cos_sin(self, rope: RopeSpec) -> tuple[Floats, Floats]:
+        """[n, 1, len(inv_freq)] each; layers share a few ropes, so they are kept for the step."""
+        if id(rope) not in self._turns:
+            frequencies = np.array(rope.inv_freq, np.float32)
+            angles = self._positions.astype(np.float32)[:, None, None] * frequencies
+            exact = angles.astype(np.float64)
+            cos, sin = np.cos(exact) * rope.scale, np.sin(exact) * rope.scale
+            self._turns[id(rope)] = cos.astype(np.float32), sin.astype(np.float32)
+        return self._turns[id(rope)]
+
+    def _attend(
+        self, q: Floats, start: int, table: Sequence[int], attention: AttentionSpec
+    ) -> Floats:
+        """Rows of one sequence, at positions start.. : [n, heads, head_dim] -> [n, q_width]"""
+        n, end = len(q), start + len(q)
+        first = 0 if attention.window is None else max(0, start - attention.window + 1)
+        keys, values = self._blocks.read(attention.layer, table, first, end)
+        seen = np.arange(first, end)
+        at = np.arange(start, end)[:, None]
+        hidden = seen > at
+        if attention.window is not None:
+            hidden |= seen <= at - attention.window
+
+        # Each key/value head serves a run of query heads: [kv_heads, group * n, head_dim].
+        group = attention.heads // attention.kv_heads
+        grouped = q.reshape(n, attention.kv_heads, group, -1).transpose(1, 2, 0, 3)
+        queries = grouped.reshape(attention.kv_heads, group * n, -1)
+        scores = queries @ keys.transpose(1, 2, 0) * np.float32(attention.scale)
+        if attention.softcap is not None:
+            scores = self.softcap(scores, attention.softcap)
+        scores = scores.reshape(attention.kv_heads, group, n, -1)
+        scores = np.where(hidden, np.float32(-np.inf), scores)
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        scores /= scores.sum(axis=-1, keepdims=True)
+        mixed: Floats = scores.reshape(attention.kv_heads, group * n, -1) @ values.transpose(
+            1, 0, 2
+        )
+        return mixed.reshape(attention.kv_heads, group, n, -1).transpose(2, 0, 1, 3).reshape(n, -1)
+
+
+def _activate(x: Floats, activation: Activation) -> Floats:
+    if activation is Activation.SILU:
+        with np.errstate(over="ignore"):  # exp of a large number: infinity, and x / infinity is 0
+            silu: Floats = x / (1 + np.exp(-x))
+        return silu
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)
+    gelu: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return gelu
+
+
+def _heads(qkv: Floats, attention: AttentionSpec) -> tuple[Floats, Floats, Floats]:
+    """[n, qkv_width] -> queries, keys, values: [n, heads or kv_heads, head_dim]"""
+    split = qkv.reshape(len(qkv), -1, attention.head_dim)
+    keys_end = attention.heads + attention.kv_heads
+    return split[:, : attention.heads], split[:, attention.heads : keys_end], split[:, keys_end:]
+
+
+def _joined(q: Floats, k: Floats, v: Floats) -> Floats:
+    return np.concatenate([q, k, v], axis=1).reshape(len(q), -1)
+
+
+def _rotate(x: Floats, cos: Floats, sin: Floats, interleaved: bool) -> Floats:
+    """Rotate pairs among the first values of each head: [n, heads, head_dim]"""
+    half = cos.shape[-1]
+    if interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    a, b = x[..., first], x[..., second]
+    out = x.copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out

@@ -1,0 +1,68 @@
+"""Every error Headrace raises on purpose: a cause, a remedy, and the HTTP status it maps to.
+
+The cause says what was found and what was expected; the remedy says what to do. This file knows
+nothing of HTTP beyond the number.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all deliberate errors; `str()` is one line fit to show a user."""
+
+    status = 500
+
+    def __init__(self, cause: str, remedy: str = "", *, param: str | None = None) -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+        self.param = param  # the request or config field at fault, where there is one
+
+    def __str__(self) -> str:
+        return f"{self.cause} {self.remedy}".rstrip()
+
+
+class InvalidRequestError(HeadraceError):
+    """A request asks for something that can't be done; `param` names the field."""
+
+    status = 400
+
+
+class ContextLengthError(InvalidRequestError):
+    """A prompt (plus what it may generate) does not fit the context. Never cut silently."""
+
+
+class ModelNotFoundError(HeadraceError):
+    """The MODEL argument names nothing that is known, on disk or cached."""
+
+    status = 404
+
+
+class OfflineError(HeadraceError):
+    """Something must be fetched, and fetching did not work."""
+
+    status = 503
+
+
+class WeightsError(HeadraceError):
+    """A weights file is truncated, malformed, or lacks what its model needs."""
+
+    status = 422
+
+
+class UnsupportedModelError(HeadraceError):
+    """A well-formed model that Headrace can't run: its architecture, feature or quantization."""
+
+    status = 422
+
+
+class TemplateError(HeadraceError):
+    """A chat template is malformed, refused the messages, or ran past its limits."""
+
+    status = 400
+
+
+class ConfigError(HeadraceError):
+    """A flag or configuration field has a value that can't work; `param` names the field."""
+
+    status = 400

@@ -1,0 +1,94 @@
+"""The one seam between deciding and computing: StepPlan in, StepResult out, through a Runner.
+
+A plan is plain ints and lists. There is no prefill and no decode here: each entry asks for some
+tokens of a sequence to be computed, and perhaps for what follows them. Whoever writes plans does
+not know what computes them; whoever computes does not know why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How to draw one token from the distribution after an entry's last token.
+
+    `uniform` in [0, 1) is the only randomness, chosen by whoever plans: the same number gives the
+    same token on every runner and in every batch.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    uniform: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class StepEntry:
+    """One sequence's share of a step.
+
+        positions   0 ........ start ............ start + len(token_ids)
+                    [ in blocks ][ computed now  ]
+    """
+
+    sequence_id: int
+    token_ids: list[int]  # to be computed now, in order
+    start: int  # position of the first of them; all before it are in the blocks
+    block_table: list[int]  # block numbers, covering position start + len(token_ids) - 1
+    draw: Draw | None = None  # sample after the last token
+    targets: list[int] | None = None  # score: one id a token, its logprob as the token's successor
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    """Everything one step computes."""
+
+    entries: list[StepEntry]
+
+    @property
+    def batch_tokens(self) -> int:
+        return sum(len(entry.token_ids) for entry in self.entries)
+
+
+@dataclass(slots=True, kw_only=True)
+class EntryResult:
+    """What a step found for one entry, in the plan's order."""
+
+    sequence_id: int
+    token_id: int | None = None  # the drawn token
+    logprob: float = 0.0  # of the drawn token, under the untempered distribution
+    target_logprobs: list[float] = field(default_factory=list)
+    error: str | None = None  # this sequence failed, alone
+
+
+@dataclass(slots=True, kw_only=True)
+class StepResult:
+    entries: list[EntryResult]
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What a plan may not exceed."""
+
+    max_batch_tokens: int
+    max_sequences: int
+    total_blocks: int
+    block_tokens: int
+    context_tokens: int
+
+
+class Runner(Protocol):
+    """Computes plans in order. `submit` may return before the work is done."""
+
+    @property
+    def limits(self) -> RunnerLimits: ...
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest plan submitted and not yet collected."""
+        ...

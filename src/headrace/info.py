@@ -1,0 +1,120 @@
+"""Facts about this installation, this machine and a model, as one plain dictionary.
+
+Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is cli.py's
+affair.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from headrace.models.cache import cache_folder
+from headrace.models.spec import ModelSpec
+from headrace.weights.tensor import Tensor
+
+Facts = dict[str, Any]  # JSON values
+
+KV_VALUE_BYTES = 2
+
+
+def version() -> str:
+    try:
+        return metadata.version("headrace")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+def machine_facts() -> Facts:
+    """What the CPU backend found: cpu, features, path, threads and why, memory."""
+    from headrace.backends.cpu import machine
+
+    return dict(machine.describe())
+
+
+def installation_facts() -> Facts:
+    return {
+        "version": version(),
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "cache_folder": str(cache_folder()),
+    }
+
+
+def model_facts(path: Path) -> Facts:
+    from headrace.models.registry import describe_config, describe_gguf
+    from headrace.weights.gguf import GgufFile
+    from headrace.weights.load import open_weights
+
+    file = open_weights(path)
+    try:
+        if isinstance(file, GgufFile):
+            shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+            spec, _ = describe_gguf(file.metadata, shapes)
+        else:
+            spec, _ = describe_config(file.config, file.tensors.keys())
+        return {"path": str(path), **spec_facts(spec), **tensor_facts(file.tensors.values())}
+    finally:
+        file.close()
+
+
+def spec_facts(spec: ModelSpec) -> Facts:
+    first = spec.attention[0]
+    windows = {a.window for a in spec.attention if a.window is not None}
+    return {
+        "family": spec.family,
+        "parameters": spec.parameters,
+        "layers": spec.layers,
+        "hidden_size": spec.hidden_size,
+        "heads": first.heads,
+        "kv_heads": first.kv_heads,
+        "head_dim": first.head_dim,
+        "window": min(windows) if windows else None,
+        "vocab_size": spec.vocab_size,
+        "context_tokens": spec.context_tokens,
+        "kv_bytes_per_token": spec.kv_bytes_per_token(KV_VALUE_BYTES),
+    }
+
+
+def tensor_facts(tensors: Iterable[Tensor]) -> Facts:
+    """Bytes in all, and each format's share of the values."""
+    values: Counter[str] = Counter()
+    weight_bytes = 0
+    for tensor in tensors:
+        values[tensor.format.name] += tensor.values
+        weight_bytes += tensor.data.nbytes
+    total = max(values.total(), 1)
+    return {
+        "weight_bytes": weight_bytes,
+        "quantization": {name: count / total for name, count in values.most_common()},
+    }
+
+
+def shown_lines(facts: Facts) -> list[str]:
+    """Sections of name and value, for a person."""
+    lines = []
+    for section, entries in facts.items():
+        lines.append(section)
+        for name, value in entries.items():
+            lines.append(f"  {name.replace('_', ' '):<24}{_shown(name, value)}".rstrip())
+    return lines
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if name == "quantization":
+        return ", ".join(f"{kind} {share:.1%}" for kind, share in value.items())
+    if name.endswith("_bytes_per_token"):
+        return f"{value:,} (at {8 * KV_VALUE_BYTES} bits a value)"
+    if name.endswith("_bytes"):
+        return f"{value / 1e6:,.1f} MB"
+    if name == "parameters":
+        return f"{value / 1e6:,.1f} M"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,141 @@
+"""Where model files are kept between runs: the folder, its lock, and a place to stage a download.
+
+Knows files and folders only; which models there are is catalog.py's affair, fetching is pull.py's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.core.errors import ConfigError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_LOCK_POLL_S = 0.1
+
+
+def cache_folder() -> Path:
+    """$HEADRACE_CACHE, else $XDG_CACHE_HOME/headrace, else the platform's own place."""
+    if chosen := os.environ.get("HEADRACE_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):  # the XDG specification has relative values ignored
+        return Path(xdg) / "headrace"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        raise ConfigError(
+            "There is no home folder to keep models in.",
+            "Set HEADRACE_CACHE to a folder you may write to.",
+            param="HEADRACE_CACHE",
+        ) from None
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "headrace"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "headrace"
+    return home / ".cache" / "headrace"
+
+
+def models_folder() -> Path:
+    return cache_folder() / "models"
+
+
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses inside into one sentence about the cache folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_room(folder, str(error.strerror)) from error
+        raise ConfigError(
+            f"The cache folder {folder} can't be used: {error.strerror or error}"
+            + (f" ({error.filename})." if error.filename else "."),
+            "Make it writable, or set HEADRACE_CACHE to a folder you may write to.",
+            param="HEADRACE_CACHE",
+        ) from error
+
+
+def check_room(folder: Path, wanted_bytes: int) -> None:
+    """Refuses before the work, not after most of it."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < wanted_bytes:
+        raise _no_room(
+            folder, f"{free_bytes / 1e6:.0f} MB are free and {wanted_bytes / 1e6:.0f} MB are needed"
+        )
+
+
+def _no_room(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"The disk of the cache folder {folder} is full: {why}.",
+        "Free some space, or set HEADRACE_CACHE to a folder on another disk.",
+        param="HEADRACE_CACHE",
+    )
+
+
+@contextmanager
+def locked(folder: Path, name: str, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Holds the lock of `name` while inside; calls `waiting` while another process has it.
+
+    Yields whether the lock is real: some file systems and Windows have no flock. Correctness never
+    rests on it (files appear by atomic rename); it saves fetching the same thing twice.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    descriptor = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield _acquire(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), waiting)
+    finally:
+        # Closing releases. The file stays: removing it would let two holders lock two inodes.
+        os.close(descriptor)
+
+
+def _acquire(lock: Callable[[], None], waiting: Callable[[], None]) -> bool:
+    while True:
+        try:
+            lock()
+        except BlockingIOError:
+            waiting()
+            time.sleep(_LOCK_POLL_S)
+        except OSError:  # ENOLCK, ENOTSUP: a network file system without locks
+            return False
+        else:
+            return True
+
+
+@contextmanager
+def staging(folder: Path, name: str, *, sweep: bool) -> Iterator[Path]:
+    """A folder beside the final place (a rename out of it is atomic), gone however it ends.
+
+    `sweep`: the caller holds the lock, so any older stage of this name belongs to a dead process.
+    """
+    prefix = f".pull-{name}-"
+    if sweep:
+        for stale in folder.glob(f"{prefix}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+    stage = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Moves a finished file to its place: it is there whole, or not at all, also after a crash."""
+    os.replace(staged, target)
+    if sys.platform != "win32":  # Windows can't open a folder to sync it
+        descriptor = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,95 @@
+"""The forward pass of a decoder-only transformer, written once over Ops.
+
+Reads a ModelSpec and weights whose form it does not know. Has no arrays, no positions and no
+blocks: those are behind the ops. The same lines run on numpy, record a native program, run on a
+GPU and count FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar, cast
+
+from headrace.models.ops import Ops, T, W
+from headrace.models.spec import AttentionSpec, ModelSpec
+
+V = TypeVar("V")
+
+
+@dataclass(slots=True, kw_only=True)
+class LayerWeights(Generic[W]):
+    attn_norm: W
+    qkv: W  # [q_width + 2 * kv_width, hidden], perhaps in parts
+    attn_out: W  # [hidden, q_width]
+    mlp_norm: W
+    gate_up: W  # [2 * intermediate, hidden], perhaps in parts
+    down: W  # [hidden, intermediate]
+    q_norm: W | None = None  # [head_dim]
+    k_norm: W | None = None
+    attn_post_norm: W | None = None
+    mlp_post_norm: W | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class DecoderWeights(Generic[W]):
+    embed: W  # [vocab, hidden]
+    layers: list[LayerWeights[W]]
+    final_norm: W
+    head: W  # [vocab, hidden]; the embed weight again when tied
+
+    def map(self, change: Callable[[str, W], V]) -> DecoderWeights[V]:
+        """Each weight changed by `change(role, weight)`: the role is the field's name."""
+        layers = [
+            LayerWeights(
+                **{
+                    field.name: None if weight is None else change(field.name, weight)
+                    for field in fields(layer)
+                    for weight in [getattr(layer, field.name)]
+                }
+            )
+            for layer in self.layers
+        ]
+        return DecoderWeights(
+            embed=change("embed", self.embed),
+            layers=cast("list[LayerWeights[V]]", layers),
+            final_norm=change("final_norm", self.final_norm),
+            head=change("head", self.head),
+        )
+
+
+def hidden_states(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W]) -> T:
+    """The step's tokens through every layer -> [n, hidden]"""
+    x = ops.embed(weights.embed, spec.embed_scale)
+    for attention, layer in zip(spec.attention, weights.layers, strict=True):
+        x = _attend(ops, spec, attention, layer, x)
+        x = _mlp(ops, spec, layer, x)
+    return x
+
+
+def logits(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W], x: T) -> T:
+    """Hidden states -> logits of the rows that the step wants: [m, vocab]"""
+    x = ops.norm(ops.select(x), weights.final_norm, spec.norm_eps)
+    x = ops.linear(x, weights.head)
+    return x if spec.final_softcap is None else ops.softcap(x, spec.final_softcap)
+
+
+def _attend(
+    ops: Ops[T, W], spec: ModelSpec, attention: AttentionSpec, layer: LayerWeights[W], x: T
+) -> T:
+    qkv = ops.linear(ops.norm(x, layer.attn_norm, spec.norm_eps), layer.qkv)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        qkv = ops.head_norm(qkv, layer.q_norm, layer.k_norm, attention)
+    qkv = ops.rope(qkv, attention)
+    out = ops.linear(ops.attention(qkv, attention), layer.attn_out)
+    if layer.attn_post_norm is not None:
+        out = ops.norm(out, layer.attn_post_norm, spec.norm_eps)
+    return ops.add(x, out)
+
+
+def _mlp(ops: Ops[T, W], spec: ModelSpec, layer: LayerWeights[W], x: T) -> T:
+    gate_up = ops.linear(ops.norm(x, layer.mlp_norm, spec.norm_eps), layer.gate_up)
+    out = ops.linear(ops.gated(gate_up, spec.activation), layer.down)
+    if layer.mlp_post_norm is not None:
+        out = ops.norm(out, layer.mlp_post_norm, spec.norm_eps)
+    return ops.add(x, out)

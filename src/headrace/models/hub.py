@@ -1,0 +1,137 @@
+"""Models of a hub by id, "org/name", through huggingface_hub when the `hub` extra is installed.
+
+Chooses files by name: weights in safetensors or GGUF, JSON and tokenizer files. Never code, never
+pickle. Knows nothing of what is inside the files.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.core.errors import (
+    ConfigError,
+    HeadraceError,
+    ModelNotFoundError,
+    OfflineError,
+    WeightsError,
+)
+
+_ID = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?:@(?P<revision>[\w./-]+))?"
+    r"(?::(?P<file>[\w./ -]+\.gguf))?",
+    re.ASCII,
+)
+# Beside the weights. merges.txt and vocab.json are the older form of a tokenizer.
+_SIDE_FILES = ("tokenizer.model", "merges.txt", "chat_template.jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{self.repo}{revision}" + (f":{self.file}" if self.file else "")
+
+
+def parse_hub_id(text: str) -> HubId | None:
+    """Reads org/name, org/name@revision, org/name:file.gguf or all three; None for the rest."""
+    match = _ID.fullmatch(text)
+    if match is None or any(".." in part for part in match.groups("")):
+        return None
+    return HubId(match["repo"], match["revision"], match["file"])
+
+
+def choose_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
+    """What to take of a repository: one GGUF, or its safetensors with all that describes them."""
+    top = sorted(names)
+    if hub_id.file is not None:
+        if hub_id.file in top:
+            return [hub_id.file]
+        raise _choose_one(hub_id, top, f"has no file {hub_id.file!r}")
+    flat = [name for name in top if "/" not in name]
+    # "consolidated" is a second copy of the same weights under other names.
+    weights = [n for n in flat if n.endswith(".safetensors") and not n.startswith("consolidated")]
+    if weights and "config.json" in flat:
+        sides = [n for n in flat if n.endswith(".json") or n in _SIDE_FILES]
+        return weights + sides
+    ggufs = [name for name in top if name.endswith(".gguf")]
+    if len(ggufs) == 1:
+        return ggufs
+    if ggufs:
+        raise _choose_one(hub_id, top, f"holds {len(ggufs)} GGUF files")
+    raise WeightsError(
+        f"{hub_id} has neither config.json with safetensors nor a GGUF file.",
+        "Headrace never loads pickle (.bin, .pt): choose a repository with safetensors or GGUF.",
+    )
+
+
+def _choose_one(hub_id: HubId, names: list[str], found: str) -> ModelNotFoundError:
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    listed = ", ".join(ggufs[:8]) + (", ..." if len(ggufs) > 8 else "")
+    return ModelNotFoundError(
+        f"{hub_id.repo} {found}; its GGUF files: {listed or 'none'}.",
+        f"Name one: {hub_id.repo}:FILE.gguf.",
+    )
+
+
+def fetch(hub_id: HubId, *, offline: bool) -> Path:
+    """The folder of the snapshot, or the GGUF in it. The hub's own cache and token are used."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"{hub_id} looks like a hub id, and the hub client is not installed.",
+            "Run `pip install 'headrace[hub]'`, or give a GGUF file or a folder.",
+        ) from None
+    repo, revision = hub_id.repo, hub_id.revision
+    try:
+        if offline:
+            folder = Path(
+                huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True)
+            )
+            names = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
+            chosen = choose_files(hub_id, names)
+        else:
+            names = huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
+            chosen = choose_files(hub_id, names)
+            patterns = [glob.escape(name) for name in chosen]
+            folder = Path(
+                huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns)
+            )
+    except HeadraceError:
+        raise
+    except Exception as error:  # its error classes move between releases; names stay
+        raise _explain(hub_id, error, offline) from error
+    return folder / chosen[0] if chosen[0].endswith(".gguf") else folder
+
+
+def _explain(hub_id: HubId, error: Exception, offline: bool) -> HeadraceError:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if offline:
+        return OfflineError(
+            f"{hub_id} is not in the hub cache, and fetching is off.",
+            "Fetch it once without --offline and HEADRACE_OFFLINE, or give a GGUF file or folder.",
+        )
+    if "GatedRepoError" in kinds:
+        return ModelNotFoundError(
+            f"{hub_id} is gated: {said}",
+            "Accept its terms on the hub, then set HF_TOKEN to a token that may read it.",
+        )
+    if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "HFValidationError"}:
+        return ModelNotFoundError(
+            f"The hub has no {hub_id}: {said}",
+            "Check the spelling; a private repository needs HF_TOKEN.",
+        )
+    return OfflineError(
+        f"{hub_id} could not be fetched: {type(error).__name__}: {said}",
+        "Check the network; or give the path of a GGUF file or of a folder.",
+    )

@@ -1,0 +1,64 @@
+"""The operations a decoder is written over. Backends implement them; the decoder calls them.
+
+Tensors (`T`) and prepared weights (`W`) are opaque: numpy arrays in the reference backend, slots
+of a recorded program on the CPU, torch tensors on a GPU, shapes alone when counting. `n` is the
+number of tokens in the step; which tokens, positions and blocks they have is the backend's affair.
+
+qkv rows hold [query heads | key heads | value heads], each of `head_dim`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from headrace.models.spec import Activation, AttentionSpec
+
+T = TypeVar("T")
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)  # W where it is only taken, never given
+
+
+class Ops(Protocol[T, W_contra]):
+    def embed(self, table: W_contra, scale: float) -> T:
+        """The step's tokens' rows of the table, times scale -> [n, hidden]"""
+        ...
+
+    def norm(self, x: T, weight: W_contra, eps: float) -> T:
+        """RMS norm over the last axis: [n, d] -> [n, d]"""
+        ...
+
+    def linear(self, x: T, weight: W_contra) -> T:
+        """Product with a weight of one or more parts stacked by output, plus bias if it has one:
+        [n, in] -> [n, out]"""
+        ...
+
+    def head_norm(
+        self, qkv: T, q_weight: W_contra, k_weight: W_contra, attention: AttentionSpec
+    ) -> T:
+        """RMS norm of each query head and each key head; values pass: qkv -> qkv"""
+        ...
+
+    def rope(self, qkv: T, attention: AttentionSpec) -> T:
+        """Rotate query and key heads by their tokens' positions: qkv -> qkv"""
+        ...
+
+    def attention(self, qkv: T, attention: AttentionSpec) -> T:
+        """Write keys and values to the blocks of this layer, then attend causally over them:
+        qkv -> [n, heads * head_dim]"""
+        ...
+
+    def gated(self, gate_up: T, activation: Activation) -> T:
+        """activation(gate) * up: [n, 2 * d], gate first -> [n, d]"""
+        ...
+
+    def add(self, x: T, y: T) -> T:
+        """[n, d] + [n, d] -> [n, d]"""
+        ...
+
+    def select(self, x: T) -> T:
+        """Only the rows whose logits the step wants: [n, d] -> [m, d]"""
+        ...
+
+    def softcap(self, x: T, cap: float) -> T:
+        """cap * tanh(x / cap)"""
+        ...

@@ -1,0 +1,45 @@
+"""Where a model's weights should lie in a file and what each should look like.
+
+A family writes these; weights/load.py finds the tensors. No bytes here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.core.errors import UnsupportedModelError
+from headrace.models.decoder import DecoderWeights
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightRef:
+    """Tensors to be stacked by output rows."""
+
+    parts: tuple[TensorRef, ...]
+    bias: tuple[TensorRef, ...] = ()  # one a part, or none
+    offset: float = 0.0  # Gemma's norm weights are stored as their difference from one
+
+
+def referenced(weights: DecoderWeights[WeightRef]) -> set[str]:
+    """The names of all tensors that the weights refer to."""
+    found: set[str] = set()
+
+    def note(_role: str, ref: WeightRef) -> None:
+        found.update(tensor.name for tensor in ref.parts + ref.bias)
+
+    weights.map(note)
+    return found
+
+
+def unread(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"The weights hold the tensor {name[:80]!r}, which this architecture does not have in Headrace.",
+        "Choose another form of this model: without biases, adapters or experts, not quantized "
+        "in safetensors.",
+    )

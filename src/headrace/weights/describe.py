@@ -1,0 +1,35 @@
+"""What model an open weights file holds: its spec, and its weights' names.
+
+Joins the readers (files as values) with the families (values as a model). Loads no weight.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import UnsupportedModelError
+from headrace.models.decoder import DecoderWeights
+from headrace.models.refs import WeightRef
+from headrace.models.registry import describe_config, describe_gguf, rope_factors_name
+from headrace.models.spec import ModelSpec
+from headrace.weights.dequantize import dequantize
+from headrace.weights.gguf import GgufFile
+from headrace.weights.safetensors import SafetensorsFolder
+
+
+def describe_file(
+    file: GgufFile | SafetensorsFolder, context_tokens: int | None = None
+) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
+    """`context_tokens` is what will be served: some models turn their positions by it."""
+    if isinstance(file, SafetensorsFolder):
+        names = [*file.tensors, *file.left_out]
+        return describe_config(file.config, names, context_tokens)
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    shapes.update((name, ()) for name in file.left_out)
+    factors = None
+    if name := rope_factors_name(file.metadata, shapes, context_tokens):
+        if name not in file.tensors:
+            raise UnsupportedModelError(
+                f"{file.path}: tensor {name!r}: type {file.left_out[name]}; expected F32.",
+                "Use another copy of the model.",
+            )
+        factors = dequantize(file.tensors[name]).reshape(-1).tolist()
+    return describe_gguf(file.metadata, shapes, factors, context_tokens)

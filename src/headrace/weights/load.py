@@ -1,0 +1,135 @@
+"""From a path to open weights, and from a family's names to the tensors behind them.
+
+Knows which kinds of file there are and how to say what is missing. Knows nothing of families:
+names and shapes come in as references.
+"""
+
+from __future__ import annotations
+
+import difflib
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from headrace.core.errors import ModelNotFoundError, UnsupportedModelError, WeightsError
+from headrace.models.decoder import DecoderWeights
+from headrace.models.refs import TensorRef, WeightRef
+from headrace.weights.gguf import MAGIC, GgufFile
+from headrace.weights.mapped import MappedFile, describe_content, shown
+from headrace.weights.safetensors import FLOAT_DTYPES, SafetensorsFolder
+from headrace.weights.tensor import FORMATS, Tensor
+from headrace.weights.weight import Weight
+
+_ACCEPTED = "Give a .gguf file, or a folder with config.json, safetensors and tokenizer.json."
+
+
+class WeightsFile(Protocol):
+    """What GgufFile and SafetensorsFolder have in common."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Tensors that are there in a type that is not read: name -> type."""
+        ...
+
+    def release(self, tensor: Tensor) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_weights(path: Path) -> GgufFile | SafetensorsFolder:
+    """Open what is at `path`, whichever of the supported kinds it is."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelNotFoundError(f"{path}: can't be opened: {reason}.", _ACCEPTED) from error
+    if stat.S_ISDIR(mode):
+        return _open_folder(path)
+    if path.suffix.lower() == ".gguf":
+        return GgufFile.open(path)
+    file = MappedFile.open(path)
+    head = file.head()
+    file.close()
+    if head.startswith(MAGIC):  # blobs in caches have no suffix
+        return GgufFile.open(path)
+    if path.suffix == ".safetensors":
+        raise WeightsError(
+            f"{path}: a single safetensors file; its config.json is needed too.",
+            f"Give its folder instead: {path.parent}",
+        )
+    raise WeightsError(
+        f"{path}: not a model file; it looks like {describe_content(head)}.", _ACCEPTED
+    )
+
+
+def _open_folder(folder: Path) -> GgufFile | SafetensorsFolder:
+    ggufs = sorted(folder.glob("*.gguf"))
+    whole = (folder / "config.json").exists() and any(folder.glob("*.safetensors*"))
+    if whole or not ggufs:
+        return SafetensorsFolder.open(folder)
+    if len(ggufs) > 1:
+        names = ", ".join(file.name for file in ggufs[:4]) + (", ..." if len(ggufs) > 4 else "")
+        raise WeightsError(
+            f"{folder}: {len(ggufs)} GGUF files ({names}); expected one.", "Give one of the files."
+        )
+    return GgufFile.open(ggufs[0])
+
+
+def find_weights(refs: DecoderWeights[WeightRef], file: WeightsFile) -> DecoderWeights[Weight]:
+    """Every tensor that the references name, its shape checked.
+
+    References that are equal give the same object, so that a backend prepares tied weights once.
+    """
+    found: dict[WeightRef, Weight] = {}
+
+    def find(role: str, ref: WeightRef) -> Weight:
+        if ref not in found:
+            found[ref] = Weight(
+                parts=tuple(_find_tensor(role, part, file) for part in ref.parts),
+                bias=tuple(_find_tensor(f"{role} bias", part, file) for part in ref.bias),
+                offset=ref.offset,
+            )
+        return found[ref]
+
+    return refs.map(find)
+
+
+def _find_tensor(role: str, ref: TensorRef, file: WeightsFile) -> Tensor:
+    tensor = file.tensors.get(ref.name)
+    if tensor is None:
+        raise _not_found(role, ref, file)
+    if tensor.shape != ref.shape:
+        raise WeightsError(
+            f"{file.path}: tensor {shown(ref.name)} ({role}): shape: found {list(tensor.shape)}; "
+            f"expected {list(ref.shape)}.",
+            "Weights and configuration belong to different models: fetch them together.",
+        )
+    return tensor
+
+
+def _not_found(
+    role: str, ref: TensorRef, file: WeightsFile
+) -> WeightsError | UnsupportedModelError:
+    module = ref.name.rpartition(".")[0] + "."
+    # AWQ and GPTQ keep "x.qweight" of integers where others have "x.weight".
+    for name in (ref.name, module + "qweight"):
+        if name in file.left_out:
+            supported = FORMATS if isinstance(file, GgufFile) else FLOAT_DTYPES
+            return UnsupportedModelError(
+                f"{file.path}: tensor {shown(name)} ({role}): type {shown(file.left_out[name])}; "
+                f"supported are {', '.join(supported)}.",
+                "Use a copy of the model in one of these types.",
+            )
+    near = difflib.get_close_matches(ref.name, file.tensors, n=3)
+    hint = f"near names there: {', '.join(map(shown, near))}" if near else "no name there is near"
+    return WeightsError(
+        f"{file.path}: no tensor {shown(ref.name)} ({role}, shape {list(ref.shape)}); {hint}.",
+        "The file lacks part of the model, or is of another architecture than it says.",
+    )

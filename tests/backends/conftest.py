@@ -1,0 +1,106 @@
+"""What the backend tests share: random weights in every format, one operation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headrace.backends.cpu import _native
+from headrace.backends.cpu.ops import RecordingOps, Value
+from headrace.weights.tensor import FORMATS, Tensor
+
+Floats = NDArray[np.float32]
+
+# Where each quantized format keeps its half-precision factors, in a block.
+_HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def _random_tensor(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> Tensor:
+    """Any bytes are valid codes; the factors are drawn so that values stay near one."""
+    format_ = FORMATS[format_name]
+    shape = (rows, columns)
+    if format_name == "F32":
+        data = rng.standard_normal(shape, np.float32).tobytes()
+    elif format_name == "F16":
+        data = rng.standard_normal(shape, np.float32).astype(np.float16).tobytes()
+    elif format_name == "BF16":
+        bits = rng.standard_normal(shape, np.float32).view(np.uint32) >> 16
+        data = bits.astype(np.uint16).tobytes()
+    else:
+        blocks = rows * columns // format_.block_values
+        raw = rng.integers(0, 256, (blocks, format_.block_bytes), np.uint8)
+        for at in _HALVES[format_name]:
+            factor = rng.uniform(-0.05, 0.05, blocks).astype(np.float16)
+            raw[:, at : at + 2] = factor.view(np.uint8).reshape(-1, 2)
+        data = raw.tobytes()
+    return Tensor("w", format_, shape, memoryview(data))
+
+
+@pytest.fixture(scope="session")
+def random_tensor() -> Callable[[np.random.Generator, str, int, int], Tensor]:
+    return _random_tensor
+
+
+@pytest.fixture(params=_native.paths())
+def path(request: pytest.FixtureRequest) -> str:
+    """Every kernel path that this machine can run."""
+    name: str = request.param
+    return name
+
+
+RunOp = Callable[..., Floats]
+
+
+@pytest.fixture
+def run_op(path: str) -> RunOp:
+    """run_op(inputs, record): write each input to a slot, run what `record(ops, *values)` records,
+    and read its result."""
+
+    def run(
+        inputs: list[Floats],
+        record: Callable[..., Value],
+        *,
+        tokens: list[int] | None = None,
+        positions: list[int] | None = None,
+        entries: list[int] | None = None,
+        tables: list[list[int]] | None = None,
+        kv: _native.KvPool | None = None,
+        threads: int = 2,
+    ) -> Floats:
+        rows = len(inputs[0]) if inputs else len(tokens or ())
+        pool = _native.Pool(threads)
+        program = _native.Program(pool, kv, rows, 4, 4096, path)
+        ops = RecordingOps()
+        values = [ops.input(x.shape[1]) for x in inputs]
+        result = record(ops, *values)
+        slot = ops.emit(program, result)
+        program.finish()
+        for value, x in zip(values, inputs, strict=True):
+            program.slot_view(ops.slots[value], rows)[:] = x
+        program.run(
+            np.array(tokens or [0] * rows, np.int32),
+            np.array(positions or [0] * rows, np.int32),
+            np.array(entries or [0] * rows, np.int32),
+            np.array(tables or [[0]], np.int32),
+            np.zeros(0, np.int32),
+            np.zeros(0, np.int32),
+            np.zeros((0, 4), np.float32),
+            np.zeros(0, np.float64),
+            np.zeros(0, np.int32),
+            np.zeros(0, np.float32),
+        )
+        return program.slot_view(slot, rows).copy()
+
+    return run

@@ -1,0 +1,24 @@
+"""Fixtures that several folders share: the default model, and a cache that may be broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.models.resolve import resolve_model
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The default model's GGUF in the user's own cache, fetched on first need. Read it only."""
+    return resolve_model(None)
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own: nothing done in it reaches the user's."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("HEADRACE_CACHE", str(folder))
+    monkeypatch.delenv("HEADRACE_OFFLINE", raising=False)
+    return folder

@@ -1,0 +1,534 @@
+"""The command line with a stand-in for the model: what goes where, and with which exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.chat_session import ChatSession
+from headrace.cli import app
+from headrace.core.errors import ContextLengthError
+from headrace.core.request import SamplingParams
+
+FAKE = Path(__file__).with_name("fake_llm.py")
+SOURCE = Path(__file__).parents[1] / "src"
+
+# What the console script does, with the stand-in put where the real LLM would be.
+DRIVER = f"""
+import fcntl, importlib.util, os, sys, termios
+spec = importlib.util.spec_from_file_location("headrace.llm", {str(FAKE)!r})
+sys.modules["headrace.llm"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+if os.environ.get("CONTROLLING"):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C typed at this terminal is ours
+from headrace.cli import main
+sys.argv[0] = "headrace"
+main()
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, empty_cache: Path) -> str:
+    """Any file will do: the stand-in does not open it."""
+    path = tmp_path / "any.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("headrace.llm", FAKE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "headrace.llm", module)
+    return module
+
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+
+    def call(*arguments: str, typed: str | bytes | None = None) -> Result:
+        return CliRunner().invoke(app, list(arguments), input=typed)
+
+    return call
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)} | options.pop("env", {})
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", DRIVER, *arguments]
+    return subprocess.Popen(command, env=environment, text=False, **(pipes | options))
+
+
+# run
+
+
+def test_run_puts_the_answer_alone_on_stdout(invoke: Invoke, model: str, fake: ModuleType) -> None:
+    result = invoke("run", "hello there", "-m", model, "--stats", "--system", "be kind")
+    assert (result.exit_code, result.stdout) == (0, "said: hello there\n")
+    assert result.stderr.startswith("stats: prompt 6 tokens, answer 3 tokens")
+    assert fake.LLM.asked[0][0] == "<system> be kind <user> hello there"
+
+
+def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -> None:
+    options = "--temperature 0.5 --top-p 0.6 --top-k 7 --min-p 0.1 --seed 9 --max-tokens 3"
+    machine = "--threads 2 --backend reference --context-tokens 64 --offline"
+    stops = ["--stop", "a b", "--stop", "c"]
+    result = invoke("run", "x y z", "-m", model, *options.split(), *machine.split(), *stops)
+    assert result.exit_code == 0, result.output
+    assert fake.LLM.asked[0][1] == SamplingParams(
+        temperature=0.5, top_p=0.6, top_k=7, min_p=0.1, seed=9, max_tokens=3, stop=("a b", "c")
+    )
+    assert fake.LLM.made == [
+        {
+            "model": model,
+            "threads": 2,
+            "backend": "reference",
+            "context_tokens": 64,
+            "offline": True,
+        }
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["-"], []])
+def test_run_reads_standard_input(invoke: Invoke, model: str, arguments: list[str]) -> None:
+    result = invoke("run", *arguments, "-m", model, typed="from a\npipe é\n")
+    assert (result.exit_code, result.stdout) == (0, "said: from a pipe é\n")
+
+
+def test_run_raw_takes_no_template(
+    invoke: Invoke, model: str, fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake.LLM, "template", None)
+    assert invoke("run", "--raw", "once upon", "-m", model).exit_code == 0
+    assert fake.LLM.asked[0][0] == "once upon"
+    refused = invoke("run", "once upon", "-m", model)
+    assert refused.exit_code == 2
+    assert "no chat template" in refused.stderr
+    assert "--raw" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "cause"),
+    [
+        (["run", ""], None, "The prompt is empty"),
+        (["run", " \n"], None, "The prompt is empty"),
+        (["run", "-"], "", "The prompt is empty"),
+        (["run", "-"], b"\xff\xfe", "not UTF-8 (byte 0)"),
+        (["run", "x", "--max-tokens", "0"], None, "max_tokens is 0"),
+        (["run", "x", "--temperature", "-1"], None, "temperature is -1.0"),
+        (["run", "x", "--top-p", "0"], None, "top_p is 0.0"),
+        (["run", "x", "--top-p", "1.5"], None, "top_p is 1.5"),
+        (["run", "x", "--temperature", "nan"], None, "temperature is nan"),
+        (["run", "x", "--seed", "-1"], None, "seed is -1"),
+        (["run", "x", "--stop", ""], None, "stop is"),
+        (["run", "x", "--raw", "--system", "y"], None, "--raw"),
+        (["run", "x", "-m", "smolm2"], None, "near names: smollm2"),
+        (["run", "x", "-m", "./absent.gguf"], None, "no file or folder './absent.gguf'"),
+        (["run", "x", "--offline", "-m", "smollm2"], None, "fetching is off"),
+        (["models", "pull", "smol"], None, "near names: smollm2"),
+        (["models", "rm", "none"], None, "no model named 'none'"),
+        (["models", "verify", "smollm2"], None, "not in the cache"),
+    ],
+)
+def test_bad_input_is_two_lines_and_status_2(
+    invoke: Invoke, model: str, fake: ModuleType, arguments: list[str], typed: Any, cause: str
+) -> None:
+    extra = [] if arguments[0] != "run" or "-m" in arguments else ["-m", model]
+    result = invoke(*arguments, *extra, typed=typed)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    first, second = result.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert cause in first
+    assert second.startswith("  try: ")
+    assert fake.LLM.made == []  # refused before a model was loaded
+
+
+def test_a_prompt_past_the_context_gives_both_numbers(invoke: Invoke, model: str) -> None:
+    result = invoke("run", "word " * 120, "-m", model)
+    assert result.exit_code == 2
+    assert "The prompt is 121 tokens, and the context holds 100." in result.stderr
+
+
+def test_a_cut_answer_is_said(invoke: Invoke, model: str) -> None:
+    result = invoke("run", "word " * 60, "-m", model)
+    assert result.stdout.count("word") == 38  # 100 - 61 tokens of room, one of them "said:"
+    assert "note: the answer is cut at 39 tokens; --max-tokens" in result.stderr
+
+
+def test_unknown_options_and_commands_are_usage_errors(invoke: Invoke) -> None:
+    assert invoke("run", "x", "--no-such").exit_code == 2
+    assert invoke("no-such").exit_code == 2
+    assert invoke("run", "x", "--backend", "abacus").exit_code == 2
+
+
+def test_defaults_are_the_catalogs_for_its_model(
+    invoke: Invoke, fake: ModuleType, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.models import catalog, resolve
+
+    monkeypatch.setattr(resolve, "is_cached", lambda _: True)
+    assert invoke("run", "x").exit_code == 0
+    entry = catalog.CATALOG[catalog.DEFAULT_NAME]
+    params = fake.LLM.asked[0][1]
+    assert (params.temperature, params.top_p) == (entry.temperature, entry.top_p)
+    assert fake.LLM.made[0]["model"] == str(empty_cache / "models" / entry.file_name)
+
+
+def test_an_unexpected_failure_is_status_1_and_one_cause(model: str) -> None:
+    process = start("run", "boom", "-m", model)
+    out, said = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, b"")
+    assert said.startswith(b"error: unexpected ZeroDivisionError: made to fail\n  try: ")
+    assert b"Traceback" not in said
+    process = start("run", "boom", "-m", model, env={"HEADRACE_DEBUG": "1"})
+    assert b"Traceback" in process.communicate(timeout=30)[1]
+
+
+def test_a_reader_that_leaves_is_no_error(model: str) -> None:
+    process = start("run", "slow", "-m", model, "--max-tokens", "300", "--context-tokens", "999")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read(4) == b"said"
+    process.stdout.close()
+    assert process.wait(timeout=30) == 141
+    assert process.stderr.read() == b""
+    process.communicate()
+
+
+def test_ctrl_c_in_run_is_status_130(model: str) -> None:
+    process = start("run", "slow", "-m", model, "--max-tokens", "300", "--context-tokens", "999")
+    assert process.stdout is not None
+    process.stdout.read(4)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, b"")
+
+
+def test_help_and_version_are_quick() -> None:
+    """Nothing heavy is imported; a time would depend on the machine."""
+    code = (
+        "import sys\nfrom headrace.cli import main\nsys.argv = ['headrace', sys.argv[1]]\n"
+        "try:\n    main()\nfinally:\n    print(sorted(sys.modules), file=sys.stderr)"
+    )
+    heavy = ["numpy", "torch", "tokenizers", "jinja2", "huggingface_hub", "rich.progress"]
+    for flag in ("--help", "--version"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, flag],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+            timeout=30,
+            check=True,
+        )
+        assert "headrace" in done.stdout
+        assert [name for name in heavy if f"'{name}'" in done.stderr] == []
+
+
+# chat
+
+
+class Terminal(StringIO):
+    """Text that comes from, or goes to, a terminal as far as anyone can tell."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def converse(
+    fake: ModuleType, lines: list[str], *, context: int = 100, **options: Any
+) -> tuple[str, str]:
+    """What a user at a terminal sees: the answers, and all else."""
+    out, notes = Terminal(), StringIO()
+    session = ChatSession(
+        fake.LLM(context_tokens=context),
+        SamplingParams(max_tokens=None),
+        source=Terminal("".join(line + "\n" for line in lines)),
+        out=out,
+        notes=notes,
+        **options,
+    )
+    session.run()
+    return out.getvalue(), notes.getvalue()
+
+
+def test_chat_keeps_history_until_reset(fake: ModuleType) -> None:
+    out, _ = converse(fake, ["one", "two", "/reset", "three"], system="be kind")
+    assert out == "said: one\nsaid: two\nsaid: three\n"
+    assert [prompt for prompt, _ in fake.LLM.asked] == [
+        "<system> be kind <user> one",
+        "<system> be kind <user> one <assistant> said: one <user> two",
+        "<system> be kind <user> three",
+    ]
+
+
+def test_chat_commands(fake: ModuleType) -> None:
+    lines = ["/help", "/stats", "hi", "/stats", "/nonsense", "/system", "/system be brief", "//x"]
+    out, notes = converse(fake, [*lines, "", "/exit", "never said"])
+    assert out == "said: hi\nsaid: /x\n"
+    for expected in (
+        "/reset",
+        "conversation: 0 of 100 tokens, 0 messages",
+        "conversation: 5 of 100 tokens, 2 messages",
+        "last answer: prompt 2 tokens, answer 2 tokens",
+        "There is no command /nonsense",
+        "none set",
+    ):
+        assert expected in notes
+    assert fake.LLM.asked[-1][0] == "<system> be brief <user> hi <assistant> said: hi <user> /x"
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_session(fake: ModuleType) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    out, notes = converse(fake, ["please interrupt this", "next"])
+    assert out == "said: please interrupt\nsaid: next\n"
+    assert "(stopped)" in notes
+    assert fake.LLM.closed == 2  # the generators were closed: the work behind them ends
+    # What was seen is part of the conversation.
+    assert "<assistant> said: please interrupt <user> next" in fake.LLM.asked[1][0]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(fake: ModuleType) -> None:
+    class Impatient(Terminal):
+        script = ["hi\n", "^C", "still here\n", "^C", "^C", "never read\n"]  # noqa: RUF012
+
+        def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+            line = self.script.pop(0)
+            if line == "^C":
+                raise KeyboardInterrupt
+            return line
+
+    out, notes = StringIO(), StringIO()
+    source = Impatient()
+    params = SamplingParams()
+    ChatSession(fake.LLM(), params, source=source, out=out, notes=notes).run()
+    assert out.getvalue() == "said: hi\nsaid: still here\n"
+    assert notes.getvalue().count("Ctrl-C again") == 2
+    assert source.script == ["never read\n"]
+
+
+def test_a_conversation_that_outgrows_the_context_is_not_cut(fake: ModuleType) -> None:
+    # 1 + 4 tokens asked, 5 answered with their mark 6; the next message makes 11 + 1 + 8 = 20.
+    lines = ["a b c d", "1 2 3 4 5 6 7 8", "e", "/reset", "f"]
+    out, notes = converse(fake, lines, context=20)
+    assert "The conversation is 20 tokens with this message, and the context holds 20." in notes
+    assert "/reset" in notes
+    asked = [prompt for prompt, _ in fake.LLM.asked]
+    # The refused message is not kept, the rest is whole, and the next one goes on from there.
+    assert asked[1:] == ["<user> a b c d <assistant> said: a b c d <user> e", "<user> f"]
+    assert out == "said: a b c d\nsaid: e\nsaid: f\n"
+
+
+def test_an_answer_that_fills_the_context_is_said_to_be_cut(fake: ModuleType) -> None:
+    out, notes = converse(fake, ["a b c d e f g"], context=12)
+    assert out == "said: a b c\n"
+    assert "the conversation is 12 tokens and the context holds 12; /reset" in notes
+
+
+def test_control_sequences_are_shown_on_a_terminal_and_passed_to_a_pipe(
+    fake: ModuleType, invoke: Invoke, model: str
+) -> None:
+    out, _ = converse(fake, ["escape"])
+    assert out == "said: escape \\x1b[31m\n"
+    assert invoke("run", "escape", "-m", model).stdout == "said: escape \x1b[31m\n"
+
+
+def test_chat_through_a_pipe(invoke: Invoke, model: str, fake: ModuleType) -> None:
+    result = invoke("chat", model, "--system", "s", typed="hi\n/reset\nlast line")
+    assert (result.exit_code, result.stdout) == (0, "said: hi\nsaid: last line\n")
+    assert ">>>" not in result.output
+
+
+def test_chat_through_a_pipe_fails_with_a_status(invoke: Invoke, model: str) -> None:
+    result = invoke("chat", model, typed="word " * 120 + "\nnever asked\n")
+    assert result.exit_code == 2
+    assert "121 tokens" in result.stderr
+    assert result.stdout == ""
+
+
+def test_chat_errors_leave_the_history_as_it_was(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = fake.LLM.stream
+
+    def refuse(self: Any, ids: list[int], params: SamplingParams) -> Any:
+        if len(fake.LLM.asked) == 1:
+            fake.LLM.asked.append(("refused", params))
+            raise ContextLengthError("too long: 3 of 2.", "Shorten it.")
+        return stream(self, ids, params)
+
+    monkeypatch.setattr(fake.LLM, "stream", refuse)
+    out, notes = converse(fake, ["one", "two", "three"])
+    assert out == "said: one\nsaid: three\n"
+    assert "too long: 3 of 2." in notes
+    assert fake.LLM.asked[-1][0] == "<user> one <assistant> said: one <user> three"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_chat_at_a_real_terminal(model: str) -> None:
+    """Keys typed at a pseudo-terminal: ^C within an answer, then an answer, then ^C twice."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    options = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    arguments = ("chat", model, "--max-tokens", "300", "--context-tokens", "9999")
+    process = start(*arguments, env={"CONTROLLING": "1", "TERM": "dumb"}, **options)
+    os.close(theirs)
+    seen = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 20
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            seen += os.read(ours, 4096)
+        seen = seen.partition(text)[2]
+
+    try:
+        for typed, expected in (
+            (b"", b">>> "),
+            (b"slow\n", b"said: slow 0 1"),
+            (b"\x03", b"(stopped)"),
+            (b"", b">>> "),
+            (b"hello\n", b"said: hello"),
+            (b"", b">>> "),
+            (b"\x03", b"Ctrl-C again"),
+            (b"", b">>> "),
+            (b"\x03", b"Bye."),
+        ):
+            os.write(ours, typed)
+            wait_for(expected)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+# models, info
+
+
+def test_models_lists_with_and_without_list(invoke: Invoke, empty_cache: Path) -> None:
+    from headrace.models.catalog import CATALOG, cached_path
+
+    bare, listed = invoke("models"), invoke("models", "list")
+    assert bare.exit_code == 0
+    assert bare.stdout == listed.stdout
+    heading, row, *_ = bare.stdout.splitlines()
+    assert heading.split()[0] == "NAME"
+    columns = ["smollm2-135m-instruct", "smollm2", "98.4", "MB", "Q4_1", "8192", "Apache-2.0"]
+    assert row.split() == [*columns, "no"]
+    path = cached_path(CATALOG["smollm2-135m-instruct"])
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"short")
+    assert invoke("models").stdout.splitlines()[1].split()[-1] == "damaged"
+    with path.open("r+b") as file:
+        file.truncate(98_362_432)  # sparse: the right size, and not the right bytes
+    assert invoke("models").stdout.splitlines()[1].split()[-1] == "yes"
+    assert "is damaged: its sha256 is" in invoke("models", "verify").stderr
+    assert "98.4 MB freed" in invoke("models", "rm", "smollm2").stderr
+    assert not path.exists()
+    assert invoke("models", "rm", "smollm2").exit_code == 0
+    assert "nothing is cached" in invoke("models", "verify").stderr
+
+
+def test_models_pull_honours_offline(
+    invoke: Invoke, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_OFFLINE", "1")
+    result = invoke("models", "pull", "smollm2")
+    assert result.exit_code == 2
+    assert "fetching is off" in result.stderr
+
+
+def test_models_pull_from_a_file(
+    invoke: Invoke, empty_cache: Path, default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_OFFLINE", "1")  # nothing is fetched, so nothing forbids it
+    result = invoke("models", "pull", "smollm2", "--from", str(default_model_path))
+    assert result.exit_code == 0, result.output
+    arrived = Path(result.stdout.strip())
+    assert arrived.parent == empty_cache / "models"
+    assert arrived.read_bytes() == default_model_path.read_bytes()
+    assert "unpacking" in result.stderr
+
+
+MACHINE = {
+    "cpu": "A CPU",
+    "features": ["avx2", "fma"],
+    "path": "avx2",
+    "threads": 2,
+    "threads_why": "2 cores by affinity",
+    "memory_total_bytes": 8_000_000_000,
+    "memory_available_bytes": 4_000_000_000,
+}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import headrace.backends.cpu
+
+    module = ModuleType("headrace.backends.cpu.machine")
+    monkeypatch.setattr(module, "describe", lambda: dict(MACHINE), raising=False)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(headrace.backends.cpu, "machine", module, raising=False)
+
+
+@pytest.mark.usefixtures("machine")
+def test_info_without_a_model_fetches_nothing(invoke: Invoke, empty_cache: Path) -> None:
+    result = invoke("info")
+    assert result.exit_code == 0, result.output
+    for expected in ("A CPU", "avx2, fma", "2 cores by affinity", "8,000.0 MB", str(empty_cache)):
+        assert expected in result.stdout
+    assert "not in the cache" in result.stdout
+    assert not empty_cache.exists()
+    facts = json.loads(invoke("info", "--json").stdout)
+    assert facts["machine"] == MACHINE
+    refused = invoke("info", "smollm2")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+@pytest.mark.usefixtures("machine")
+def test_info_of_the_default_model(invoke: Invoke, default_model_path: Path) -> None:
+    """The numbers of SmolLM2-135M's published configuration."""
+    result = invoke("info", "--json", str(default_model_path))
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)["model"]
+    published = {
+        "family": "llama",
+        "layers": 30,
+        "hidden_size": 576,
+        "heads": 9,
+        "kv_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49152,
+        "context_tokens": 8192,
+        "parameters": 134_515_008,
+        "kv_bytes_per_token": 2 * 30 * 3 * 64 * 2,
+    }
+    assert {name: facts[name] for name in published} == published
+    assert sum(facts["quantization"].values()) == pytest.approx(1)
+    assert 0.9 * default_model_path.stat().st_size < facts["weight_bytes"]
+    assert facts["weight_bytes"] < default_model_path.stat().st_size
+    assert "134.5 M" in invoke("info", str(default_model_path)).stdout
