@@ -39,6 +39,7 @@ class Template:
 class LLM:
     made: ClassVar[list[dict[str, Any]]] = []
     asked: ClassVar[list[tuple[str, SamplingParams]]] = []
+    held: ClassVar[list[Iterator[TokenEvent]]] = []
     closed: ClassVar[int] = 0
     context: ClassVar[int] = 100
     template: ClassVar[Template | None] = Template()
@@ -50,6 +51,11 @@ class LLM:
         self.context_tokens = options.get("context_tokens") or LLM.context
 
     def stream(self, prompt_token_ids: list[int], params: SamplingParams) -> Iterator[TokenEvent]:
+        # Held, so that only close() can end it: forgetting the last reference would too.
+        LLM.held.append(self._stream(prompt_token_ids, params))
+        return LLM.held[-1]
+
+    def _stream(self, prompt_token_ids: list[int], params: SamplingParams) -> Iterator[TokenEvent]:
         prompt = " ".join(WORDS[i] for i in prompt_token_ids)
         LLM.asked.append((prompt, params))
         last = prompt.rpartition("<user>")[2].split()

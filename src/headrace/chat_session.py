@@ -60,18 +60,23 @@ class ChatSession:
         """Reads and answers until the input ends or the user leaves."""
         if self._interactive:
             self._note("Type a message; /help lists commands, Ctrl-D leaves.")
-        left_once = False
+        try:
+            self._converse()
+        except KeyboardInterrupt:
+            self._note("\nBye.")
+
+    def _converse(self) -> None:
+        interrupted = False
         while True:
             try:
                 line = self._read()
             except KeyboardInterrupt:
-                if left_once:
-                    self._note("\nBye.")
-                    return
-                left_once = True
+                if interrupted:
+                    raise
+                interrupted = True
                 self._note("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
                 continue
-            left_once = False
+            interrupted = False
             if line is None or not self._take(line.strip()):
                 return
 

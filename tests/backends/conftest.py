@@ -14,42 +14,44 @@ from headrace.weights.tensor import FORMATS, Tensor
 
 Floats = NDArray[np.float32]
 
-# Where each quantized format keeps its half-precision factors, in a block.
+# Where each quantized format keeps its half-precision factors in a block, and how large they are
+# when values are about one.
 _HALVES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
+    "Q4_0": {0: 0.35},
+    "Q4_1": {0: 0.2, 2: 1.0},
+    "Q5_0": {0: 0.2},
+    "Q5_1": {0: 0.1, 2: 1.0},
+    "Q8_0": {0: 0.025},
+    "Q4_K": {0: 0.006, 2: 0.03},
+    "Q5_K": {0: 0.003, 2: 0.03},
+    "Q6_K": {208: 0.0015},
 }
 
 
-def _random_tensor(rng: np.random.Generator, format_name: str, rows: int, columns: int) -> Tensor:
-    """Any bytes are valid codes; the factors are drawn so that values stay near one."""
+def _random_tensor(
+    rng: np.random.Generator, format_name: str, rows: int, columns: int, scale: float = 1.0
+) -> Tensor:
+    """Values of about `scale`. Any bytes are valid codes; only the factors are drawn with care."""
     format_ = FORMATS[format_name]
-    shape = (rows, columns)
+    values = rng.standard_normal((rows, columns), np.float32) * np.float32(scale)
     if format_name == "F32":
-        data = rng.standard_normal(shape, np.float32).tobytes()
+        data = values.tobytes()
     elif format_name == "F16":
-        data = rng.standard_normal(shape, np.float32).astype(np.float16).tobytes()
+        data = values.astype(np.float16).tobytes()
     elif format_name == "BF16":
-        bits = rng.standard_normal(shape, np.float32).view(np.uint32) >> 16
-        data = bits.astype(np.uint16).tobytes()
+        data = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
     else:
         blocks = rows * columns // format_.block_values
         raw = rng.integers(0, 256, (blocks, format_.block_bytes), np.uint8)
-        for at in _HALVES[format_name]:
-            factor = rng.uniform(-0.05, 0.05, blocks).astype(np.float16)
+        for at, size in _HALVES[format_name].items():
+            factor = (rng.uniform(-size, size, blocks) * scale).astype(np.float16)
             raw[:, at : at + 2] = factor.view(np.uint8).reshape(-1, 2)
         data = raw.tobytes()
-    return Tensor("w", format_, shape, memoryview(data))
+    return Tensor("w", format_, (rows, columns), memoryview(data))
 
 
 @pytest.fixture(scope="session")
-def random_tensor() -> Callable[[np.random.Generator, str, int, int], Tensor]:
+def random_tensor() -> Callable[..., Tensor]:
     return _random_tensor
 
 

@@ -19,7 +19,7 @@ from headrace.weights.tensor import FORMATS, Tensor
 
 Floats = NDArray[np.float32]
 RunOp = Callable[..., Floats]
-RandomTensor = Callable[[np.random.Generator, str, int, int], Tensor]
+RandomTensor = Callable[..., Tensor]
 
 QUANTIZED = [name for name in FORMATS if name not in ("F32", "F16", "BF16")]
 

@@ -1,4 +1,4 @@
-"""What the tokenizer tests share: a varied corpus, small trained vocabularies, the default model."""
+"""What the tokenizer tests share: a varied corpus, small vocabularies, the default model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORPUS = [
     " ",
     "Hello, world!",
     "  leading and trailing  ",
-    "def f(x: int) -> str:\n\treturn f'{x!r}'  # comment\n\n\n    if x >= 10 and x != 42:\n        pass",
+    "def f(x: int) -> str:\n\treturn f'{x!r}'  # note\n\n\n    if x >= 10 != 42:\n        pass",
     "for (int i = 0; i < n; ++i) { a[i] += b->c[i] * 3.14e-10f; } /* ok */",
     "SELECT * FROM t WHERE a='it''s' AND b LIKE '%x_y%';",
     "I'm you're HE'LL we'Ve don't 'tis O'Neil’s",
@@ -29,7 +29,7 @@ CORPUS = [
     "cafe\u0301 vs café; a\u0300\u0301\u0302\u0303 Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢L̠ͨͧͩ͘G̴̻͈͍͔̹̑͗̎̅͛́Ǫ̵̹̻̝̳͂̌̌͘!͖̬̰̙̗̿̋ͥͥ̂ͣ̐́́͜͞",
     "नमस्ते दुनिया ไทยไม่มีช่องว่าง Ελληνικά ΚΕΦΑΛΑΊΑ Русский текст",
     "tabs\t\ttabs\t \t spaces     five\n\n\nnewlines\r\nCRLF\r\n\r\n \n \n\r",
-    "nul\x00 bell\x07 esc\x1b[31m del\x7f c1\x85\x9f nbsp\xa0 zwsp\u200b bom\ufeff ls\u2028 ps\u2029",
+    "nul\x00 bell\x07 esc\x1b[31m del\x7f c1\x85\x9f nbsp\xa0 zw\u200b bom\ufeff \u2028 \u2029",
     "0 1 12 123 1234 12345 3.14159 1,000,000 0xDEADBEEF ½ ² ٣٤٥ 一二三 Ⅷ 2024-02-29",
     "a" * 700,
     "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft " * 3,
@@ -37,11 +37,11 @@ CORPUS = [
     "http://example.com/a/b?c=d&e=%20f#g user@example.com C:\\path\\to\\file.txt",
     "𝕬𝖑𝖌𝖊𝖇𝖗𝖆 𝟙𝟚𝟛 \U0010ffff \ue000 \ufffd",
     "<not a token> <|nor this|> [INST] <0x0A> <unused> ▁mark ĠG",
+    "if (a) {}\n/usr/bin --x=(1);\n//y\n'''/\r\n/",
     "\n",
     "\n\n leading newline",
 ]
 
-GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"]
 
 

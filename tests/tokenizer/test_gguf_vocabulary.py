@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from headrace.core.errors import UnsupportedModelError, WeightsError
@@ -57,6 +57,8 @@ def test_default_model_as_transformers(
             wanted += oracle.encode(piece, add_special_tokens=False) if piece else []
         assert default_tokenizer.encode(text) == wanted, text
         assert default_tokenizer.decode(wanted) == text
+    for text in ("a\x04b", "\x06\x13\x14\x16\x1d", "x\U00040000y"):  # bytes without a token
+        assert default_tokenizer.encode(text) == oracle.encode(text, add_special_tokens=False)
 
 
 def test_default_model_facts(default_tokenizer: Tokenizer) -> None:
@@ -82,7 +84,19 @@ def test_default_model_builds_quickly(default_metadata: dict[str, object]) -> No
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
 def test_splits_as_transformers(pre: str, train: Train, corpus: list[str]) -> None:
     split = GGUF_PRE_TOKENIZER_SPLITS[pre]
-    oracle = train(split)
+    # Trained on whole lines, so that merges go across whatever the split must cut.
+    oracle = train(r"[^\n]+|\n+", size=2500)
+    oracle.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(split), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    if PRE_TOKENIZERS[pre].whole_words_first:
+        model = oracle.model
+        assert isinstance(model, models.BPE)
+        model.ignore_merges = True
+        oracle.model = model
     ours = Tokenizer.from_gguf({**as_metadata(oracle, pre), "tokenizer.ggml.add_bos_token": False})
     if PRE_TOKENIZERS[pre].nfc:
         oracle.normalizer = normalizers.NFC()
@@ -92,11 +106,12 @@ def test_splits_as_transformers(pre: str, train: Train, corpus: list[str]) -> No
 
 @pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "starcoder"])
 def test_gpt2_splits(pre: str, train: Train, corpus: list[str]) -> None:
-    oracle = train(None)
+    oracle = train(r"[^\n]+|\n+", size=2500)
     ours = Tokenizer.from_gguf(as_metadata(oracle, pre))
+    oracle.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pre in ("smollm", "starcoder"):
         oracle.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+            [pre_tokenizers.Digits(individual_digits=True), oracle.pre_tokenizer]
         )
     for text in corpus:
         assert ours.encode(text) == oracle.encode(text, add_special_tokens=False).ids, text

@@ -250,6 +250,7 @@ def test_split_files_are_refused(tmp_path: Path) -> None:
         (b"\x00\x01\x02\x03garbage", "00 01 02 03"),
         (b"G", "47"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_other_files_are_told_apart(tmp_path: Path, content: bytes, looks_like: str) -> None:
     error = _refusal(tmp_path, content)
@@ -273,6 +274,15 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, looks_like: 
             _file(metadata=[_string(b"a") + struct.pack("<I", 8) + _string(b"\xff")]),
             "metadata 'a'",
             "not UTF-8",
+        ),
+        (  # the last string of the last value, in a file that ends there
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 1)
+            + _string(b"a")
+            + struct.pack("<IIQQ", 9, 8, 1, 9)
+            + b"x",
+            "metadata 'a'[0]: length",
+            "found 9;",
         ),
         (
             _file(metadata=[_string(b"a") + struct.pack("<IIQ", 9, 8, 2**61)]),
@@ -299,6 +309,7 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, looks_like: 
         (_file(tensors=[_info(dims=(2**63, 2**63))]), "tensor 'w': offset", str(2**128)),
         (_file(tensors=[_info(b"a"), _info(b"b", at=32)]), "tensor 'b': offset", "found 32;"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_the_field_at_fault_is_named(
     tmp_path: Path, content: bytes, field: str, found: str

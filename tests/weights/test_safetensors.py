@@ -147,6 +147,7 @@ def test_pickles_are_never_read(model_folder: Path) -> None:
         ('{"a": ' + "1" * 5000 + "}", "not JSON"),
         ("", "empty"),
     ],
+    ids=["none", "list", "not-json", "deep", "twice", "long-number", "empty"],
 )
 def test_a_bad_config(model_folder: Path, config: str | None, says: str) -> None:
     path = model_folder / "config.json"
@@ -186,6 +187,7 @@ def test_a_bad_config(model_folder: Path, config: str | None, says: str) -> None
         (_file({"w": _entry(), "v": _entry()}, bytes(8)), "tensor 'v': data_offsets", "[0, 8]"),
         (_file(b'{"w": 1, "w": 2}'), "header", "'w' twice"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_the_field_at_fault_is_named(
     tmp_path: Path, content: bytes, field: str, found: str

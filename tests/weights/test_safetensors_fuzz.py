@@ -132,7 +132,13 @@ def test_random_damage(tmp_path: Path, safetensors_bytes: bytes, bounded: Bounde
 
 @pytest.mark.parametrize(
     "text",
-    [b'{"' + b'\\"' * 1_000_000, b"{" + b'"' * 2_000_001, b"{" * 2_000_000, b'{"a":[' + b"[],"],
+    [
+        b'{"' + b'\\"' * 1_000_000,
+        b"{" + b'"' * 2_000_001,
+        b"{" * 2_000_000,
+        b'{"a":[' + b"[]," * 600_000,
+    ],
+    ids=["escapes", "quotes", "braces", "lists"],
 )
 def test_texts_made_to_be_slow(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "slow.safetensors"

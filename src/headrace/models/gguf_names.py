@@ -22,7 +22,7 @@ from headrace.models.dims import (
     default_head_dim,
 )
 from headrace.models.fields import Fields
-from headrace.models.refs import TensorRef, WeightRef, referenced, unread
+from headrace.models.refs import WeightRef, matrix_ref, norm_ref, referenced, unread
 from headrace.models.rope import RopeShape
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -108,42 +108,36 @@ def gguf_weights(
     """References to a standard decoder's tensors; `fused` is Phi-3's."""
 
     def norm(name: str, size: int = dims.hidden_size) -> WeightRef:
-        return WeightRef(parts=(TensorRef(f"{name}.weight", (size,)),))
-
-    def matrix(columns: int, *parts: tuple[str, int], bias: bool = False) -> WeightRef:
-        return WeightRef(
-            parts=tuple(TensorRef(f"{name}.weight", (rows, columns)) for name, rows in parts),
-            bias=tuple(TensorRef(f"{name}.bias", (rows,)) for name, rows in parts) if bias else (),
-        )
+        return norm_ref(name, size)
 
     def layer(index: int) -> LayerWeights[WeightRef]:
         at = f"blk.{index}."
         if fused:
             width = dims.q_width + 2 * dims.kv_width
-            qkv = matrix(dims.hidden_size, (f"{at}attn_qkv", width), bias=qkv_bias)
-            up = matrix(dims.hidden_size, (f"{at}ffn_up", 2 * dims.intermediate_size))
+            qkv = matrix_ref(dims.hidden_size, (f"{at}attn_qkv", width), bias=qkv_bias)
+            up = matrix_ref(dims.hidden_size, (f"{at}ffn_up", 2 * dims.intermediate_size))
         else:
             widths = {"attn_q": dims.q_width, "attn_k": dims.kv_width, "attn_v": dims.kv_width}
-            qkv = matrix(
+            qkv = matrix_ref(
                 dims.hidden_size, *((at + name, w) for name, w in widths.items()), bias=qkv_bias
             )
             both = (f"{at}ffn_gate", f"{at}ffn_up")
-            up = matrix(dims.hidden_size, *((name, dims.intermediate_size) for name in both))
+            up = matrix_ref(dims.hidden_size, *((name, dims.intermediate_size) for name in both))
         return LayerWeights(
             attn_norm=norm(f"{at}attn_norm"),
             qkv=qkv,
-            attn_out=matrix(dims.q_width, (f"{at}attn_output", dims.hidden_size)),
+            attn_out=matrix_ref(dims.q_width, (f"{at}attn_output", dims.hidden_size)),
             mlp_norm=norm(f"{at}ffn_norm"),
             gate_up=up,
-            down=matrix(dims.intermediate_size, (f"{at}ffn_down", dims.hidden_size)),
+            down=matrix_ref(dims.intermediate_size, (f"{at}ffn_down", dims.hidden_size)),
             q_norm=norm(f"{at}attn_q_norm", dims.head_dim) if head_norm else None,
             k_norm=norm(f"{at}attn_k_norm", dims.head_dim) if head_norm else None,
             attn_post_norm=norm(f"{at}post_attention_norm") if post_norms else None,
             mlp_post_norm=norm(f"{at}post_ffw_norm") if post_norms else None,
         )
 
-    embed = matrix(dims.hidden_size, ("token_embd", dims.vocab_size))
-    head = matrix(dims.hidden_size, ("output", dims.vocab_size))
+    embed = matrix_ref(dims.hidden_size, ("token_embd", dims.vocab_size))
+    head = matrix_ref(dims.hidden_size, ("output", dims.vocab_size))
     return DecoderWeights(
         embed=embed,
         layers=[layer(index) for index in range(dims.layers)],

@@ -21,7 +21,7 @@ from headrace.models.dims import (
     default_head_dim,
 )
 from headrace.models.fields import Fields
-from headrace.models.refs import TensorRef, WeightRef, referenced, unread
+from headrace.models.refs import WeightRef, matrix_ref, norm_ref, referenced, unread
 from headrace.models.spec import Activation
 
 # Where the decoder sits: alone, inside a multimodal model (transformers 5, then 4).
@@ -130,44 +130,38 @@ def hub_weights(
     """
 
     def norm(name: str, size: int = dims.hidden_size) -> WeightRef:
-        return WeightRef(parts=(TensorRef(f"{name}.weight", (size,)),), offset=norm_offset)
-
-    def matrix(columns: int, *parts: tuple[str, int], bias: bool = False) -> WeightRef:
-        return WeightRef(
-            parts=tuple(TensorRef(f"{name}.weight", (rows, columns)) for name, rows in parts),
-            bias=tuple(TensorRef(f"{name}.bias", (rows,)) for name, rows in parts) if bias else (),
-        )
+        return norm_ref(name, size, norm_offset)
 
     def layer(index: int) -> LayerWeights[WeightRef]:
         at = f"{names.prefix}layers.{index}."
         attn, mlp = f"{at}self_attn.", f"{at}mlp."
         if fused:
             width = dims.q_width + 2 * dims.kv_width
-            qkv = matrix(dims.hidden_size, (f"{attn}qkv_proj", width), bias=qkv_bias)
-            up = matrix(dims.hidden_size, (f"{mlp}gate_up_proj", 2 * dims.intermediate_size))
+            qkv = matrix_ref(dims.hidden_size, (f"{attn}qkv_proj", width), bias=qkv_bias)
+            up = matrix_ref(dims.hidden_size, (f"{mlp}gate_up_proj", 2 * dims.intermediate_size))
         else:
             widths = {"q_proj": dims.q_width, "k_proj": dims.kv_width, "v_proj": dims.kv_width}
-            qkv = matrix(
+            qkv = matrix_ref(
                 dims.hidden_size, *((attn + name, w) for name, w in widths.items()), bias=qkv_bias
             )
             both = (f"{mlp}gate_proj", f"{mlp}up_proj")
-            up = matrix(dims.hidden_size, *((name, dims.intermediate_size) for name in both))
+            up = matrix_ref(dims.hidden_size, *((name, dims.intermediate_size) for name in both))
         mlp_norm = "pre_feedforward_layernorm" if post_norms else "post_attention_layernorm"
         return LayerWeights(
             attn_norm=norm(f"{at}input_layernorm"),
             qkv=qkv,
-            attn_out=matrix(dims.q_width, (f"{attn}o_proj", dims.hidden_size)),
+            attn_out=matrix_ref(dims.q_width, (f"{attn}o_proj", dims.hidden_size)),
             mlp_norm=norm(at + mlp_norm),
             gate_up=up,
-            down=matrix(dims.intermediate_size, (f"{mlp}down_proj", dims.hidden_size)),
+            down=matrix_ref(dims.intermediate_size, (f"{mlp}down_proj", dims.hidden_size)),
             q_norm=norm(f"{attn}q_norm", dims.head_dim) if head_norm else None,
             k_norm=norm(f"{attn}k_norm", dims.head_dim) if head_norm else None,
             attn_post_norm=norm(f"{at}post_attention_layernorm") if post_norms else None,
             mlp_post_norm=norm(f"{at}post_feedforward_layernorm") if post_norms else None,
         )
 
-    embed = matrix(dims.hidden_size, (f"{names.prefix}embed_tokens", dims.vocab_size))
-    head = matrix(dims.hidden_size, (names.head.removesuffix(".weight"), dims.vocab_size))
+    embed = matrix_ref(dims.hidden_size, (f"{names.prefix}embed_tokens", dims.vocab_size))
+    head = matrix_ref(dims.hidden_size, (names.head.removesuffix(".weight"), dims.vocab_size))
     return DecoderWeights(
         embed=embed,
         layers=[layer(index) for index in range(dims.layers)],

@@ -26,6 +26,18 @@ class WeightRef:
     offset: float = 0.0  # Gemma's norm weights are stored as their difference from one
 
 
+def matrix_ref(columns: int, *parts: tuple[str, int], bias: bool = False) -> WeightRef:
+    """Matrices of these (name, rows), stacked; `bias`: each has one beside it."""
+    return WeightRef(
+        parts=tuple(TensorRef(f"{name}.weight", (rows, columns)) for name, rows in parts),
+        bias=tuple(TensorRef(f"{name}.bias", (rows,)) for name, rows in parts) if bias else (),
+    )
+
+
+def norm_ref(name: str, size: int, offset: float = 0.0) -> WeightRef:
+    return WeightRef(parts=(TensorRef(f"{name}.weight", (size,)),), offset=offset)
+
+
 def referenced(weights: DecoderWeights[WeightRef]) -> set[str]:
     """The names of all tensors that the weights refer to."""
     found: set[str] = set()
@@ -39,7 +51,8 @@ def referenced(weights: DecoderWeights[WeightRef]) -> set[str]:
 
 def unread(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"The weights hold the tensor {name[:80]!r}, which this architecture does not have in Headrace.",
+        f"The weights hold the tensor {name[:80]!r}, which this architecture does not have in "
+        "Headrace.",
         "Choose another form of this model: without biases, adapters or experts, not quantized "
         "in safetensors.",
     )

@@ -12,7 +12,6 @@ from typing import Any
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_context
-from markupsafe import escape
 
 from headrace.tokenizer import template_values as values
 from headrace.tokenizer.template_budget import current_budget, over_limit
@@ -73,7 +72,7 @@ def _center(context: Context, value: Any, width: int = 80) -> Any:
 def _escape(context: Context, value: Any) -> str:
     """For HTML, but as plain text: markup strings would escape what is added to them."""
     budget = current_budget.get()
-    return budget.made(str(escape(budget.text(value))))
+    return budget.made(str(_call(context, "escape", budget.text(value))))
 
 
 @pass_context

@@ -273,6 +273,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(target, _Check):
             return target.run(budget, *args)
         budget.step()
+        # Jinja passes the block's variables along for functions that take the context.
+        hidden = {
+            name: kwargs.pop(name) for name in ("_block_vars", "_loop_vars") if name in kwargs
+        }
         if isinstance(target, LoopContext):  # a recursive loop
             return budget.made(target(budget.iterate(args[0])))
         if isinstance(target, _Format):
@@ -285,5 +289,5 @@ class _Environment(ImmutableSandboxedEnvironment):
             or isinstance(owner, LoopContext)
             or (isinstance(target, (types.FunctionType, type)) and target in self._callables)
         ):
-            return budget.made(super().call(context, target, *args, **kwargs))
+            return budget.made(super().call(context, target, *args, **kwargs, **hidden))
         raise _failed("failed", f"it calls a {type(target).__name__}, which is not allowed")

@@ -91,10 +91,16 @@ static void exponentials(const float* x, float shift, float scale, int n, float*
 static void log_sum_exp(const float* x, int n, float* highest, double* log_sum) {
   const float low = -INFINITY;
   Floats top = splat(low);
+  Ints unordered = {};  // maximum() and exponential() would both lose a NaN
   int i = 0;
-  for (; i + LANES <= n; i += LANES) top = maximum(top, load(x + i));
-  if (i < n) top = maximum(top, load_part(x + i, n - i, low));
+  for (; i < n; i += LANES) {
+    const Floats v = i + LANES <= n ? load(x + i) : load_part(x + i, n - i, low);
+    top = maximum(top, v);
+    unordered |= v != v;
+  }
   *highest = max_lanes(top);
+  for (int lane = 0; lane < LANES; ++lane)
+    if (unordered[lane]) *highest = NAN;
   const Floats shift = splat(*highest);
   double total = 0;
   // Float partial sums over short runs, added up in double: a vocabulary is long.

@@ -41,7 +41,9 @@ int Sampler::choose(const float* logits, float highest, const DrawParams& params
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   };
   weights_.resize(vocabulary_);
-  kernels_.exponentials(logits, highest, 1.0f / params.temperature, vocabulary_, weights_.data());
+  // A temperature next to nothing must not become infinity: 0 * infinity is no number.
+  const float sharpness = std::min(1.0f / params.temperature, 1e30f);
+  kernels_.exponentials(logits, highest, sharpness, vocabulary_, weights_.data());
   ids_.resize(vocabulary_);
   std::iota(ids_.begin(), ids_.end(), 0);
   if (params.top_k > 0 && params.top_k < vocabulary_) {

@@ -1,0 +1,187 @@
+"""The engine's loop over a runner that computes nothing: only the deciding is tested here."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
+from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
+from headrace.engine.loop import Engine
+from headrace.engine.sequence import uniform
+
+EOS = 99
+
+
+class CountingRunner:
+    """Draws 'the number of tokens seen so far', and checks every plan it is given: positions follow
+    each other, and no block is written by two sequences."""
+
+    def __init__(
+        self,
+        *,
+        max_batch_tokens: int = 8,
+        max_sequences: int = 4,
+        total_blocks: int = 8,
+        eos_at: int | None = None,
+    ) -> None:
+        self.limits = RunnerLimits(
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            total_blocks=total_blocks,
+            block_tokens=4,
+            context_tokens=32,
+        )
+        self.eos_at = eos_at
+        self.seen: dict[int, int] = {}
+        self.plans: list[StepPlan] = []
+        self.fail: set[int] = set()
+        self._results: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        assert 0 < plan.batch_tokens <= self.limits.max_batch_tokens
+        assert len(plan.entries) <= self.limits.max_sequences
+        blocks = [b for entry in plan.entries for b in entry.block_table]
+        assert len(set(blocks)) == len(blocks)
+        assert all(0 <= b < self.limits.total_blocks for b in blocks)
+        results = []
+        for entry in plan.entries:
+            assert entry.start == self.seen.get(entry.sequence_id, 0)
+            end = entry.start + len(entry.token_ids)
+            assert len(entry.block_table) * self.limits.block_tokens >= end
+            self.seen[entry.sequence_id] = end
+            result = EntryResult(sequence_id=entry.sequence_id)
+            if entry.sequence_id in self.fail:
+                result.error = "broken"
+            elif entry.draw is not None:
+                result.token_id = EOS if end == self.eos_at else end
+            results.append(result)
+        self.plans.append(plan)
+        self._results.append(StepResult(entries=results))
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+
+def request(name: str, prompt: int, **params: object) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=name,
+        prompt_token_ids=[1] * prompt,
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+    )
+
+
+def finish(engine: Engine) -> dict[str, list[SampledToken]]:
+    tokens: dict[str, list[SampledToken]] = {}
+    for _ in range(1000):
+        if not engine.has_work:
+            return tokens
+        for token in engine.step():
+            tokens.setdefault(token.request_id, []).append(token)
+    raise AssertionError("the engine does not come to an end")
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_then_a_token_a_step() -> None:
+    runner = CountingRunner()
+    engine = Engine(runner, frozenset({EOS}))
+    engine.add(request("a", 19, max_tokens=3))
+    tokens = finish(engine)["a"]
+    assert [t.token_id for t in tokens] == [19, 20, 21]
+    assert [t.finish_reason for t in tokens] == [None, None, FinishReason.LENGTH]
+    assert [len(p.entries[0].token_ids) for p in runner.plans] == [8, 8, 3, 1, 1]
+    assert engine.blocks.free_blocks == 8
+
+
+def test_requests_share_steps_and_every_block_comes_back() -> None:
+    runner = CountingRunner()
+    engine = Engine(runner, frozenset({EOS}))
+    for name, prompt, most in (("a", 3, 9), ("b", 1, 2), ("c", 20, 5), ("d", 6, 6), ("e", 2, 1)):
+        engine.add(request(name, prompt, max_tokens=most))
+    tokens = finish(engine)
+    assert {name: len(t) for name, t in tokens.items()} == {"a": 9, "b": 2, "c": 5, "d": 6, "e": 1}
+    assert max(len(plan.entries) for plan in runner.plans) > 1
+    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+
+
+@pytest.mark.parametrize(("ignore", "count"), [(False, 3), (True, 10)])
+def test_an_end_token_ends_unless_it_is_ignored(ignore: bool, count: int) -> None:
+    engine = Engine(CountingRunner(eos_at=7), frozenset({EOS}))
+    engine.add(request("a", 5, max_tokens=10, ignore_eos=ignore))
+    tokens = finish(engine)["a"]
+    assert len(tokens) == count
+    assert tokens[-1].finish_reason is (FinishReason.LENGTH if ignore else FinishReason.STOP)
+
+
+def test_stop_ids_end_too() -> None:
+    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine.add(request("a", 5, max_tokens=10, stop_token_ids=[8]))
+    assert [t.token_id for t in finish(engine)["a"]] == [5, 6, 7, 8]
+
+
+def test_without_max_tokens_an_answer_fills_the_context() -> None:
+    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine.add(request("a", 30, max_tokens=None))
+    tokens = finish(engine)["a"]
+    assert len(tokens) == 2
+    assert tokens[-1].finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_cancelling_at_any_time_frees_every_block(steps: int) -> None:
+    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine.add(request("a", 18, max_tokens=8))
+    engine.add(request("b", 3, max_tokens=8))
+    for _ in range(steps):
+        engine.step()
+    engine.cancel("a")
+    engine.cancel("a")
+    engine.cancel("unknown")
+    assert len(finish(engine).get("b", [])) <= 8
+    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+
+
+def test_a_sequence_that_fails_fails_alone() -> None:
+    runner = CountingRunner()
+    runner.fail.add(0)
+    engine = Engine(runner, frozenset({EOS}))
+    engine.add(request("a", 4, max_tokens=4))
+    engine.add(request("b", 4, max_tokens=4))
+    tokens = finish(engine)
+    assert [(t.finish_reason, t.error) for t in tokens["a"]] == [(FinishReason.ERROR, "broken")]
+    assert len(tokens["b"]) == 4
+    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+
+
+def test_what_can_never_run_is_refused_at_once_with_both_numbers() -> None:
+    engine = Engine(CountingRunner(total_blocks=4), frozenset({EOS}))
+    with pytest.raises(ContextLengthError, match=r"33 tokens.*32") as error:
+        engine.add(request("a", 33))
+    assert error.value.param == "prompt"
+    with pytest.raises(ContextLengthError, match=r"32 tokens.*32"):
+        engine.add(request("a", 32))
+    with pytest.raises(ContextLengthError, match=r"grow to 20 tokens.*holds 16"):
+        engine.add(request("a", 10, max_tokens=10))
+    with pytest.raises(InvalidRequestError, match="empty"):
+        engine.add(request("a", 0))
+    assert not engine.has_work
+
+
+def test_randomness_follows_from_seed_and_place_alone() -> None:
+    numbers = [uniform(seed, index) for seed in range(50) for index in range(50)]
+    assert len(set(numbers)) == 2500
+    assert all(0 <= n < 1 for n in numbers)
+    assert 0.45 < sum(numbers) / 2500 < 0.55
+    assert uniform(7, 3) == uniform(7, 3)
+
+    def uniforms(batch: int) -> list[float]:
+        runner = CountingRunner(max_batch_tokens=batch)
+        engine = Engine(runner, frozenset({EOS}))
+        engine.add(request("other", 3, max_tokens=5))
+        engine.add(request("a", 9, max_tokens=4, seed=5))
+        finish(engine)
+        draws = [e.draw for p in runner.plans for e in p.entries if e.sequence_id == 1]
+        return [draw.uniform for draw in draws if draw is not None]
+
+    assert uniforms(8) == uniforms(3) == [uniform(5, i) for i in range(4)]
