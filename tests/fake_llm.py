@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from headrace.core.request import FinishReason, SamplingParams, TokenEvent
@@ -50,7 +50,13 @@ class LLM:
         self.chat_template = LLM.template
         self.context_tokens = options.get("context_tokens") or LLM.context
 
-    def stream(self, prompt_token_ids: list[int], params: SamplingParams) -> Iterator[TokenEvent]:
+    def stream(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[TokenEvent]:
         # Held, so that only close() can end it: forgetting the last reference would too.
         LLM.held.append(self._stream(prompt_token_ids, params))
         return LLM.held[-1]

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.chat_session import ChatSession
-from headrace.cli import app
+from headrace.cli.chat import ChatSession
+from headrace.cli.commands import app
 from headrace.core.errors import ContextLengthError
 from headrace.core.request import SamplingParams
 
@@ -35,7 +35,7 @@ sys.modules["headrace.llm"] = module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 if os.environ.get("CONTROLLING"):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C typed at this terminal is ours
-from headrace.cli import main
+from headrace.cli.commands import main
 sys.argv[0] = "headrace"
 main()
 """
@@ -237,7 +237,7 @@ def test_ctrl_c_in_run_is_status_130(model: str) -> None:
 def test_help_and_version_are_quick() -> None:
     """Nothing heavy is imported; a time would depend on the machine."""
     code = (
-        "import sys\nfrom headrace.cli import main\nsys.argv = ['headrace', sys.argv[1]]\n"
+        "import sys\nfrom headrace.cli.commands import main\nsys.argv = ['headrace', sys.argv[1]]\n"
         "try:\n    main()\nfinally:\n    print(sorted(sys.modules), file=sys.stderr)"
     )
     heavy = ["numpy", "torch", "tokenizers", "jinja2", "huggingface_hub", "rich.progress"]
@@ -382,11 +382,11 @@ def test_chat_errors_leave_the_history_as_it_was(
 ) -> None:
     stream = fake.LLM.stream
 
-    def refuse(self: Any, ids: list[int], params: SamplingParams) -> Any:
+    def refuse(self: Any, ids: list[int], params: SamplingParams, **more: Any) -> Any:
         if len(fake.LLM.asked) == 1:
             fake.LLM.asked.append(("refused", params))
             raise ContextLengthError("too long: 3 of 2.", "Shorten it.")
-        return stream(self, ids, params)
+        return stream(self, ids, params, **more)
 
     monkeypatch.setattr(fake.LLM, "stream", refuse)
     out, notes = converse(fake, ["one", "two", "three"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from headrace.models.catalog import CATALOG, DEFAULT_NAME, cached_path
 
-MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli import main; main()"
+MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.commands import main; main()"
 QUESTION = "What is the capital of France? Answer in one short sentence."
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
 
@@ -75,6 +76,28 @@ def test_chat_remembers_and_forgets() -> None:
     assert "Zebedee" in remembered
     assert "Zebedee" not in forgotten
     assert "of 8192 tokens" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.usefixtures("default_model_path")
+def test_ctrl_c_stops_an_answer_and_the_next_one_is_whole() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "chat", "--temperature", "0", "--max-tokens", "500"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Write a very long story about a river and a mill.\n")
+    process.stdin.flush()
+    begun = process.stdout.read(8)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(b"/reset\n" + QUESTION.encode() + b"\n", timeout=120)
+    assert process.returncode == 0, said
+    assert said.decode().splitlines()[:2] == ["(stopped)", "The conversation is forgotten."]
+    alone = headrace("run", QUESTION, "--temperature", "0", "--max-tokens", "500").stdout
+    assert (begun + out).decode().endswith("\n" + alone)
 
 
 @pytest.mark.usefixtures("default_model_path")

@@ -11,7 +11,7 @@ to use from several threads at once; a server keeps its engine in a process of i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -110,11 +110,18 @@ class LLM:
         texts: list[str | None] = [None] * len(token_ids)
         return self._complete(token_ids, texts, _list_params(params, len(token_ids)))
 
-    def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> Iterator[TokenEvent]:
-        """Continue one prompt, a token at a time. Closing the iterator stops the work."""
+    def stream(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Iterator[TokenEvent]:
+        """Continue one prompt, a token at a time. Closing the iterator stops the work; so does
+        `stopped`, which is asked before each step, also while a long prompt is being computed."""
         request = self._request(list(prompt_token_ids), params)
-        self._engine.add(request)  # refused here, before the first `next`
-        return self._stream(request)
+        self._engine.check(request)  # refused here, before the first `next`
+        return self._stream(request, stopped)
 
     def close(self) -> None:
         self._assembled.file.close()
@@ -130,10 +137,13 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _stream(self, request: GenerateRequest) -> Iterator[TokenEvent]:
+    def _stream(
+        self, request: GenerateRequest, stopped: Callable[[], bool]
+    ) -> Iterator[TokenEvent]:
         text = _TextStream(self.tokenizer, request.params)
         try:
-            while True:
+            self._engine.add(request)
+            while not stopped():
                 for token in self._engine.step():
                     event = text.push(token)
                     yield event
@@ -187,9 +197,7 @@ class LLM:
         number = next(self._request_numbers)
         self._check_ids(token_ids, "prompt")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
-        return GenerateRequest(
-            request_id=str(number), prompt_token_ids=token_ids, params=params
-        )
+        return GenerateRequest(request_id=str(number), prompt_token_ids=token_ids, params=params)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -26,7 +26,8 @@ QUANTIZED = [name for name in FORMATS if name not in ("F32", "F16", "BF16")]
 
 def table_of(tensor: Tensor) -> _native.Table:
     data = np.frombuffer(tensor.data, np.uint8)
-    return _native.Table(tensor.format.name, *tensor.shape, data)
+    rows, columns = tensor.shape
+    return _native.Table(tensor.format.name, rows, columns, data)
 
 
 def matrix_of(*tensors: Tensor, bias: Floats | None = None) -> _native.Matrix:
@@ -40,7 +41,7 @@ def quantized_rows(x: Floats) -> NDArray[np.float64]:
     top = np.abs(groups).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
     codes = np.rint((groups * inverse).astype(np.float32))
-    values = codes.astype(np.float64) * (top / np.float32(127)).astype(np.float64)
+    values: NDArray[np.float64] = codes.astype(np.float64) * (top / np.float32(127))
     return values.reshape(len(x), -1)[:, : x.shape[1]]
 
 
@@ -94,9 +95,8 @@ def test_linear_with_a_half_filled_last_record(
         tensor = random_tensor(rng, format_name, 20, inputs)
         x = rng.standard_normal((3, inputs)).astype(np.float32)
         got = run_op([x], lambda ops, v, t=tensor: ops.linear(v, matrix_of(t)))
-        expected = quantized_rows(x) @ dequantize(tensor).astype(np.float64).T
-        if format_name == "F32":
-            expected = x @ dequantize(tensor).T
+        seen = x if format_name == "F32" else quantized_rows(x)
+        expected = seen @ dequantize(tensor).astype(np.float64).T
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -280,9 +280,7 @@ def test_attention_over_scattered_blocks(run_op: RunOp, a: AttentionSpec, kv_typ
     tables = [numbers[:10], numbers[10:20]]
     done = [0, 0]
     for counts in ((70, 3), (1, 40), (17, 1)):
-        entries = [
-            entry(n, done[i], tables[i], number=i) for i, n in enumerate(counts)
-        ]
+        entries = [entry(n, done[i], tables[i], number=i) for i, n in enumerate(counts)]
         x = rng.standard_normal((sum(counts), a.qkv_width)).astype(np.float32)
         positions = [p for e in entries for p in range(e.start, e.start + len(e.token_ids))]
         owners = [i for i, n in enumerate(counts) for _ in range(n)]
@@ -368,5 +366,3 @@ def test_paths_match_the_processor() -> None:
     assert paths[-1] == "portable"
     assert ("avx2" in paths) == (" avx2 " in flags and " fma " in flags and " f16c " in flags)
     assert ("avx512-vnni" in paths) == (" avx512_vnni " in flags and " avx512bw " in flags)
-
-

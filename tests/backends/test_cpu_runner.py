@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_a_sequence_is_the_same_bit_for_bit_under_any_load(random_tensor: Random
         runner = CpuRunner(spec, weights, total_blocks=20, threads=threads)
         shuffled = rng.permutation(20).tolist()
         found: list[float] = []
-        for step, (start, end) in enumerate(zip(chunks, chunks[1:], strict=False)):
+        for step, (start, end) in enumerate(pairwise(chunks)):
             mine = scored(tokens[: end + 1], 0, shuffled[:5], start)
             mine.token_ids, mine.targets = tokens[start:end], [*tokens[start + 1 : end + 1]]
             mine.targets += [0] * (end - start - len(mine.targets))
@@ -193,9 +194,7 @@ def test_results_come_in_the_order_of_plans(random_tensor: RandomTensor) -> None
     greedy = Draw(temperature=0.0)
     plans = [
         StepPlan(
-            entries=[
-                StepEntry(sequence_id=i, token_ids=[i], start=0, block_table=[i], draw=greedy)
-            ]
+            entries=[StepEntry(sequence_id=i, token_ids=[i], start=0, block_table=[i], draw=greedy)]
         )
         for i in (2, 1)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,16 +67,12 @@ def test_the_same_token_as_the_reference(how: Draw, seed: int, spread: float) ->
     if token != expected:
         # The weights are float32 there and float64 here: only a draw on the very edge may differ.
         nudged = {
-            reference_draw(logits[0], Draw(**{**fields(how), "uniform": u}))[0]
+            reference_draw(logits[0], replace(how, uniform=u))[0]
             for u in (max(0.0, how.uniform - 2e-5), min(1 - 1e-16, how.uniform + 2e-5))
         }
         assert token in nudged
     else:
         assert logprob == pytest.approx(expected_logprob, abs=2e-5)
-
-
-def fields(how: Draw) -> dict[str, float]:
-    return {name: getattr(how, name) for name in Draw.__slots__}
 
 
 @pytest.mark.parametrize("path", _native.paths())

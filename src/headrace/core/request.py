@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from headrace.core.errors import InvalidRequestError
 
@@ -17,7 +17,7 @@ MAX_STOP_STRINGS = 16
 MAX_SEED = 2**64 - 1
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a sequence ended; the values are OpenAI's words."""
 
     STOP = "stop"  # an end-of-text token, a stop string or a stop id

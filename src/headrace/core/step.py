@@ -30,8 +30,8 @@ class Draw:
 class StepEntry:
     """One sequence's share of a step.
 
-        positions   0 ........ start ............ start + len(token_ids)
-                    [ in blocks ][ computed now  ]
+    positions   0 ........ start ............ start + len(token_ids)
+                [ in blocks ][ computed now  ]
     """
 
     sequence_id: int

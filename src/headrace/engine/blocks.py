@@ -1,4 +1,4 @@
-"""The pool of KV blocks: which are free, which are taken. Numbers only; the memory is a runner's."""
+"""The pool of KV blocks: which are free, which are taken. Numbers only; the memory is elsewhere."""
 
 from __future__ import annotations
 

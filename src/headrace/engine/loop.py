@@ -32,9 +32,12 @@ class Engine:
 
     def add(self, request: GenerateRequest) -> None:
         """Queue a request, or refuse it now: one that is queued will run."""
-        sequence = Sequence.start(
-            self._next_id, request, self._context(request), self._eos_ids
-        )
+        self._waiting.append(self.check(request))
+        self._next_id += 1
+
+    def check(self, request: GenerateRequest) -> Sequence:
+        """The sequence that a request would be; refuses one that can never run."""
+        sequence = Sequence.start(self._next_id, request, self._context(request), self._eos_ids)
         needed = self.blocks.blocks_for(sequence.most_tokens)
         if needed > self.blocks.total_blocks:
             raise ContextLengthError(
@@ -43,8 +46,7 @@ class Engine:
                 "Lower max_tokens or shorten the prompt.",
                 param="max_tokens",
             )
-        self._next_id += 1
-        self._waiting.append(sequence)
+        return sequence
 
     def cancel(self, request_id: str) -> None:
         """End a request wherever it is; its blocks are free at once."""

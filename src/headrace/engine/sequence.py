@@ -15,8 +15,8 @@ from headrace.core.step import Draw
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """    token_ids   [ prompt ............ | generated ...... ]
-                    [ computed: in blocks ....... | to compute ]
+    """token_ids   [ prompt ............ | generated ...... ]
+    [ computed: in blocks ....... | to compute ]
     """
 
     sequence_id: int
@@ -84,5 +84,7 @@ class Sequence:
 
 def uniform(seed: int, index: int) -> float:
     """The index-th number in [0, 1) of a seed: the same in every batch and on every machine."""
-    digest = hashlib.blake2b(seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8)
+    digest = hashlib.blake2b(
+        seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8
+    )
     return (int.from_bytes(digest.digest(), "little") >> 11) / 2**53

@@ -107,9 +107,7 @@ class RecordingOps:
 
     def gated(self, gate_up: Value, activation: Activation) -> Value:
         gelu = activation is Activation.GELU_TANH
-        return self._record(
-            (gate_up,), gate_up.width // 2, lambda p, i, out: p.gated(i, out, gelu)
-        )
+        return self._record((gate_up,), gate_up.width // 2, lambda p, i, out: p.gated(i, out, gelu))
 
     def add(self, x: Value, y: Value) -> Value:
         return self._record((x, y), x.width, lambda p, i, j, out: p.add(i, j, out))

@@ -84,9 +84,7 @@ class CpuRunner:
         arrays = _StepArrays(plan.entries)
         arrays.run(self._program)
         entries = arrays.results(plan.entries)
-        self._results.append(
-            StepResult(entries=entries, compute_s=time.perf_counter() - started)
-        )
+        self._results.append(StepResult(entries=entries, compute_s=time.perf_counter() - started))
 
     def collect(self) -> StepResult:
         return self._results.popleft()

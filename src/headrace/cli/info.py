@@ -95,7 +95,8 @@ def shown_lines(facts: Facts) -> list[str]:
     for section, entries in facts.items():
         lines.append(section)
         for name, value in entries.items():
-            lines.append(f"  {name.replace('_', ' '):<24}{_shown(name, value)}".rstrip())
+            label = name.removesuffix("_bytes").replace("_", " ")  # the value says its unit
+            lines.append(f"  {label:<24}{_shown(name, value)}".rstrip())
     return lines
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TextIO
 
-from headrace.answer import (
+from headrace.cli.answer import (
     Answer,
     Answers,
     Message,

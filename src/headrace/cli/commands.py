@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli_models import models_app
+from headrace.cli.models import models_app
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError, OfflineError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _print_error(cause: str, remedy: str) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from headrace.info import version
+        from headrace.cli.info import version
 
         typer.echo(f"headrace {version()}")
         raise typer.Exit
@@ -154,7 +154,7 @@ def run(
     offline: Offline = False,
 ) -> None:
     """Answer one prompt."""
-    from headrace.answer import encode_messages, fit_params, printable, stream_answer
+    from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
     from headrace.core.request import FinishReason
 
     if raw and system is not None:
@@ -205,7 +205,7 @@ def chat(
     offline: Offline = False,
 ) -> None:
     """Talk with a model; /help lists what can be typed."""
-    from headrace.chat_session import ChatSession
+    from headrace.cli.chat import ChatSession
 
     params = _sampling(model, max_tokens, temperature, top_p, top_k, min_p, seed, stop)
     llm = _open_llm(model, backend, threads, context_tokens, offline)
@@ -223,7 +223,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Version, machine, threads, memory and a model. Fetches and loads nothing."""
-    from headrace import info as facts_of
+    from headrace.cli import info as facts_of
     from headrace.models.resolve import resolve_model
 
     facts = {"headrace": facts_of.installation_facts(), "machine": facts_of.machine_facts()}
@@ -299,8 +299,8 @@ def _open_llm(
     context_tokens: int | None,
     offline: bool,
 ) -> LLM:
+    from headrace.cli.progress import shown_progress
     from headrace.models.resolve import resolve_model
-    from headrace.progress import shown_progress
 
     with shown_progress() as progress:
         path = resolve_model(model, offline=offline, progress=progress)

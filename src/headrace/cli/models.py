@@ -44,10 +44,10 @@ def models_pull(
     ] = None,
 ) -> None:
     """Fetch a model into the cache, checking its sha256."""
+    from headrace.cli.progress import shown_progress
     from headrace.models.catalog import DEFAULT_NAME, get_entry
     from headrace.models.pull import pull
     from headrace.models.resolve import refuse_offline
-    from headrace.progress import shown_progress
 
     entry = get_entry(DEFAULT_NAME if name is None else name)
     if source is None:
@@ -73,8 +73,8 @@ def models_verify(
     name: Annotated[str | None, typer.Argument(help="Default: all that is cached.")] = None,
 ) -> None:
     """Hash cached files and compare with the catalog."""
+    from headrace.cli.progress import shown_progress
     from headrace.models.catalog import CATALOG, cached_bytes, get_entry, verify
-    from headrace.progress import shown_progress
 
     cached = [entry for entry in CATALOG.values() if cached_bytes(entry) is not None]
     with shown_progress() as progress:

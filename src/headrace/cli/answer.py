@@ -1,7 +1,7 @@
 """One answer on its way from a model to a screen: streamed, timed, stoppable.
 
 Knows an LLM only by what it can be asked for, and a screen only as something to write to. What
-was said before is chat_session.py's affair.
+was said before is chat.py's affair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Answers(Protocol):
     def context_tokens(self) -> int: ...
 
     def stream(
-        self, prompt_token_ids: list[int], params: SamplingParams
+        self, prompt_token_ids: list[int], params: SamplingParams, *, stopped: Callable[[], bool]
     ) -> Iterator[TokenEvent]: ...
 
 
@@ -61,8 +61,9 @@ class Answer:
 
     def summary(self) -> str:
         """One line of numbers for a person."""
-        rest_s = self.total_s - self.first_token_s
-        speed = f", {(self.answer_tokens - 1) / rest_s:.1f} tokens/s" if rest_s > 0 else ""
+        rest_tokens, rest_s = self.answer_tokens - 1, self.total_s - self.first_token_s
+        measurable = rest_tokens > 0 and rest_s > 0
+        speed = f", then {rest_tokens / rest_s:.1f} tokens/s" if measurable else ""
         return (
             f"prompt {self.prompt_tokens} tokens, answer {self.answer_tokens} tokens, "
             f"first token after {self.first_token_s:.2f} s{speed}"
@@ -106,13 +107,13 @@ def stream_answer(
     write: Callable[[str], object],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Writes text as it comes; ends early, between two tokens, once `stopped` says so."""
+    """Writes text as it comes; ends early, between two steps, once `stopped` says so."""
     start_s = time.perf_counter()
     first_token_s = 0.0
     finish_reason = None
     texts: list[str] = []
     tokens = 0
-    events = llm.stream(prompt_token_ids, params)
+    events = llm.stream(prompt_token_ids, params, stopped=stopped)
     try:
         for event in events:
             tokens += 1
