@@ -7,13 +7,16 @@ the edge, so that nothing behind it needs to.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.core.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
+MAX_BAD_WORDS = 64
+MAX_LOGPROBS = 20
+MAX_N = 64
 MAX_SEED = 2**64 - 1
 
 
@@ -23,6 +26,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-text token, a stop string or a stop id
     LENGTH = "length"  # max_tokens or the context length
     ABORT = "abort"  # the caller went away
+    TIMEOUT = "timeout"  # timeout_s passed
     ERROR = "error"  # this sequence failed; SampledToken.error says how
 
 
@@ -46,6 +50,11 @@ def _integer(param: str, value: object, low: int, high: int | None = None) -> No
         raise _refuse(param, value, wanted)
 
 
+def _strings(param: str, values: Sequence[str], most: int) -> None:
+    if len(values) > most or not all(isinstance(s, str) and s for s in values):
+        raise _refuse(param, values, f"at most {most} non-empty strings")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How to choose the next token, and when to stop. Named as vLLM and OpenAI users know them."""
@@ -54,33 +63,86 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0  # 0 (or -1) keeps all
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0  # over prompt and output; above 1 discourages
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output, by count
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     max_tokens: int | None = 256  # None: up to the context length
+    min_tokens: int = 0
     seed: int | None = None
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives to give with each token of the output
+    prompt_logprobs: int | None = None  # likewise for the prompt
+    n: int = 1
+    best_of: int | None = None  # generate so many, give the n likeliest
 
     def __post_init__(self) -> None:
-        if _number("temperature", self.temperature) < 0:
-            raise _refuse("temperature", self.temperature, "0 (greedy) or more")
-        if not 0 < _number("top_p", self.top_p) <= 1:
-            raise _refuse("top_p", self.top_p, "a number in (0, 1]")
-        if not 0 <= _number("min_p", self.min_p) <= 1:
-            raise _refuse("min_p", self.min_p, "a number in [0, 1]")
-        _integer("top_k", self.top_k, -1)
+        self._check_numbers()
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.seed is not None:
             _integer("seed", self.seed, 0, MAX_SEED)
+        _integer("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, MAX_N)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if len(stops) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in stops):
-            raise _refuse("stop", self.stop, f"at most {MAX_STOP_STRINGS} non-empty strings")
+        _strings("stop", stops, MAX_STOP_STRINGS)
+        _strings("bad_words", self.bad_words, MAX_BAD_WORDS)
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise _refuse("allowed_token_ids", self.allowed_token_ids, "at least one id")
+            for token in self.allowed_token_ids:
+                _integer("allowed_token_ids", token, 0)
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0)
+            if not -100 <= _number("logit_bias", bias) <= 100:
+                raise _refuse("logit_bias", bias, "numbers from -100 to 100")
         # One shape for all readers; frozen, so through object's own setter.
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
+
+    def _check_numbers(self) -> None:
+        if _number("temperature", self.temperature) < 0:
+            raise _refuse("temperature", self.temperature, "0 (greedy) or more")
+        for name in ("top_p", "typical_p"):
+            if not 0 < _number(name, getattr(self, name)) <= 1:
+                raise _refuse(name, getattr(self, name), "a number in (0, 1]")
+        if not 0 <= _number("min_p", self.min_p) <= 1:
+            raise _refuse("min_p", self.min_p, "a number in [0, 1]")
+        if not 0 < _number("repetition_penalty", self.repetition_penalty) <= 100:
+            raise _refuse("repetition_penalty", self.repetition_penalty, "a number in (0, 100]")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= _number(name, getattr(self, name)) <= 2:
+                raise _refuse(name, getattr(self, name), "a number from -2 to 2")
+        _integer("top_k", self.top_k, -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """Beam search: the likeliest whole continuations rather than one token at a time."""
+
+    beam_width: int
+    max_tokens: int = 256
+    length_penalty: float = 1.0  # score = logprob / length ** length_penalty
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, MAX_N)
+        _integer("max_tokens", self.max_tokens, 1)
+        _number("length_penalty", self.length_penalty)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +152,11 @@ class GenerateRequest:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
+    beam: BeamParams | None = None  # search instead of sampling; of `params` nothing is used
+    bad_token_ids: Sequence[Sequence[int]] = ()  # params.bad_words, tokenized
+    priority: int = 0  # lower goes first, where the policy looks at it
+    cache_salt: str = ""  # prefixes are shared only among requests with the same salt
+    timeout_s: float | None = None  # from arrival; ends the request wherever it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +166,8 @@ class SampledToken:
     request_id: str
     token_id: int
     logprob: float
+    index: int = 0  # which of the request's n continuations
+    top: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
 

@@ -7,8 +7,13 @@ not know what computes them; whoever computes does not know why.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+
+# In place of a token id: the token that this sequence drew in the step before, which whoever wrote
+# the plan did not know yet. Only as an entry's single token, and only where `steps_in_flight` > 1.
+PREVIOUS = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +21,26 @@ class Draw:
     """How to draw one token from the distribution after an entry's last token.
 
     `uniform` in [0, 1) is the only randomness, chosen by whoever plans: the same number gives the
-    same token on every runner and in every batch.
+    same token on every runner and in every batch. Order: `bias` is added, tokens outside `allowed`
+    and in `banned` are dropped, penalties, then temperature and the filters
+    (backends/reference/sampling.py spells it out).
     """
 
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = (
+        1.0  # of tokens in `seen`: divides positive logits, multiplies others
+    )
+    presence_penalty: float = 0.0  # subtracted once from each token in `counts`
+    frequency_penalty: float = 0.0  # subtracted as often as `counts` says
+    seen: Collection[int] = ()  # tokens of prompt and output
+    counts: Mapping[int, int] = field(default_factory=dict)  # of output tokens
+    bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: Collection[int] | None = None
+    banned: Collection[int] = ()
     uniform: float = 0.0
 
 
@@ -40,6 +58,7 @@ class StepEntry:
     block_table: list[int]  # block numbers, covering position start + len(token_ids) - 1
     draw: Draw | None = None  # sample after the last token
     targets: list[int] | None = None  # score: one id a token, its logprob as the token's successor
+    top_logprobs: int = 0  # how many of the likeliest to give with the drawn token and each target
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,20 +66,28 @@ class StepPlan:
     """Everything one step computes."""
 
     entries: list[StepEntry]
+    # (from, to): blocks to be copied whole before anything is computed
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def batch_tokens(self) -> int:
         return sum(len(entry.token_ids) for entry in self.entries)
 
 
+TopLogprobs = list[tuple[int, float]]  # (token id, logprob), likeliest first
+
+
 @dataclass(slots=True, kw_only=True)
 class EntryResult:
-    """What a step found for one entry, in the plan's order."""
+    """What a step found for one entry, in the plan's order. Logprobs are of the distribution as
+    the model gave it: no temperature, no penalties, no filters."""
 
     sequence_id: int
     token_id: int | None = None  # the drawn token
-    logprob: float = 0.0  # of the drawn token, under the untempered distribution
+    logprob: float = 0.0  # of the drawn token
+    top: TopLogprobs = field(default_factory=list)
     target_logprobs: list[float] = field(default_factory=list)
+    target_top: list[TopLogprobs] = field(default_factory=list)
     error: str | None = None  # this sequence failed, alone
 
 
@@ -79,6 +106,7 @@ class RunnerLimits:
     total_blocks: int
     block_tokens: int
     context_tokens: int
+    steps_in_flight: int = 1  # plans that may be submitted and not yet collected
 
 
 class Runner(Protocol):
