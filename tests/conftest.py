@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from headrace.models.resolve import resolve_model
+
+# Timing never decides a test, and a shared machine may stop for a second anywhere.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
+
+# Started in the background by a shell, we inherit that SIGINT is ignored, and so would every process
+# that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
