@@ -14,8 +14,8 @@ from headrace.models.resolve import resolve_model
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
 
-# Started in the background by a shell, we inherit that SIGINT is ignored, and so would every process
-# that a test starts and then interrupts.
+# Started in the background by a shell, we inherit that SIGINT is ignored, and so would every
+# process that a test starts and then interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

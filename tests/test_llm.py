@@ -29,7 +29,7 @@ def llm(default_model_path: Path) -> Iterator[LLM]:
 
 def free_blocks(llm: LLM) -> tuple[int, int]:
     pool = llm._engine.blocks
-    return pool.free_blocks, pool.total_blocks
+    return pool.available_blocks, pool.total_blocks
 
 
 def test_outputs_are_shaped_as_vllm_users_know_them(llm: LLM) -> None:

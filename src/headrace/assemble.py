@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from headrace.core.config import SchedulerConfig
 from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
@@ -37,6 +38,9 @@ class Assembled:
     runner: Runner
     engine: Engine
 
+    def close(self) -> None:
+        self.file.close()
+
 
 def assemble(
     model: str | None = None,
@@ -46,6 +50,7 @@ def assemble(
     context_tokens: int | None = None,
     offline: bool = False,
     progress: Progress = silent,
+    scheduler: SchedulerConfig | None = None,
 ) -> Assembled:
     _check_options(backend, threads, context_tokens)
     path = resolve_model(model, offline=offline, progress=progress)
@@ -83,7 +88,7 @@ def assemble(
         tokenizer=tokenizer,
         chat_template=_chat_template(tokenizer),
         runner=runner,
-        engine=Engine(runner, tokenizer.eos_ids),
+        engine=Engine(runner, tokenizer.eos_ids, scheduler),
     )
 
 

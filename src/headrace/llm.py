@@ -4,8 +4,8 @@
     outputs = LLM().generate(["The capital of France is"], SamplingParams(temperature=0))
     print(outputs[0].outputs[0].text)
 
-Text in, text out: tokenizes, drives the engine, detokenizes, and looks for stop strings. Not safe
-to use from several threads at once; a server keeps its engine in a process of its own.
+Drives the engine itself, so it is not safe to use from several threads at once: `AsyncEngine`
+(async_engine.py) is.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ from pathlib import Path
 from types import TracebackType
 
 from headrace.assemble import BackendName, assemble
-from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
+from headrace.core.config import SchedulerConfig
+from headrace.core.errors import InvalidRequestError, TemplateError
 from headrace.core.request import (
-    CompletionOutput,
-    FinishReason,
+    BeamParams,
     GenerateRequest,
     RequestOutput,
-    SampledToken,
     SamplingParams,
     TokenEvent,
 )
+from headrace.engine.stats import EngineStats
 from headrace.models.catalog import Progress, silent
 from headrace.models.spec import ModelSpec
+from headrace.text import OutputBuilder, Prompt, RequestText, make_request
 from headrace.tokenizer.chat_template import ChatTemplate
-from headrace.tokenizer.detokenize import StreamDetokenizer
-from headrace.tokenizer.stop import StopChecker
 from headrace.tokenizer.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, object]
 
 
@@ -50,6 +48,7 @@ class LLM:
         context_tokens: int | None = None,
         offline: bool = False,
         progress: Progress = silent,
+        scheduler: SchedulerConfig | None = None,
     ) -> None:
         self._assembled = assemble(
             None if model is None else str(model),
@@ -58,6 +57,7 @@ class LLM:
             context_tokens=context_tokens,
             offline=offline,
             progress=progress,
+            scheduler=scheduler,
         )
         self._engine = self._assembled.engine
         self._request_numbers = itertools.count()
@@ -83,16 +83,26 @@ class LLM:
         """The longest that a prompt and its answer may be together."""
         return self._assembled.runner.limits.context_tokens
 
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine counted: steps, preemptions, prefix hits and misses."""
+        return self._engine.stats
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
         """Continue each prompt; all are computed together. `params` is one for all, or one each."""
         listed = _list_prompts(prompts)
-        token_ids = [self._encode(prompt) for prompt in listed]
-        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
-        return self._complete(token_ids, texts, _list_params(params, len(listed)))
+        requests = [
+            self._request(prompt, param, priority=priority, cache_salt=cache_salt)
+            for prompt, param in zip(listed, _list_params(params, len(listed)), strict=True)
+        ]
+        return self._complete(requests, listed)
 
     def chat(
         self,
@@ -106,9 +116,16 @@ class LLM:
                 f"{self.model_path.name} has no chat template.", "Use generate() instead of chat()."
             )
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        token_ids = [template.encode(conversation) for conversation in several]  # type: ignore[arg-type]
-        texts: list[str | None] = [None] * len(token_ids)
-        return self._complete(token_ids, texts, _list_params(params, len(token_ids)))
+        prompts: list[Prompt] = [template.encode(each) for each in several]  # type: ignore[arg-type]
+        return self.generate(prompts, params)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamParams
+    ) -> list[RequestOutput]:
+        """The `beam_width` best whole continuations of each prompt, best first."""
+        listed = _list_prompts(prompts)
+        requests = [self._request(prompt, SamplingParams(), beam=params) for prompt in listed]
+        return self._complete(requests, listed)
 
     def stream(
         self,
@@ -119,12 +136,12 @@ class LLM:
     ) -> Iterator[TokenEvent]:
         """Continue one prompt, a token at a time. Closing the iterator stops the work; so does
         `stopped`, which is asked before each step, also while a long prompt is being computed."""
-        request = self._request(list(prompt_token_ids), params)
+        request = self._request(prompt_token_ids, params)
         self._engine.check(request)  # refused here, before the first `next`
         return self._stream(request, stopped)
 
     def close(self) -> None:
-        self._assembled.file.close()
+        self._assembled.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -140,112 +157,60 @@ class LLM:
     def _stream(
         self, request: GenerateRequest, stopped: Callable[[], bool]
     ) -> Iterator[TokenEvent]:
-        text = _TextStream(self.tokenizer, request.params)
+        text = RequestText(self.tokenizer, request)
         try:
             self._engine.add(request)
-            while not stopped():
+            while not (stopped() or text.is_complete):
                 for token in self._engine.step():
-                    event = text.push(token)
-                    yield event
-                    if event.finish_reason is not None:
-                        return
+                    if token.request_id == request.request_id and (event := text.push(token)):
+                        yield event
+                        if event.finish_reason is not None and token.finish_reason is None:
+                            self._engine.stop(token.request_id, token.index)
         finally:
             self._engine.cancel(request.request_id)
 
     def _complete(
-        self,
-        token_ids: list[list[int]],
-        texts: list[str | None],
-        params: list[SamplingParams],
+        self, requests: list[GenerateRequest], prompts: list[Prompt]
     ) -> list[RequestOutput]:
-        requests = [self._request(*pair) for pair in zip(token_ids, params, strict=True)]
-        streams = {r.request_id: _TextStream(self.tokenizer, r.params) for r in requests}
+        texts = {r.request_id: RequestText(self.tokenizer, r) for r in requests}
         outputs = {
-            r.request_id: CompletionOutput(
-                index=0, text="", token_ids=[], cumulative_logprob=0.0, finish_reason=None
-            )
-            for r in requests
+            r.request_id: OutputBuilder(r, prompt if isinstance(prompt, str) else None)
+            for r, prompt in zip(requests, prompts, strict=True)
         }
         try:
             for request in requests:
                 self._engine.add(request)
             while self._engine.has_work:
                 for token in self._engine.step():
-                    event = streams[token.request_id].push(token)
-                    output = outputs[token.request_id]
-                    output.text += event.text
-                    output.token_ids.append(event.token_id)
-                    output.cumulative_logprob += event.logprob
-                    if event.finish_reason is not None:
-                        output.finish_reason = event.finish_reason.value
-                        self._engine.cancel(token.request_id)  # a stop string ends it here
+                    if event := texts[token.request_id].push(token):
+                        outputs[token.request_id].add(event)
+                        if event.finish_reason is not None and token.finish_reason is None:
+                            # By a stop string, which the engine does not know.
+                            self._engine.stop(token.request_id, token.index)
         except BaseException:
             for request in requests:
                 self._engine.cancel(request.request_id)
             raise
-        return [
-            RequestOutput(
-                request_id=request.request_id,
-                prompt=text,
-                prompt_token_ids=request.prompt_token_ids,
-                outputs=[outputs[request.request_id]],
-            )
-            for request, text in zip(requests, texts, strict=True)
-        ]
+        return [outputs[request.request_id].build() for request in requests]
 
-    def _request(self, token_ids: list[int], params: SamplingParams) -> GenerateRequest:
-        number = next(self._request_numbers)
-        self._check_ids(token_ids, "prompt")
-        self._check_ids(params.stop_token_ids, "stop_token_ids")
-        return GenerateRequest(request_id=str(number), prompt_token_ids=token_ids, params=params)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt:
-                raise InvalidRequestError(
-                    "The prompt is empty; expected at least one character.",
-                    "Give some text or token ids.",
-                    param="prompt",
-                )
-            return self.tokenizer.encode(prompt)
-        return list(prompt)
-
-    def _check_ids(self, ids: Sequence[int], param: str) -> None:
-        size = self.spec.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                raise InvalidRequestError(
-                    f"{param} has the token id {token!r}; expected integers from 0 to {size - 1}.",
-                    "Encode the text with this model's tokenizer.",
-                    param=param,
-                )
-
-
-class _TextStream:
-    """A request's tokens as text, cut at its stop strings."""
-
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = StreamDetokenizer(tokenizer)
-        self._stops = StopChecker(params.stop)
-
-    def push(self, token: SampledToken) -> TokenEvent:
-        if token.error is not None:
-            raise HeadraceError(f"Request {token.request_id} failed: {token.error}.")
-        reason = token.finish_reason
-        new = self._detokenizer.push(token.token_id)
-        if reason is not None:
-            new += self._detokenizer.finish()
-        text, stopped = self._stops.push(new)
-        if stopped:
-            reason = FinishReason.STOP
-        elif reason is not None:
-            text += self._stops.finish()
-        return TokenEvent(
-            request_id=token.request_id,
-            token_id=token.token_id,
-            text=text,
-            logprob=token.logprob,
-            finish_reason=reason,
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        beam: BeamParams | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> GenerateRequest:
+        return make_request(
+            self.tokenizer,
+            self.spec.vocab_size,
+            str(next(self._request_numbers)),
+            prompt,
+            params,
+            beam=beam,
+            priority=priority,
+            cache_salt=cache_salt,
         )
 
 

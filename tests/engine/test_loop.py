@@ -6,6 +6,7 @@ from collections import deque
 
 import pytest
 
+from headrace.core.config import SchedulerConfig
 from headrace.core.errors import ContextLengthError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
@@ -65,6 +66,12 @@ class CountingRunner:
         return self._results.popleft()
 
 
+def engine_over(runner: CountingRunner) -> Engine:
+    """Without a prefix cache: the runner wants to see every position."""
+    config = SchedulerConfig(prefix_cache=False, debug_invariants=True)
+    return Engine(runner, frozenset({EOS}), config)
+
+
 def request(name: str, prompt: int, **params: object) -> GenerateRequest:
     return GenerateRequest(
         request_id=name,
@@ -85,29 +92,29 @@ def finish(engine: Engine) -> dict[str, list[SampledToken]]:
 
 def test_a_long_prompt_is_computed_in_chunks_and_then_a_token_a_step() -> None:
     runner = CountingRunner()
-    engine = Engine(runner, frozenset({EOS}))
+    engine = engine_over(runner)
     engine.add(request("a", 19, max_tokens=3))
     tokens = finish(engine)["a"]
     assert [t.token_id for t in tokens] == [19, 20, 21]
     assert [t.finish_reason for t in tokens] == [None, None, FinishReason.LENGTH]
     assert [len(p.entries[0].token_ids) for p in runner.plans] == [8, 8, 3, 1, 1]
-    assert engine.blocks.free_blocks == 8
+    assert engine.blocks.used_blocks == 0
 
 
 def test_requests_share_steps_and_every_block_comes_back() -> None:
     runner = CountingRunner()
-    engine = Engine(runner, frozenset({EOS}))
+    engine = engine_over(runner)
     for name, prompt, most in (("a", 3, 9), ("b", 1, 2), ("c", 20, 5), ("d", 6, 6), ("e", 2, 1)):
         engine.add(request(name, prompt, max_tokens=most))
     tokens = finish(engine)
     assert {name: len(t) for name, t in tokens.items()} == {"a": 9, "b": 2, "c": 5, "d": 6, "e": 1}
     assert max(len(plan.entries) for plan in runner.plans) > 1
-    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+    assert engine.blocks.used_blocks == 0
 
 
 @pytest.mark.parametrize(("ignore", "count"), [(False, 3), (True, 10)])
 def test_an_end_token_ends_unless_it_is_ignored(ignore: bool, count: int) -> None:
-    engine = Engine(CountingRunner(eos_at=7), frozenset({EOS}))
+    engine = engine_over(CountingRunner(eos_at=7))
     engine.add(request("a", 5, max_tokens=10, ignore_eos=ignore))
     tokens = finish(engine)["a"]
     assert len(tokens) == count
@@ -115,13 +122,13 @@ def test_an_end_token_ends_unless_it_is_ignored(ignore: bool, count: int) -> Non
 
 
 def test_stop_ids_end_too() -> None:
-    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine = engine_over(CountingRunner())
     engine.add(request("a", 5, max_tokens=10, stop_token_ids=[8]))
     assert [t.token_id for t in finish(engine)["a"]] == [5, 6, 7, 8]
 
 
 def test_without_max_tokens_an_answer_fills_the_context() -> None:
-    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine = engine_over(CountingRunner())
     engine.add(request("a", 30, max_tokens=None))
     tokens = finish(engine)["a"]
     assert len(tokens) == 2
@@ -130,7 +137,7 @@ def test_without_max_tokens_an_answer_fills_the_context() -> None:
 
 @pytest.mark.parametrize("steps", range(7))
 def test_cancelling_at_any_time_frees_every_block(steps: int) -> None:
-    engine = Engine(CountingRunner(), frozenset({EOS}))
+    engine = engine_over(CountingRunner())
     engine.add(request("a", 18, max_tokens=8))
     engine.add(request("b", 3, max_tokens=8))
     for _ in range(steps):
@@ -139,29 +146,29 @@ def test_cancelling_at_any_time_frees_every_block(steps: int) -> None:
     engine.cancel("a")
     engine.cancel("unknown")
     assert len(finish(engine).get("b", [])) <= 8
-    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+    assert engine.blocks.used_blocks == 0
 
 
 def test_a_sequence_that_fails_fails_alone() -> None:
     runner = CountingRunner()
     runner.fail.add(0)
-    engine = Engine(runner, frozenset({EOS}))
+    engine = engine_over(runner)
     engine.add(request("a", 4, max_tokens=4))
     engine.add(request("b", 4, max_tokens=4))
     tokens = finish(engine)
     assert [(t.finish_reason, t.error) for t in tokens["a"]] == [(FinishReason.ERROR, "broken")]
     assert len(tokens["b"]) == 4
-    assert engine.blocks.free_blocks == engine.blocks.total_blocks
+    assert engine.blocks.used_blocks == 0
 
 
 def test_what_can_never_run_is_refused_at_once_with_both_numbers() -> None:
-    engine = Engine(CountingRunner(total_blocks=4), frozenset({EOS}))
+    engine = engine_over(CountingRunner(total_blocks=4))
     with pytest.raises(ContextLengthError, match=r"33 tokens.*32") as error:
         engine.add(request("a", 33))
     assert error.value.param == "prompt"
     with pytest.raises(ContextLengthError, match=r"32 tokens.*32"):
         engine.add(request("a", 32))
-    with pytest.raises(ContextLengthError, match=r"grow to 20 tokens.*holds 16"):
+    with pytest.raises(ContextLengthError, match=r"up to 20 tokens.*holds 16"):
         engine.add(request("a", 10, max_tokens=10))
     with pytest.raises(InvalidRequestError, match="empty"):
         engine.add(request("a", 0))
@@ -177,7 +184,7 @@ def test_randomness_follows_from_seed_and_place_alone() -> None:
 
     def uniforms(batch: int) -> list[float]:
         runner = CountingRunner(max_batch_tokens=batch)
-        engine = Engine(runner, frozenset({EOS}))
+        engine = engine_over(runner)
         engine.add(request("other", 3, max_tokens=5))
         engine.add(request("a", 9, max_tokens=4, seed=5))
         finish(engine)

@@ -170,16 +170,36 @@ class SampledToken:
     top: list[tuple[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    # With a continuation's first token, if asked for: for each prompt token but the first, its
+    # logprob and the likeliest in its place.
+    prompt_scores: list[tuple[float, list[tuple[int, float]]]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """A token's logprob among all tokens, and its place among them where that is known."""
+
+    logprob: float
+    rank: int | None  # 1 is the likeliest; None: not among those that were asked for
+    decoded_token: str
+
+
+# A place in a text: the token that is there and the likeliest others, by id.
+Logprobs = dict[int, Logprob]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
-    """What streams out to a caller: a token and the text that it completed."""
+    """What streams out to a caller: a token and the text that it completed. A last event that
+    brings no token (a timeout) has a token_id of None."""
 
     request_id: str
-    token_id: int
+    token_id: int | None
     text: str  # may be empty while a UTF-8 character or a possible stop string is incomplete
     logprob: float
+    index: int = 0  # which of the request's n continuations
+    logprobs: Logprobs | None = None  # if asked for
+    prompt_logprobs: list[Logprobs | None] | None = None  # if asked for, with the first token
     finish_reason: FinishReason | None = None
 
 
@@ -191,7 +211,8 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float
-    finish_reason: str | None
+    logprobs: list[Logprobs] | None = None
+    finish_reason: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,5 +222,6 @@ class RequestOutput:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprobs | None] | None = None  # None for the first token
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = True

@@ -1,147 +1,116 @@
-"""The engine's loop: schedule, execute, commit. Many requests share one runner and its blocks.
+"""The engine's loop: schedule, execute, commit.
 
-Computed tokens catch up with wanted tokens under the runner's limits; there is no prefill phase.
-A sequence is admitted once blocks for the longest it can become are free, so that it never has to
-give any back. Knows no text and no arrays.
+With a runner that takes a plan while another is being computed, the next plan is made and handed
+over before the last one's result is looked at. An error of the runner ends the requests of that
+step and no others. Knows no text and no arrays.
 """
 
 from __future__ import annotations
 
+import heapq
+import logging
 from collections import deque
 
-from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.clock import Clock, WallClock
+from headrace.core.config import SchedulerConfig
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
-from headrace.core.step import EntryResult, Runner, StepEntry, StepPlan
+from headrace.core.step import Runner, StepPlan
 from headrace.engine.blocks import BlockPool
-from headrace.engine.sequence import Sequence
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.stats import EngineStats
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
-    def __init__(self, runner: Runner, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        eos_ids: frozenset[int],
+        config: SchedulerConfig | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._runner = runner
-        self._eos_ids = eos_ids
-        self._limits = runner.limits
-        self.blocks = BlockPool(self._limits.total_blocks, self._limits.block_tokens)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._next_id = 0
+        self._clock = clock or WallClock()
+        config = config or SchedulerConfig()
+        self.scheduler = Scheduler(runner.limits, eos_ids, config, self._clock)
+        self._check_always = config.debug_invariants
+        self._in_flight: deque[StepPlan] = deque()
+        self._deadlines: list[tuple[float, str]] = []  # a heap; ended requests are skipped
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return self.scheduler.has_work
+
+    @property
+    def blocks(self) -> BlockPool:
+        return self.scheduler.blocks
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats
+
+    def check(self, request: GenerateRequest) -> None:
+        self.scheduler.check(request)
 
     def add(self, request: GenerateRequest) -> None:
-        """Queue a request, or refuse it now: one that is queued will run."""
-        self._waiting.append(self.check(request))
-        self._next_id += 1
-
-    def check(self, request: GenerateRequest) -> Sequence:
-        """The sequence that a request would be; refuses one that can never run."""
-        sequence = Sequence.start(self._next_id, request, self._context(request), self._eos_ids)
-        needed = self.blocks.blocks_for(sequence.most_tokens)
-        if needed > self.blocks.total_blocks:
-            raise ContextLengthError(
-                f"The request may grow to {sequence.most_tokens + 1} tokens; the KV pool holds "
-                f"{self.blocks.total_blocks * self.blocks.block_tokens}.",
-                "Lower max_tokens or shorten the prompt.",
-                param="max_tokens",
-            )
-        return sequence
+        """Queue a request, or refuse it now."""
+        self.scheduler.add(request)
+        if request.timeout_s is not None:
+            deadline = self._clock.now_s() + request.timeout_s
+            heapq.heappush(self._deadlines, (deadline, request.request_id))
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is; its blocks are free at once."""
-        self._waiting = deque(s for s in self._waiting if s.request.request_id != request_id)
-        for sequence in [s for s in self._running if s.request.request_id == request_id]:
-            self._end(sequence)
+        """End a request wherever it is; its blocks are free at once and nothing more is said."""
+        self.scheduler.end(request_id, FinishReason.ABORT)
+
+    def stop(self, request_id: str, index: int) -> None:
+        """End one continuation of a request: its text came to a stop string."""
+        self.scheduler.end_one(request_id, index, FinishReason.STOP)
 
     def step(self) -> list[SampledToken]:
-        """One step: the tokens it brought, in the order of their sequences."""
-        plan = self._schedule()
-        self._runner.submit(plan)
-        return self._commit(plan, self._runner.collect().entries)
-
-    def _context(self, request: GenerateRequest) -> int:
-        prompt, context = len(request.prompt_token_ids), self._limits.context_tokens
-        if prompt == 0:
-            raise InvalidRequestError(
-                "The prompt is empty: it has 0 tokens; expected at least 1.",
-                "Give some text or token ids.",
-                param="prompt",
-            )
-        if prompt >= context:
-            raise ContextLengthError(
-                f"The prompt has {prompt} tokens; the context holds {context}, of which at least "
-                "one is for the answer.",
-                f"Shorten the prompt to {context - 1} tokens or fewer.",
-                param="prompt",
-            )
-        return context
-
-    def _schedule(self) -> StepPlan:
-        self._admit()
-        budget = self._limits.max_batch_tokens
-        entries: list[StepEntry] = []
-        for sequence in self._running:
-            if budget == 0:
-                break
-            count = min(sequence.wanted_tokens, budget)
-            budget -= count
-            start = sequence.computed_tokens
-            entries.append(
-                StepEntry(
-                    sequence_id=sequence.sequence_id,
-                    token_ids=sequence.token_ids[start : start + count],
-                    start=start,
-                    block_table=sequence.blocks,
-                    draw=sequence.next_draw() if count == sequence.wanted_tokens else None,
-                )
-            )
-        return StepPlan(entries=entries)
-
-    def _admit(self) -> None:
-        """In order of arrival; the first that does not fit holds back those behind it."""
-        while self._waiting and len(self._running) < self._limits.max_sequences:
-            needed = self.blocks.blocks_for(self._waiting[0].most_tokens)
-            if needed > self.blocks.free_blocks:
-                return
-            sequence = self._waiting.popleft()
-            sequence.blocks = self.blocks.take(needed)
-            self._running.append(sequence)
-
-    def _commit(self, plan: StepPlan, results: list[EntryResult]) -> list[SampledToken]:
-        by_id = {sequence.sequence_id: sequence for sequence in self._running}
-        tokens: list[SampledToken] = []
-        for entry, result in zip(plan.entries, results, strict=True):
-            sequence = by_id[entry.sequence_id]
-            sequence.computed_tokens += len(entry.token_ids)
-            request_id = sequence.request.request_id
-            if result.error is not None:
-                reason: FinishReason | None = FinishReason.ERROR
-                tokens.append(
-                    SampledToken(
-                        request_id=request_id,
-                        token_id=-1,
-                        logprob=0.0,
-                        finish_reason=reason,
-                        error=result.error,
-                    )
-                )
-            elif result.token_id is not None:
-                reason = sequence.append(result.token_id)
-                tokens.append(
-                    SampledToken(
-                        request_id=request_id,
-                        token_id=result.token_id,
-                        logprob=result.logprob,
-                        finish_reason=reason,
-                    )
-                )
-            else:
-                continue
-            if reason is not None:
-                self._end(sequence)
+        """One turn: what became known in it."""
+        tokens = self._expire()
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            tokens += self._submit(plan)
+        full = len(self._in_flight) >= self._runner.limits.steps_in_flight
+        if self._in_flight and (plan is None or full):
+            tokens += self._collect()
+        if self._check_always:
+            self.scheduler.check_integrity()
         return tokens
 
-    def _end(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        self.blocks.give_back(sequence.blocks)
+    def check_integrity(self) -> None:
+        self.scheduler.check_integrity()
+
+    def _submit(self, plan: StepPlan) -> list[SampledToken]:
+        try:
+            self._runner.submit(plan)
+        except Exception as error:
+            # Plans that went before are not harmed, and must be committed before this one fails.
+            tokens = [token for _ in list(self._in_flight) for token in self._collect()]
+            return tokens + self._fail(error)
+        self._in_flight.append(plan)
+        return []
+
+    def _collect(self) -> list[SampledToken]:
+        plan = self._in_flight.popleft()
+        try:
+            result = self._runner.collect()
+        except Exception as error:
+            return self._fail(error)
+        return self.scheduler.commit(plan, result)
+
+    def _fail(self, error: Exception) -> list[SampledToken]:
+        log.exception("a step failed; its requests end, others go on")
+        return self.scheduler.fail(f"the step could not be computed: {error}")
+
+    def _expire(self) -> list[SampledToken]:
+        """End requests whose time has passed."""
+        tokens: list[SampledToken] = []
+        now_s = self._clock.now_s() if self._deadlines else 0.0
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, request_id = heapq.heappop(self._deadlines)
+            tokens += self.scheduler.end(request_id, FinishReason.TIMEOUT)
+        return tokens

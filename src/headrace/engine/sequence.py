@@ -1,52 +1,88 @@
-"""A sequence: one request being computed. Its tokens, its blocks, and when it ends.
+"""A sequence: one continuation being computed. Its tokens, its blocks, what it draws, when it ends.
 
-Knows token ids only: stop strings are the affair of whoever turns tokens into text.
+Knows token ids only: stop strings are the affair of whoever turns tokens into text. Moves nothing
+by itself; the scheduler does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from headrace.core.request import FinishReason, GenerateRequest
-from headrace.core.step import Draw
+from headrace.core.step import Draw, TopLogprobs
+
+if TYPE_CHECKING:
+    from headrace.engine.beam import BeamGroup
+
+GREEDY = Draw(temperature=0.0)
+
+
+class Status(Enum):
+    WAITING = auto()  # to be admitted; has no blocks, or those it was forked with
+    RUNNING = auto()
+    FINISHED = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """token_ids   [ prompt ............ | generated ...... ]
-    [ computed: in blocks ....... | to compute ]
+    """
+    token_ids   [ prompt ................ | generated ...... ][ drawn, not yet known ]
+                [ computed ........ | in flight ]
+                [ scheduled ................... | to schedule                        ]
     """
 
     sequence_id: int
     request: GenerateRequest
-    max_tokens: int  # of output: what was asked for, within the context
+    index: int  # which of the request's continuations
+    order: int  # of arrival; siblings share it
+    arrival_s: float
+    max_tokens: int  # of output: what was asked for, within context and pool
     stop_ids: frozenset[int]
     token_ids: list[int]
     seed: int
+    status: Status = Status.WAITING
     computed_tokens: int = 0
+    scheduled_tokens: int = 0
+    draws_in_flight: int = 0
+    epoch: int = 0  # of preemptions: what was in flight before one computed into blocks now lost
     blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # prefix keys of full blocks, from the first on
+    plain_keys: list[bytes] = field(default_factory=list)  # the same without salt
+    published_blocks: int = 0
+    prompt_scores: list[tuple[float, TopLogprobs]] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)  # of output tokens
+    seen: set[int] = field(default_factory=set)  # prompt and output
+    siblings: int = 0  # to be forked once the prompt is computed
+    beams: BeamGroup | None = None
+    needs_history: bool = False  # a draw depends on tokens before it, not only through the model
+    _constant_draw: Draw | None = None
 
-    @classmethod
-    def start(
-        cls,
-        sequence_id: int,
-        request: GenerateRequest,
-        context_tokens: int,
-        eos_ids: frozenset[int],
-    ) -> Sequence:
-        params = request.params
-        room = context_tokens - len(request.prompt_token_ids)
-        return cls(
-            sequence_id=sequence_id,
-            request=request,
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            stop_ids=frozenset(params.stop_token_ids)
-            | (frozenset() if params.ignore_eos else eos_ids),
-            token_ids=list(request.prompt_token_ids),
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
+    def __post_init__(self) -> None:
+        params = self.request.params
+        self.needs_history = (
+            self.beams is not None
+            or params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or bool(self.request.bad_token_ids)
         )
+        if self.beams is not None or self._is_plainly_greedy():
+            self._constant_draw = GREEDY
+        if self.needs_history:
+            self.seen = set(self.token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
 
     @property
     def generated_tokens(self) -> int:
@@ -54,37 +90,118 @@ class Sequence:
 
     @property
     def wanted_tokens(self) -> int:
-        """Still to be computed before the next token can be drawn."""
-        return len(self.token_ids) - self.computed_tokens
+        """To be scheduled before the next draw, one that is only being drawn now included."""
+        if self.draws_in_flight and (
+            self.needs_history or self.generated_tokens + 1 >= self.max_tokens
+        ):
+            return 0
+        return len(self.token_ids) + self.draws_in_flight - self.scheduled_tokens
 
     @property
     def most_tokens(self) -> int:
-        """The longest this sequence can become. The last token is never computed."""
+        """The longest this sequence can become in blocks. The last token is never computed."""
         return len(self.request.prompt_token_ids) + self.max_tokens - 1
 
     def next_draw(self) -> Draw:
+        """For the token that follows all known ones and those in flight."""
+        if self._constant_draw is not None:
+            return self._constant_draw
         params = self.request.params
+        place = self.generated_tokens + self.draws_in_flight
         return Draw(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             min_p=params.min_p,
-            uniform=uniform(self.seed, self.generated_tokens),
+            typical_p=params.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            seen=self.seen,
+            counts=self.counts,
+            bias=params.logit_bias,
+            allowed=params.allowed_token_ids,
+            banned=self._banned(place),
+            uniform=0.0 if params.temperature == 0 else uniform(self.seed, place),
         )
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a drawn token; why the sequence ends with it, if it does."""
         self.token_ids.append(token_id)
-        if token_id in self.stop_ids:
+        if self.needs_history:
+            self.counts[token_id] = self.counts.get(token_id, 0) + 1
+            self.seen.add(token_id)
+        generated = self.generated_tokens
+        if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
             return FinishReason.STOP
-        if self.generated_tokens >= self.max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if generated >= self.max_tokens else None
+
+    def _is_plainly_greedy(self) -> bool:
+        params = self.request.params
+        return (
+            params.temperature == 0
+            and not self.needs_history
+            and not params.logit_bias
+            and params.allowed_token_ids is None
+            and params.min_tokens == 0
+        )
+
+    def _banned(self, place: int) -> Collection[int]:
+        """Tokens that may not come at this place: an end too soon, the last of a bad word."""
+        banned = set(self.stop_ids) if place < self.request.params.min_tokens else set()
+        for word in self.request.bad_token_ids:
+            before = len(word) - 1
+            if before == 0 or self.token_ids[-before:] == list(word[:-1]):
+                banned.add(word[-1])
+        return banned
 
 
-def uniform(seed: int, index: int) -> float:
-    """The index-th number in [0, 1) of a seed: the same in every batch and on every machine."""
-    digest = hashlib.blake2b(
-        seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8
+def start_sequence(
+    sequence_id: int,
+    request: GenerateRequest,
+    *,
+    index: int = 0,
+    order: int,
+    arrival_s: float,
+    room_tokens: int,
+    eos_ids: frozenset[int],
+    seed: int | None = None,
+    beams: BeamGroup | None = None,
+) -> Sequence:
+    """A request's continuation, with room for `room_tokens` of output."""
+    params = request.params
+    asked = params.max_tokens if request.beam is None else request.beam.max_tokens
+    ignore_eos = params.ignore_eos if request.beam is None else request.beam.ignore_eos
+    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignore_eos else eos_ids)
+    return Sequence(
+        sequence_id=sequence_id,
+        request=request,
+        index=index,
+        order=order,
+        arrival_s=arrival_s,
+        max_tokens=room_tokens if asked is None else min(asked, room_tokens),
+        stop_ids=stop_ids,
+        token_ids=list(request.prompt_token_ids),
+        seed=child_seed(choose_seed(request) if seed is None else seed, index),
+        beams=beams,
     )
-    return (int.from_bytes(digest.digest(), "little") >> 11) / 2**53
+
+
+def choose_seed(request: GenerateRequest) -> int:
+    seed = request.params.seed
+    return secrets.randbits(64) if seed is None else seed
+
+
+def child_seed(seed: int, index: int) -> int:
+    """The seed of a request's index-th continuation; the first one's is the request's own."""
+    return seed if index == 0 else _hash(seed, index, b"child")
+
+
+def uniform(seed: int, place: int) -> float:
+    """The number in [0, 1) for a place of a seed: the same in every batch, on every machine."""
+    return (_hash(seed, place, b"draw") >> 11) / 2**53
+
+
+def _hash(a: int, b: int, person: bytes) -> int:
+    data = a.to_bytes(8, "little") + b.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=person).digest(), "little")

@@ -1,0 +1,109 @@
+"""Whether a request can ever run, and whether a sequence may start now. Decides; moves nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+
+from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.request import GenerateRequest
+from headrace.core.step import RunnerLimits
+from headrace.engine.blocks import BlockPool
+from headrace.engine.sequence import Sequence
+
+FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
+
+
+def check_request(
+    request: GenerateRequest, limits: RunnerLimits, live: Collection[str] = ()
+) -> int:
+    """How many tokens a request may generate at the most; refuses one that can never run."""
+    prompt, context = len(request.prompt_token_ids), limits.context_tokens
+    if request.request_id in live:
+        raise InvalidRequestError(
+            f"The request id {request.request_id!r} is in use; expected one of its own.",
+            "Choose another id.",
+            param="request_id",
+        )
+    if prompt == 0:
+        raise InvalidRequestError(
+            "The prompt is empty: it has 0 tokens; expected at least 1.",
+            "Give some text or token ids.",
+            param="prompt",
+        )
+    if prompt >= context:
+        raise ContextLengthError(
+            f"The prompt has {prompt} tokens; the context holds {context}, of which at least "
+            "one is for the answer.",
+            f"Shorten the prompt to {context - 1} tokens or fewer.",
+            param="prompt",
+        )
+    timeout_s = request.timeout_s
+    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise InvalidRequestError(
+            f"timeout_s is {timeout_s!r}; expected a number above 0.",
+            "Leave it out to wait as long as it takes.",
+            param="timeout_s",
+        )
+    return _check_pool(request, limits, prompt, context)
+
+
+def _check_pool(request: GenerateRequest, limits: RunnerLimits, prompt: int, context: int) -> int:
+    width = 1 if request.beam is None else request.beam.beam_width
+    # A beam may have to be held without sharing anything, and one block more while it is copied.
+    held = (limits.total_blocks // width - (width > 1)) * limits.block_tokens
+    asked = request.params.max_tokens if request.beam is None else request.beam.max_tokens
+    room = context - prompt
+    most = prompt + (room if asked is None else min(asked, room))
+    if prompt > held or (asked is not None and most - 1 > held):
+        whole = f"{width} beams of up to {most} tokens" if width > 1 else f"up to {most} tokens"
+        raise ContextLengthError(
+            f"The request may need {whole}; the KV pool holds "
+            f"{limits.total_blocks * limits.block_tokens} tokens.",
+            "Lower max_tokens, shorten the prompt, or give the engine more KV memory.",
+            param="prompt" if prompt > held else "max_tokens",
+        )
+    return min(room, held - prompt + 1)
+
+
+class Admission:
+    """Looks at the blocks a sequence will really need, and at those that the running ones still
+    will, so that preemption is rare."""
+
+    SMOOTHING = 0.1
+
+    def __init__(self, pool: BlockPool, watermark: float) -> None:
+        self._pool = pool
+        self._watermark_blocks = math.ceil(pool.total_blocks * watermark)
+        self._output_tokens = FIRST_GUESS_TOKENS  # of requests that ended
+
+    def learn(self, generated_tokens: int) -> None:
+        self._output_tokens += self.SMOOTHING * (generated_tokens - self._output_tokens)
+
+    def fits(self, sequence: Sequence, found: list[int], running: Iterable[Sequence]) -> bool:
+        """Whether the sequence may start, given blocks `found` by its prefix."""
+        pool = self._pool
+        # Cached blocks that it would take over are no longer available to others.
+        taken_over = sum(1 for block in found if pool.is_cached(block))
+        available = pool.available_blocks - taken_over
+        own = self.outstanding(sequence) - len(found)
+        others = list(running)
+        if not others:  # it alone may use everything: check_request() saw to it that it fits
+            held = len(sequence.blocks) + len(found)
+            return pool.blocks_for(len(sequence.token_ids)) + 1 - held <= available or (
+                pool.used_blocks == len(sequence.blocks)
+            )
+        reserved = sum(self.outstanding(other) for other in others)
+        return own + reserved + self._watermark_blocks <= available
+
+    def outstanding(self, sequence: Sequence) -> int:
+        """Blocks that a sequence is expected to take yet."""
+        # Those that run longer than most are taken to be half way.
+        expected = max(int(self._output_tokens), 2 * sequence.generated_tokens)
+        expected = min(expected, sequence.max_tokens)
+        tokens = min(sequence.most_tokens, sequence.prompt_tokens + expected)
+        shared_tail = (
+            1 if sequence.blocks and not self._pool.is_writable(sequence.blocks[-1]) else 0
+        )
+        tokens = max(tokens, len(sequence.token_ids))
+        return max(0, self._pool.blocks_for(tokens) - len(sequence.blocks)) + shared_tail

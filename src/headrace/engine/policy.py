@@ -1,0 +1,55 @@
+"""Who goes first, and how much at once: pure functions of values, and one running estimate.
+
+No sequences are moved here; the scheduler asks and acts.
+"""
+
+from __future__ import annotations
+
+from headrace.core.config import Policy, SchedulerConfig
+
+
+def admission_key(
+    config: SchedulerConfig, *, priority: int, prompt_tokens: int, arrival_s: float, order: int
+) -> tuple[float, int]:
+    """Waiting requests are admitted in the order of this key. It never changes while one waits:
+    with SHORTEST, ageing is the same for all, so what counts is who came how much later."""
+    if config.policy is Policy.PRIORITY:
+        return (float(priority), order)
+    if config.policy is Policy.SHORTEST:
+        return (prompt_tokens + config.ageing_tokens_per_s * arrival_s, order)
+    return (0.0, order)
+
+
+def victim_key(*, priority: int, order: int) -> tuple[int, int]:
+    """The largest is preempted first: of the lowest priority, the newest."""
+    return (priority, order)
+
+
+class StepTimes:
+    """How long steps take, learnt from steps: what decides how much of a prompt fits beside others'
+    decoding without holding them up."""
+
+    SMOOTHING = 0.25
+
+    def __init__(self, growth: float, least_tokens: int) -> None:
+        self._growth = growth
+        self._least = least_tokens
+        self._decode_s: float | None = None  # a step without prompts
+        self._prompt_token_s: float | None = None  # what a prompt token adds
+
+    def prompt_tokens(self, budget: int) -> int:
+        """How many prompt tokens may join a step in which others decode."""
+        if self._decode_s is None or self._prompt_token_s is None:
+            return min(self._least, budget)
+        room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
+        return min(max(self._least, int(room)), budget)
+
+    def learn(self, compute_s: float, decode_tokens: int, prompt_tokens: int) -> None:
+        if decode_tokens and not prompt_tokens:
+            self._decode_s = self._blend(self._decode_s, compute_s)
+        elif decode_tokens and self._decode_s is not None:
+            extra = max(compute_s - self._decode_s, 0.0) / prompt_tokens
+            self._prompt_token_s = self._blend(self._prompt_token_s, extra)
+
+    def _blend(self, old: float | None, new: float) -> float:
+        return new if old is None else old + self.SMOOTHING * (new - old)

@@ -1,0 +1,520 @@
+"""The scheduler: which tokens of which sequences to compute next, and what came of it.
+
+`schedule()` gives a plan, `commit()` takes its result; another plan may be made in between (its
+entries then hold tokens that are not known yet). There is no prefill and no decode: computed tokens
+catch up with wanted ones, those that are one behind first. No arrays, no text, no clock of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from headrace.core.clock import Clock
+from headrace.core.config import SchedulerConfig
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken
+from headrace.core.step import (
+    PREVIOUS,
+    EntryResult,
+    RunnerLimits,
+    StepEntry,
+    StepPlan,
+    StepResult,
+)
+from headrace.engine.admission import Admission, check_request
+from headrace.engine.beam import BeamGroup
+from headrace.engine.blocks import BlockPool
+from headrace.engine.policy import StepTimes, victim_key
+from headrace.engine.prefix import PrefixCache, chain_key, root_key
+from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
+from headrace.engine.stats import EngineStats
+from headrace.engine.waiting import WaitingQueue
+
+log = logging.getLogger(__name__)
+
+Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
+
+
+class Scheduler:
+    def __init__(
+        self,
+        limits: RunnerLimits,
+        eos_ids: frozenset[int],
+        config: SchedulerConfig,
+        clock: Clock,
+    ) -> None:
+        self.limits = limits
+        self.config = config
+        self.eos_ids = eos_ids
+        self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
+        self.prefix = PrefixCache(self.blocks)
+        self.stats = EngineStats(prefix=self.prefix.stats)
+        self._clock = clock
+        self._waiting = WaitingQueue(config)
+        self._running: dict[int, Sequence] = {}
+        self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
+        self._flights: deque[Flight] = deque()
+        self._times = StepTimes(config.max_step_growth, limits.block_tokens)
+        self._admission = Admission(self.blocks, config.watermark)
+        self._slots = min(limits.max_sequences, limits.max_batch_tokens)
+        self._next_id = 0
+        self._next_order = 0
+
+    # -- requests ------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._flights)
+
+    @property
+    def running_sequences(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting_sequences(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: GenerateRequest) -> None:
+        """Queue a request, or refuse it now: one that is queued will run."""
+        room = check_request(request, self.limits, self._requests)
+        beams = None if request.beam is None else BeamGroup(request.beam)
+        sequence = start_sequence(
+            self._take_id(),
+            request,
+            order=self._next_order,
+            arrival_s=self._clock.now_s(),
+            room_tokens=room,
+            eos_ids=self.eos_ids,
+            beams=beams,
+        )
+        if beams is not None:
+            beams.start(sequence)
+        else:
+            sequence.siblings = (request.params.best_of or request.params.n) - 1
+        self._next_order += 1
+        self._requests[request.request_id] = [sequence]
+        self._waiting.push(sequence)
+
+    def check(self, request: GenerateRequest) -> None:
+        """Refuse what can never run."""
+        check_request(request, self.limits, self._requests)
+
+    def end_one(self, request_id: str, index: int, reason: FinishReason) -> None:
+        """End one continuation of a request, if it has begun; says nothing."""
+        for sequence in list(self._requests.get(request_id, [])):
+            if sequence.index == index and sequence.beams is None and not sequence.siblings:
+                self._count_finish(reason)
+                self._admission.learn(sequence.generated_tokens)
+                self.drop(sequence)
+
+    def end(
+        self, request_id: str, reason: FinishReason, error: str | None = None
+    ) -> list[SampledToken]:
+        """End a request wherever it is; its blocks are free at once. One event a continuation."""
+        sequences = self._requests.get(request_id, [])
+        indexes = sorted(
+            index
+            for s in sequences
+            for index in (range(s.index, s.index + 1 + s.siblings) if s.siblings else [s.index])
+        )
+        if sequences and (beams := sequences[0].beams) is not None:
+            indexes = list(range(beams.width))
+        for sequence in list(sequences):
+            self.drop(sequence)
+        for _ in indexes:
+            self._count_finish(reason)
+        return [
+            SampledToken(
+                request_id=request_id,
+                token_id=-1,
+                logprob=0.0,
+                index=index,
+                finish_reason=reason,
+                error=error,
+            )
+            for index in indexes
+        ]
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if nothing can be computed now."""
+        draft = _Draft(self.limits.max_batch_tokens)
+        prompts: list[Sequence] = []
+        for sequence in list(self._running.values()):
+            wanted = sequence.wanted_tokens
+            if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
+                if sequence.status is Status.RUNNING:  # not preempted by one before it
+                    self._schedule_tokens(sequence, 1, draft)
+            elif wanted > 0:
+                prompts.append(sequence)
+        draft.decode_tokens = len(draft.entries)
+        if draft.decode_tokens:
+            draft.prompt_budget = self._times.prompt_tokens(draft.budget)
+        for sequence in prompts:
+            if draft.room and sequence.status is Status.RUNNING:
+                self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
+        self._admit(draft)
+        if not draft.entries:
+            return None
+        self._flights.append([(s, s.epoch) for s in draft.sequences.values()])
+        return StepPlan(entries=list(draft.entries.values()), copies=draft.copies)
+
+    def _admit(self, draft: _Draft) -> None:
+        while draft.room and len(self._running) < self._slots:
+            sequence = self._waiting.first()
+            if sequence is None:
+                return
+            found = self._find_prefix(sequence)
+            if not self._admission.fits(sequence, found, self._running.values()):
+                if self._running or not self._reclaim_waiting(sequence):
+                    return
+                continue
+            self._waiting.remove(sequence)
+            self._start_running(sequence, found)
+            self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks with a beginning of the sequence that it does not hold yet."""
+        if not self.config.prefix_cache or sequence.blocks:
+            return []
+        params = sequence.request.params
+        if params.prompt_logprobs is not None and not sequence.generated_tokens:
+            return []  # every prompt token has to be scored
+        return self.prefix.match(sequence.token_ids, sequence.keys, sequence.request.cache_salt)
+
+    def _start_running(self, sequence: Sequence, found: list[int]) -> None:
+        if self.config.prefix_cache and sequence.epoch == 0 and not sequence.blocks:
+            request = sequence.request
+            if request.params.prompt_logprobs is None:
+                self.prefix.count(sequence.token_ids, sequence.keys, len(found), request.cache_salt)
+        for block in found:
+            self.blocks.share(block)
+        if found:
+            sequence.blocks = found
+            sequence.published_blocks = len(found)
+            sequence.computed_tokens = len(found) * self.blocks.block_tokens
+            sequence.scheduled_tokens = sequence.computed_tokens
+        sequence.status = Status.RUNNING
+        self._running[sequence.sequence_id] = sequence
+
+    def _schedule_tokens(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+        """Put the next `count` tokens of a sequence into the draft, with blocks to hold them."""
+        start, known = sequence.scheduled_tokens, len(sequence.token_ids)
+        # A token that is not known yet comes in an entry of its own, after all that are.
+        end = min(start + count, known) if start < known else start + 1
+        if not self._make_room(sequence, start, end, draft):
+            return
+        token_ids = sequence.token_ids[start:end] if start < known else [PREVIOUS]
+        entry = StepEntry(
+            sequence_id=sequence.sequence_id,
+            token_ids=token_ids,
+            start=start,
+            # Shared, not copied: it only grows, and a runner reads as much of it as it needs.
+            block_table=sequence.blocks,
+        )
+        if end == known + sequence.draws_in_flight:
+            entry.draw = sequence.next_draw()
+            entry.top_logprobs = _top_wanted(sequence)
+        prompt_logprobs = sequence.request.params.prompt_logprobs
+        if prompt_logprobs is not None and len(sequence.prompt_scores) < sequence.prompt_tokens - 1:
+            self._ask_scores(sequence, entry, prompt_logprobs)
+        if entry.draw is not None:
+            sequence.draws_in_flight += 1
+        sequence.scheduled_tokens = end
+        draft.add(sequence, entry)
+
+    def _ask_scores(self, sequence: Sequence, entry: StepEntry, top: int) -> None:
+        after = entry.start + len(entry.token_ids) + 1
+        targets = sequence.token_ids[entry.start + 1 : after]
+        # The last token's successor is what is being drawn: any target will do, none is kept.
+        entry.targets = targets + [0] * (len(entry.token_ids) - len(targets))
+        entry.top_logprobs = max(entry.top_logprobs, top)
+
+    def _make_room(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> bool:
+        """Blocks for positions start..end, the first of them the sequence's own to write to."""
+        pool = self.blocks
+        at = start // pool.block_tokens
+        copy = at < len(sequence.blocks) and not pool.is_writable(sequence.blocks[at])
+        needed = pool.blocks_for(end) - len(sequence.blocks) + copy
+        while pool.available_blocks < needed:
+            if self._reclaim_waiting(None):
+                continue
+            victim = max(
+                self._running.values(),
+                key=lambda s: (
+                    victim_key(priority=s.request.priority, order=s.order),
+                    s.sequence_id,
+                ),
+            )
+            self._preempt(victim, draft)
+            if victim is sequence:
+                return False
+        if copy:
+            old, new = sequence.blocks[at], pool.take()
+            draft.copies.append((old, new))
+            sequence.blocks = [
+                *sequence.blocks
+            ]  # plans in flight keep the table they were made with
+            sequence.blocks[at] = new
+            pool.give_back([old])
+            sequence.published_blocks = min(sequence.published_blocks, at)
+            self.stats.cow_copies += 1
+            needed -= 1
+        for _ in range(needed):
+            sequence.blocks.append(pool.take())
+        return True
+
+    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+        lost = victim.computed_tokens
+        draft.remove(victim)
+        self.stats.preemptions += 1
+        self.stats.preempted_tokens += lost
+        log.warning(
+            "preempted sequence %d of request %s: %d computed tokens will be computed again "
+            "(%d sequences running, %d blocks in all)",
+            victim.sequence_id,
+            victim.request.request_id,
+            lost,
+            len(self._running),
+            self.blocks.total_blocks,
+        )
+        self._lose_blocks(victim)
+        victim.status = Status.WAITING
+        del self._running[victim.sequence_id]
+        self._waiting.push(victim)
+
+    def _reclaim_waiting(self, keep: Sequence | None) -> bool:
+        """Take blocks from sequences that wait with some (forks not yet admitted)."""
+        held = [s for s in self._waiting if s.blocks and s is not keep]
+        for sequence in held:
+            self._lose_blocks(sequence)
+        return bool(held)
+
+    def _lose_blocks(self, sequence: Sequence) -> None:
+        self.blocks.give_back(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
+        sequence.epoch += 1
+
+    # -- results -------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
+        """Take the result of the oldest plan not yet committed."""
+        flight = self._flights.popleft()
+        self.stats.steps += 1
+        tokens: list[SampledToken] = []
+        prompt_tokens = 0
+        for (sequence, epoch), entry, found in zip(
+            flight, plan.entries, result.entries, strict=True
+        ):
+            count = len(entry.token_ids)
+            if entry.start < sequence.prompt_tokens:
+                prompt_tokens += count
+            if sequence.is_finished:
+                continue
+            if epoch == sequence.epoch:
+                sequence.computed_tokens = entry.start + count
+            if entry.draw is not None:
+                sequence.draws_in_flight -= 1
+            if found.error is not None:
+                tokens += self.end(sequence.request.request_id, FinishReason.ERROR, found.error)
+                continue
+            if entry.targets is not None:
+                _keep_scores(sequence, entry, found)
+            if found.token_id is not None:
+                tokens += self._take_token(sequence, found)
+            if self.config.prefix_cache and not sequence.is_finished:
+                self._publish(sequence)
+        self.stats.prompt_tokens += prompt_tokens
+        self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
+        return tokens
+
+    def fail(self, error: str) -> list[SampledToken]:
+        """The oldest plan not yet committed could not be computed: its requests end."""
+        tokens: list[SampledToken] = []
+        for sequence, _ in self._flights.popleft():
+            tokens += self.end(sequence.request.request_id, FinishReason.ERROR, error)
+        return tokens
+
+    def _take_token(self, sequence: Sequence, found: EntryResult) -> list[SampledToken]:
+        assert found.token_id is not None
+        self.stats.generated_tokens += 1
+        if sequence.beams is not None:
+            tokens = sequence.beams.receive(sequence, found, self)
+            for token in tokens:
+                if token.finish_reason is not None:
+                    self._count_finish(token.finish_reason)
+            return tokens
+        reason = sequence.append(found.token_id)
+        first = sequence.generated_tokens == 1
+        token = SampledToken(
+            request_id=sequence.request.request_id,
+            token_id=found.token_id,
+            logprob=found.logprob,
+            index=sequence.index,
+            top=found.top,
+            finish_reason=reason,
+            prompt_scores=sequence.prompt_scores if first and sequence.prompt_scores else None,
+        )
+        if sequence.siblings:
+            self._fork_siblings(sequence)
+        if reason is not None:
+            if self.config.prefix_cache:
+                self._publish(sequence)
+            self._admission.learn(sequence.generated_tokens)
+            self._count_finish(reason)
+            self.drop(sequence)
+        return [token]
+
+    def _fork_siblings(self, parent: Sequence) -> None:
+        """The request's other continuations start from the prompt's blocks. Each computes the last
+        prompt token again, into a copy of its block, for logits of its own."""
+        shared = parent.prompt_tokens - 1
+        for index in range(1, parent.siblings + 1):
+            child = self.fork(parent, shared)
+            child.index = index
+            child.token_ids = list(parent.request.prompt_token_ids)
+            child.seed = child_seed(parent.seed, index)
+            if child.needs_history:
+                child.seen, child.counts = set(child.token_ids), {}
+        parent.siblings = 0
+
+    def fork(self, parent: Sequence, computed_tokens: int) -> Sequence:
+        """A sequence that shares the parent's blocks of its first `computed_tokens`; it waits to be
+        admitted, at its request's place in the queue."""
+        blocks = parent.blocks[: self.blocks.blocks_for(computed_tokens)]
+        if parent.computed_tokens < computed_tokens:  # preempted meanwhile: start from nothing
+            blocks, computed_tokens = [], 0
+        full = computed_tokens // self.blocks.block_tokens
+        child = Sequence(
+            sequence_id=self._take_id(),
+            request=parent.request,
+            index=parent.index,
+            order=parent.order,
+            arrival_s=parent.arrival_s,
+            max_tokens=parent.max_tokens,
+            stop_ids=parent.stop_ids,
+            token_ids=list(parent.token_ids),
+            seed=parent.seed,
+            computed_tokens=computed_tokens,
+            scheduled_tokens=computed_tokens,
+            blocks=blocks,
+            keys=parent.keys[:full],
+            plain_keys=parent.plain_keys[:full],
+            published_blocks=full,
+            prompt_scores=parent.prompt_scores,
+            beams=parent.beams,
+            epoch=1,  # its prompt was looked up in the prefix cache by its parent
+        )
+        for block in blocks:
+            self.blocks.share(block)
+        self._requests[parent.request.request_id].append(child)
+        self._waiting.push(child)
+        return child
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out, its blocks with it. Says nothing to anyone."""
+        sequence.status = Status.FINISHED
+        self._running.pop(sequence.sequence_id, None)
+        self._waiting.remove(sequence)
+        self.blocks.give_back(sequence.blocks)
+        sequence.blocks = []
+        request_id = sequence.request.request_id
+        self._requests[request_id].remove(sequence)
+        if not self._requests[request_id]:
+            del self._requests[request_id]
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Make the sequence's newly filled blocks findable."""
+        size = self.blocks.block_tokens
+        full = min(sequence.computed_tokens, len(sequence.token_ids)) // size
+        if full <= sequence.published_blocks:
+            return
+        salt = sequence.request.cache_salt
+        _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
+        plain = sequence.keys
+        if salt:
+            _extend_keys(sequence.plain_keys, "", sequence.token_ids, full, size)
+            plain = sequence.plain_keys
+        for at in range(sequence.published_blocks, full):
+            self.prefix.publish(sequence.blocks[at], sequence.keys[at], plain[at])
+        sequence.published_blocks = full
+
+    def _count_finish(self, reason: FinishReason) -> None:
+        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def check_integrity(self) -> None:
+        """free + used + cached == total, and blocks are held by those who think they hold them."""
+        live = [s for sequences in self._requests.values() for s in sequences]
+        self.blocks.check_integrity(s.blocks for s in live)
+        for sequence in live:
+            running = sequence.sequence_id in self._running
+            assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
+            assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
+            held = len(sequence.blocks) * self.blocks.block_tokens
+            assert sequence.scheduled_tokens <= held, "computed outside its blocks"
+
+
+class _Draft:
+    """A plan being written."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.prompt_budget = budget
+        self.decode_tokens = 0
+        self.entries: dict[int, StepEntry] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.copies: list[tuple[int, int]] = []
+
+    @property
+    def room(self) -> int:
+        """For prompt tokens."""
+        return min(self.budget, self.prompt_budget)
+
+    def add(self, sequence: Sequence, entry: StepEntry) -> None:
+        self.entries[sequence.sequence_id] = entry
+        self.sequences[sequence.sequence_id] = sequence
+        self.budget -= len(entry.token_ids)
+        self.prompt_budget -= len(entry.token_ids)
+
+    def remove(self, sequence: Sequence) -> None:
+        entry = self.entries.pop(sequence.sequence_id, None)
+        if entry is None:
+            return
+        del self.sequences[sequence.sequence_id]
+        self.budget += len(entry.token_ids)
+        self.prompt_budget += len(entry.token_ids)
+        if entry.draw is not None:
+            sequence.draws_in_flight -= 1
+
+
+def _extend_keys(
+    keys: list[bytes], salt: str, token_ids: list[int], full_blocks: int, size: int
+) -> None:
+    parent = keys[-1] if keys else root_key(salt)
+    for at in range(len(keys), full_blocks):
+        parent = chain_key(parent, token_ids[at * size : (at + 1) * size])
+        keys.append(parent)
+
+
+def _top_wanted(sequence: Sequence) -> int:
+    if sequence.beams is not None:
+        return 2 * sequence.beams.width
+    return sequence.request.params.logprobs or 0
+
+
+def _keep_scores(sequence: Sequence, entry: StepEntry, found: EntryResult) -> None:
+    """Prompt tokens' logprobs, each position once, whatever was computed again."""
+    last = sequence.prompt_tokens - 1
+    tops: Iterable[list[tuple[int, float]]] = found.target_top or [[]] * len(found.target_logprobs)
+    for at, (logprob, top) in enumerate(
+        zip(found.target_logprobs, tops, strict=True), start=entry.start
+    ):
+        if at == len(sequence.prompt_scores) and at < last:
+            sequence.prompt_scores.append((logprob, top))

@@ -1,0 +1,215 @@
+"""Between a caller's text and the engine's tokens: prompts in, events and outputs out.
+
+Used by the library (llm.py), by the async engine and by servers. Knows tokenizers and requests;
+neither engine nor backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.core.request import (
+    BeamParams,
+    CompletionOutput,
+    FinishReason,
+    GenerateRequest,
+    Logprob,
+    Logprobs,
+    RequestOutput,
+    SampledToken,
+    SamplingParams,
+    TokenEvent,
+)
+from headrace.tokenizer.detokenize import StreamDetokenizer
+from headrace.tokenizer.stop import StopChecker
+from headrace.tokenizer.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]  # text, or token ids
+
+
+def make_request(
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    request_id: str,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    beam: BeamParams | None = None,
+    priority: int = 0,
+    cache_salt: str = "",
+    timeout_s: float | None = None,
+) -> GenerateRequest:
+    """A request for the engine, every id in it checked against the model's vocabulary."""
+    token_ids = _encode(tokenizer, prompt)
+    _check_ids("prompt", token_ids, vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    return GenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=token_ids,
+        params=params,
+        beam=beam,
+        bad_token_ids=bad_token_ids(tokenizer, params.bad_words),
+        priority=priority,
+        cache_salt=cache_salt,
+        timeout_s=timeout_s,
+    )
+
+
+def bad_token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """A word as it is tokenized at the start of a text and after a space."""
+    spelled: list[list[int]] = []
+    for word in words:
+        for text in (word, " " + word.lstrip()):
+            ids = tokenizer.encode(text, add_bos=False)
+            if ids and ids not in spelled:
+                spelled.append(ids)
+    return spelled
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if not prompt:
+        raise InvalidRequestError(
+            "The prompt is empty; expected at least one character.",
+            "Give some text or token ids.",
+            param="prompt",
+        )
+    return tokenizer.encode(prompt)
+
+
+def _check_ids(param: str, ids: Iterable[int], size: int) -> None:
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+            raise InvalidRequestError(
+                f"{param} has the token id {token!r}; expected integers from 0 to {size - 1}.",
+                "Encode the text with this model's tokenizer.",
+                param=param,
+            )
+
+
+class RequestText:
+    """Turns the tokens of one request's continuations into events, cut at its stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, request: GenerateRequest) -> None:
+        self._tokenizer = tokenizer
+        self._request = request
+        self._streams: dict[int, tuple[StreamDetokenizer, StopChecker]] = {}
+        if request.beam is None:
+            self._open = request.params.best_of or request.params.n
+        else:
+            self._open = request.beam.beam_width
+        self._ended: set[int] = set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every continuation has come to its end."""
+        return len(self._ended) >= self._open
+
+    def push(self, token: SampledToken) -> TokenEvent | None:
+        """The event for a token; None for one after a stop string, which nobody is to see."""
+        if token.error is not None:
+            raise HeadraceError(f"Request {token.request_id} failed: {token.error}.")
+        if token.index in self._ended:
+            return None
+        params = self._request.params
+        if token.index not in self._streams:
+            self._streams[token.index] = (
+                StreamDetokenizer(self._tokenizer),
+                StopChecker(params.stop),
+            )
+        detokenizer, stops = self._streams[token.index]
+        reason = token.finish_reason
+        new = detokenizer.push(token.token_id) if token.token_id >= 0 else ""
+        if reason is not None:
+            new += detokenizer.finish()
+        text, stopped = stops.push(new)
+        if stopped:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            text += stops.finish()
+        if reason is not None:
+            self._ended.add(token.index)
+        return self._event(token, text, reason)
+
+    def _event(self, token: SampledToken, text: str, reason: FinishReason | None) -> TokenEvent:
+        params = self._request.params
+        logprobs = None
+        if params.logprobs is not None and token.token_id >= 0:
+            logprobs = self._logprobs(token.token_id, token.logprob, token.top[: params.logprobs])
+        prompt_logprobs: list[Logprobs | None] | None = None
+        if params.prompt_logprobs is not None and token.prompt_scores is not None:
+            prompt_logprobs = [None]
+            for token_id, (logprob, top) in zip(
+                self._request.prompt_token_ids[1:], token.prompt_scores, strict=True
+            ):
+                kept = top[: params.prompt_logprobs]
+                prompt_logprobs.append(self._logprobs(token_id, logprob, kept))
+        return TokenEvent(
+            request_id=token.request_id,
+            token_id=token.token_id if token.token_id >= 0 else None,
+            text=text,
+            logprob=token.logprob,
+            index=token.index,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+        )
+
+    def _logprobs(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> Logprobs:
+        found = {
+            other: Logprob(logprob=value, rank=rank, decoded_token=self._shown(other))
+            for rank, (other, value) in enumerate(top, start=1)
+        }
+        if token_id not in found:
+            found[token_id] = Logprob(
+                logprob=logprob, rank=None, decoded_token=self._shown(token_id)
+            )
+        return found
+
+    def _shown(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special=False, continuation=True)
+
+
+class OutputBuilder:
+    """Gathers a request's events into a RequestOutput."""
+
+    def __init__(self, request: GenerateRequest, prompt: str | None) -> None:
+        self._request = request
+        self._output = RequestOutput(
+            request_id=request.request_id,
+            prompt=prompt,
+            prompt_token_ids=request.prompt_token_ids,
+        )
+        self._completions: dict[int, CompletionOutput] = {}
+
+    def add(self, event: TokenEvent) -> None:
+        if event.prompt_logprobs is not None:
+            self._output.prompt_logprobs = event.prompt_logprobs
+        completion = self._completions.setdefault(
+            event.index,
+            CompletionOutput(index=event.index, text="", token_ids=[], cumulative_logprob=0.0),
+        )
+        completion.text += event.text
+        if event.token_id is not None:
+            completion.token_ids.append(event.token_id)
+            completion.cumulative_logprob += event.logprob
+        if event.logprobs is not None:
+            completion.logprobs = [*(completion.logprobs or []), event.logprobs]
+        if event.finish_reason is not None:
+            completion.finish_reason = event.finish_reason.value
+
+    def build(self) -> RequestOutput:
+        """The n continuations that were asked for: with best_of, the likeliest ones."""
+        found = [self._completions[index] for index in sorted(self._completions)]
+        params = self._request.params
+        if self._request.beam is None and params.best_of is not None:
+            found.sort(key=lambda c: -c.cumulative_logprob)
+            found = found[: params.n]
+            for index, completion in enumerate(found):
+                completion.index = index
+        self._output.outputs = found
+        return self._output
