@@ -1,4 +1,4 @@
-"""Many callers at once, on the default model: the same answers as alone, and nothing left behind."""
+"""Many callers at once, on the default model: the same answers as alone, nothing left behind."""
 
 from __future__ import annotations
 
