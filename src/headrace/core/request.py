@@ -159,7 +159,7 @@ class GenerateRequest:
     timeout_s: float | None = None  # from arrival; ends the request wherever it is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
 class SampledToken:
     """What the engine gives: a token of a request, and the end where it is the last."""
 

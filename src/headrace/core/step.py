@@ -16,7 +16,7 @@ from typing import Protocol
 PREVIOUS = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made for every token of every sequence
 class Draw:
     """How to draw one token from the distribution after an entry's last token.
 

@@ -27,27 +27,39 @@ def victim_key(*, priority: int, order: int) -> tuple[int, int]:
 
 class StepTimes:
     """How long steps take, learnt from steps: what decides how much of a prompt fits beside others'
-    decoding without holding them up."""
+    decoding without holding them up.
+
+    A step without prompts is the measure. Where prompts never cease, one step in so many goes
+    without them, so that the measure stays true.
+    """
 
     SMOOTHING = 0.25
+    MIXED_STEPS = 64  # in a row, before the measure is taken again
 
     def __init__(self, growth: float, least_tokens: int) -> None:
         self._growth = growth
         self._least = least_tokens
         self._decode_s: float | None = None  # a step without prompts
         self._prompt_token_s: float | None = None  # what a prompt token adds
+        self._mixed_steps = 0
 
     def prompt_tokens(self, budget: int) -> int:
-        """How many prompt tokens may join a step in which others decode."""
-        if self._decode_s is None or self._prompt_token_s is None:
+        """How many prompt tokens may join a step in which others decode; 0 to take the measure."""
+        if self._decode_s is None or self._mixed_steps >= self.MIXED_STEPS:
+            return 0
+        if self._prompt_token_s is None:
             return min(self._least, budget)
         room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
         return min(max(self._least, int(room)), budget)
 
     def learn(self, compute_s: float, decode_tokens: int, prompt_tokens: int) -> None:
-        if decode_tokens and not prompt_tokens:
+        if not decode_tokens:
+            return
+        if not prompt_tokens:
             self._decode_s = self._blend(self._decode_s, compute_s)
-        elif decode_tokens and self._decode_s is not None:
+            self._mixed_steps = 0
+        elif self._decode_s is not None:
+            self._mixed_steps += 1
             extra = max(compute_s - self._decode_s, 0.0) / prompt_tokens
             self._prompt_token_s = self._blend(self._prompt_token_s, extra)
 

@@ -216,16 +216,19 @@ class Scheduler:
         )
         if end == known + sequence.draws_in_flight:
             entry.draw = sequence.next_draw()
-            entry.top_logprobs = _top_wanted(sequence)
-        prompt_logprobs = sequence.request.params.prompt_logprobs
-        if prompt_logprobs is not None and len(sequence.prompt_scores) < sequence.prompt_tokens - 1:
-            self._ask_scores(sequence, entry, prompt_logprobs)
+            entry.top_logprobs = sequence.top_logprobs
+        if start < sequence.prompt_tokens:
+            self._ask_scores(sequence, entry)
         if entry.draw is not None:
             sequence.draws_in_flight += 1
         sequence.scheduled_tokens = end
         draft.add(sequence, entry)
 
-    def _ask_scores(self, sequence: Sequence, entry: StepEntry, top: int) -> None:
+    def _ask_scores(self, sequence: Sequence, entry: StepEntry) -> None:
+        """Where the prompt's logprobs are wanted and not all known."""
+        top = sequence.request.params.prompt_logprobs
+        if top is None or len(sequence.prompt_scores) >= sequence.prompt_tokens - 1:
+            return
         after = entry.start + len(entry.token_ids) + 1
         targets = sequence.token_ids[entry.start + 1 : after]
         # The last token's successor is what is being drawn: any target will do, none is kept.
@@ -235,9 +238,11 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> bool:
         """Blocks for positions start..end, the first of them the sequence's own to write to."""
         pool = self.blocks
-        at = start // pool.block_tokens
-        copy = at < len(sequence.blocks) and not pool.is_writable(sequence.blocks[at])
-        needed = pool.blocks_for(end) - len(sequence.blocks) + copy
+        at, held = start // pool.block_tokens, len(sequence.blocks)
+        copy = at < held and not pool.is_writable(sequence.blocks[at])
+        needed = -(-end // pool.block_tokens) - held + copy
+        if needed <= 0:
+            return True
         while pool.available_blocks < needed:
             if self._reclaim_waiting(None):
                 continue
@@ -306,6 +311,7 @@ class Scheduler:
         self.stats.steps += 1
         tokens: list[SampledToken] = []
         prompt_tokens = 0
+        size, prefix_cache = self.blocks.block_tokens, self.config.prefix_cache
         for (sequence, epoch), entry, found in zip(
             flight, plan.entries, result.entries, strict=True
         ):
@@ -325,7 +331,8 @@ class Scheduler:
                 _keep_scores(sequence, entry, found)
             if found.token_id is not None:
                 tokens += self._take_token(sequence, found)
-            if self.config.prefix_cache and not sequence.is_finished:
+            full = sequence.computed_tokens // size
+            if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
                 self._publish(sequence)
         self.stats.prompt_tokens += prompt_tokens
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
@@ -348,7 +355,9 @@ class Scheduler:
                     self._count_finish(token.finish_reason)
             return tokens
         reason = sequence.append(found.token_id)
-        first = sequence.generated_tokens == 1
+        scores = sequence.prompt_scores
+        if scores and sequence.generated_tokens != 1:
+            scores = []  # they came with the first token
         token = SampledToken(
             request_id=sequence.request.request_id,
             token_id=found.token_id,
@@ -356,7 +365,7 @@ class Scheduler:
             index=sequence.index,
             top=found.top,
             finish_reason=reason,
-            prompt_scores=sequence.prompt_scores if first and sequence.prompt_scores else None,
+            prompt_scores=scores or None,
         )
         if sequence.siblings:
             self._fork_siblings(sequence)
@@ -501,12 +510,6 @@ def _extend_keys(
     for at in range(len(keys), full_blocks):
         parent = chain_key(parent, token_ids[at * size : (at + 1) * size])
         keys.append(parent)
-
-
-def _top_wanted(sequence: Sequence) -> int:
-    if sequence.beams is not None:
-        return 2 * sequence.beams.width
-    return sequence.request.params.logprobs or 0
 
 
 def _keep_scores(sequence: Sequence, entry: StepEntry, found: EntryResult) -> None:

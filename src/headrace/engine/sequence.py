@@ -59,11 +59,15 @@ class Sequence:
     seen: set[int] = field(default_factory=set)  # prompt and output
     siblings: int = 0  # to be forked once the prompt is computed
     beams: BeamGroup | None = None
+    prompt_tokens: int = 0
+    top_logprobs: int = 0  # alternatives wanted with each drawn token
     needs_history: bool = False  # a draw depends on tokens before it, not only through the model
+    _plain: bool = True
     _constant_draw: Draw | None = None
 
     def __post_init__(self) -> None:
         params = self.request.params
+        self.prompt_tokens = len(self.request.prompt_token_ids)
         self.needs_history = (
             self.beams is not None
             or params.repetition_penalty != 1.0
@@ -71,7 +75,9 @@ class Sequence:
             or params.frequency_penalty != 0.0
             or bool(self.request.bad_token_ids)
         )
-        if self.beams is not None or self._is_plainly_greedy():
+        self.top_logprobs = params.logprobs or 0 if self.beams is None else 2 * self.beams.width
+        self._plain = self._is_plain()
+        if self.beams is not None or (self._plain and params.temperature == 0):
             self._constant_draw = GREEDY
         if self.needs_history:
             self.seen = set(self.token_ids)
@@ -81,12 +87,8 @@ class Sequence:
         return self.status is Status.FINISHED
 
     @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
-
-    @property
     def generated_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.prompt_tokens
 
     @property
     def wanted_tokens(self) -> int:
@@ -100,14 +102,22 @@ class Sequence:
     @property
     def most_tokens(self) -> int:
         """The longest this sequence can become in blocks. The last token is never computed."""
-        return len(self.request.prompt_token_ids) + self.max_tokens - 1
+        return self.prompt_tokens + self.max_tokens - 1
 
     def next_draw(self) -> Draw:
         """For the token that follows all known ones and those in flight."""
         if self._constant_draw is not None:
             return self._constant_draw
         params = self.request.params
-        place = self.generated_tokens + self.draws_in_flight
+        place = len(self.token_ids) - self.prompt_tokens + self.draws_in_flight
+        if self._plain:
+            return Draw(
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=params.top_k,
+                min_p=params.min_p,
+                uniform=uniform(self.seed, place),
+            )
         return Draw(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -131,19 +141,20 @@ class Sequence:
         if self.needs_history:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
             self.seen.add(token_id)
-        generated = self.generated_tokens
+        generated = len(self.token_ids) - self.prompt_tokens
         if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if generated >= self.max_tokens else None
 
-    def _is_plainly_greedy(self) -> bool:
+    def _is_plain(self) -> bool:
+        """Whether a draw is a matter of the usual filters alone."""
         params = self.request.params
         return (
-            params.temperature == 0
-            and not self.needs_history
+            not self.needs_history
             and not params.logit_bias
             and params.allowed_token_ids is None
             and params.min_tokens == 0
+            and params.typical_p == 1.0
         )
 
     def _banned(self, place: int) -> Collection[int]:
@@ -203,5 +214,5 @@ def uniform(seed: int, place: int) -> float:
 
 
 def _hash(a: int, b: int, person: bytes) -> int:
-    data = a.to_bytes(8, "little") + b.to_bytes(8, "little")
+    data = (a << 64 | b).to_bytes(16, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=person).digest(), "little")
