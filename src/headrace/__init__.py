@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from headrace.core.request import RequestOutput, SamplingParams
+from headrace.core.request import BeamParams, RequestOutput, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
+    from headrace.assemble import assemble
+    from headrace.async_engine import AsyncEngine
     from headrace.llm import LLM
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "BeamParams",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenEvent",
+    "assemble",
+]
+
+_LATE = {
+    "LLM": "headrace.llm",
+    "AsyncEngine": "headrace.async_engine",
+    "assemble": "headrace.assemble",
+}
 
 
 def __getattr__(name: str) -> object:
     # Late: `import headrace` stays quick, and `headrace --help` loads no kernels.
-    if name == "LLM":
-        from headrace.llm import LLM
-
-        return LLM
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
