@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from headrace.core.config import SchedulerConfig
+from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, TemplateError
+from headrace.core.sizes import show_bytes
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
 from headrace.models.catalog import Progress, silent
+from headrace.models.decoder import DecoderWeights
 from headrace.models.resolve import resolve_model
 from headrace.models.spec import ModelSpec
+from headrace.plan.ledger import Allocated, Ledger
+from headrace.plan.sizing import Footprint, Sizing, size_pool
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
 from headrace.weights.describe import describe_file
 from headrace.weights.gguf import GgufFile
 from headrace.weights.load import WeightsFile, find_weights, open_weights
+from headrace.weights.safetensors import SafetensorsFolder
+from headrace.weights.weight import Weight
 
 BackendName = Literal["cpu", "reference"]
 
-BLOCK_TOKENS = 16
-# Of the memory that is free at start: what the KV pool may grow to. Until there is a ledger.
-KV_MEMORY_FRACTION = 0.5
+logger = logging.getLogger("headrace")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,8 +41,12 @@ class Assembled:
     spec: ModelSpec
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    config: EngineConfig
     runner: Runner
     engine: Engine
+    ledger: Ledger  # predicted before anything was loaded
+    allocated: Allocated | None  # as the backend counted; None: it does not count
+    notes: tuple[str, ...]  # what a user might not expect
 
     def close(self) -> None:
         self.file.close()
@@ -46,50 +56,137 @@ def assemble(
     model: str | None = None,
     *,
     backend: BackendName = "cpu",
-    threads: int | None = None,
-    context_tokens: int | None = None,
+    config: EngineConfig | None = None,
     offline: bool = False,
     progress: Progress = silent,
-    scheduler: SchedulerConfig | None = None,
+    **settings: Any,
 ) -> Assembled:
-    _check_options(backend, threads, context_tokens)
+    """`settings` are the fields of EngineConfig, in the place of a `config`."""
+    _check_backend(backend)
+    config = _choose_config(config, settings)
     path = resolve_model(model, offline=offline, progress=progress)
     file = open_weights(path)
     try:
-        spec, refs = describe_file(file, context_tokens)
-        context = _choose_context(spec, context_tokens, backend)
-        weights = find_weights(refs, file)
+        spec, weights, sizing = plan_memory(file, backend=backend, config=config)
         tokenizer = read_tokenizer(file)
-        blocks = -(-context // BLOCK_TOKENS)
-        runner: Runner
-        if backend == "cpu":
-            from headrace.backends.cpu.machine import choose_threads
-            from headrace.backends.cpu.runner import CpuRunner
-
-            runner = CpuRunner(
-                spec,
-                weights,
-                total_blocks=blocks,
-                context_tokens=context,
-                threads=choose_threads(threads)[0],
-                release=file.release,
-            )
-        else:
-            from headrace.backends.reference.runner import ReferenceRunner
-
-            runner = ReferenceRunner(spec, weights, total_blocks=blocks, context_tokens=context)
+        runner, allocated = _load(file, spec, weights, sizing, backend=backend, config=config)
     except BaseException:
         file.close()
         raise
+    notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
+    logger.info("memory\n%s", sizing.ledger.render(allocated))
     return Assembled(
         model_path=path,
         file=file,
         spec=spec,
         tokenizer=tokenizer,
         chat_template=_chat_template(tokenizer),
+        config=config,
         runner=runner,
-        engine=Engine(runner, tokenizer.eos_ids, scheduler),
+        engine=Engine(runner, tokenizer.eos_ids, config),
+        ledger=sizing.ledger,
+        allocated=allocated,
+        notes=notes,
     )
+
+
+def plan_memory(
+    file: GgufFile | SafetensorsFolder, *, backend: BackendName, config: EngineConfig
+) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
+    """What the model is and how it would lie in memory. Loads no weight."""
+    from headrace.backends.cpu.machine import memory_bytes
+
+    spec, refs = describe_file(file, config.context_tokens)
+    weights = find_weights(refs, file)
+    footprint = (
+        _cpu_footprint(spec, weights, config)
+        if backend == "cpu"
+        else _reference_footprint(spec, weights)
+    )
+    _, available = memory_bytes()
+    return spec, weights, size_pool(footprint, config, available or None)
+
+
+def _cpu_footprint(
+    spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
+) -> Footprint:
+    from headrace.backends.cpu import layout
+    from headrace.backends.cpu.machine import choose_threads
+
+    threads, _ = choose_threads(config.threads)
+    layout.check_config(config)
+    return Footprint(
+        spec=spec,
+        weight_bytes=layout.weight_bytes(weights),
+        kv_bytes_per_token=layout.kv_bytes_per_token(spec, config.kv_dtype),
+        activation_bytes=partial(layout.activation_bytes, spec, weights, threads),
+    )
+
+
+def _reference_footprint(spec: ModelSpec, weights: DecoderWeights[Weight]) -> Footprint:
+    """Everything in float32; of a step, roughly: the widest rows, and scores of every head."""
+    width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
+    heads = max(a.heads for a in spec.attention)
+    return Footprint(
+        spec=spec,
+        weight_bytes=4 * spec.parameters,
+        kv_bytes_per_token=spec.kv_bytes_per_token(4),
+        activation_bytes=lambda tokens, context: 4 * tokens * (width + heads * context),
+    )
+
+
+def _load(
+    file: WeightsFile,
+    spec: ModelSpec,
+    weights: DecoderWeights[Weight],
+    sizing: Sizing,
+    *,
+    backend: BackendName,
+    config: EngineConfig,
+) -> tuple[Runner, Allocated | None]:
+    if backend == "reference":
+        from headrace.backends.reference.runner import ReferenceRunner
+
+        reference = ReferenceRunner(
+            spec,
+            weights,
+            total_blocks=sizing.total_blocks,
+            block_tokens=config.block_tokens,
+            max_batch_tokens=config.max_batch_tokens,
+            max_sequences=config.max_sequences,
+            context_tokens=sizing.context_tokens,
+        )
+        return reference, None
+    from headrace.backends.cpu.machine import choose_threads
+    from headrace.backends.cpu.runner import CpuRunner
+
+    runner = CpuRunner(
+        spec,
+        weights,
+        total_blocks=sizing.total_blocks,
+        max_batch_tokens=config.max_batch_tokens,
+        max_sequences=config.max_sequences,
+        context_tokens=sizing.context_tokens,
+        threads=choose_threads(config.threads)[0],
+        kv_type=config.kv_dtype,
+        release=file.release,
+    )
+    return runner, Allocated(
+        weights_bytes=runner.weight_bytes,
+        kv_pool_bytes=runner.kv_bytes,
+        activations_bytes=runner.activation_bytes,
+    )
+
+
+def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:
+    if allocated is None:
+        return []
+    return [
+        f"the ledger is wrong about {row.name}: predicted {show_bytes(row.predicted_bytes)}, "
+        f"allocated {show_bytes(row.allocated_bytes)}; please report it"
+        for row in ledger.compare(allocated)
+        if not row.agrees
+    ]
 
 
 def read_tokenizer(file: WeightsFile) -> Tokenizer:
@@ -108,34 +205,21 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
         return None
 
 
-def _check_options(backend: str, threads: int | None, context_tokens: int | None) -> None:
+def _choose_config(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+    if config is None:
+        return EngineConfig.from_mapping(settings)
+    if settings:
+        raise ConfigError(
+            f"config and {', '.join(settings)} are given; expected one or the other.",
+            "Put them into the config.",
+            param="config",
+        )
+    return config
+
+
+def _check_backend(backend: str) -> None:
     if backend not in get_args(BackendName):
         names = ", ".join(get_args(BackendName))
         raise ConfigError(
             f"backend is {backend!r}; expected one of {names}.", "Choose one.", param="backend"
         )
-    for name, value in (("threads", threads), ("context_tokens", context_tokens)):
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ConfigError(
-                f"{name} is {value!r}; expected 1 or more.", f"Set {name} accordingly.", param=name
-            )
-
-
-def _choose_context(spec: ModelSpec, asked: int | None, backend: BackendName) -> int:
-    """What was asked for, or as much of the model's context as memory is likely to hold."""
-    if asked is not None:
-        if asked > spec.context_tokens:
-            raise ConfigError(
-                f"context_tokens is {asked}; the model's context is {spec.context_tokens}.",
-                f"Set context_tokens to {spec.context_tokens} or less.",
-                param="context_tokens",
-            )
-        return asked
-    from headrace.backends.cpu.machine import memory_bytes
-
-    _, available = memory_bytes()
-    if not available:
-        return spec.context_tokens
-    per_token = spec.kv_bytes_per_token(2 if backend == "cpu" else 4)
-    fits = int(available * KV_MEMORY_FRACTION) // per_token
-    return max(BLOCK_TOKENS, min(spec.context_tokens, fits // BLOCK_TOKENS * BLOCK_TOKENS))

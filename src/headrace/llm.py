@@ -14,9 +14,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from headrace.assemble import BackendName, assemble
-from headrace.core.config import SchedulerConfig
+from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidRequestError, TemplateError
 from headrace.core.request import (
     BeamParams,
@@ -37,27 +38,26 @@ Message = Mapping[str, object]
 
 class LLM:
     """A model that answers. `model` is a catalog name, a GGUF file, a folder or a hub id; the
-    default model is fetched on first use."""
+    default model is fetched on first use. `settings` are the fields of EngineConfig:
+    `LLM(kv_memory="4GiB", max_sequences=16)`."""
 
     def __init__(
         self,
         model: str | Path | None = None,
         *,
         backend: BackendName = "cpu",
-        threads: int | None = None,
-        context_tokens: int | None = None,
+        config: EngineConfig | None = None,
         offline: bool = False,
         progress: Progress = silent,
-        scheduler: SchedulerConfig | None = None,
+        **settings: Any,
     ) -> None:
         self._assembled = assemble(
             None if model is None else str(model),
             backend=backend,
-            threads=threads,
-            context_tokens=context_tokens,
+            config=config,
             offline=offline,
             progress=progress,
-            scheduler=scheduler,
+            **settings,
         )
         self._engine = self._assembled.engine
         self._request_numbers = itertools.count()
@@ -87,6 +87,15 @@ class LLM:
     def stats(self) -> EngineStats:
         """What the engine counted: steps, preemptions, prefix hits and misses."""
         return self._engine.stats
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen otherwise than one might expect, such as a shorter context."""
+        return self._assembled.notes
+
+    def memory_report(self) -> str:
+        """The ledger: what was predicted beside what was allocated."""
+        return self._assembled.ledger.render(self._assembled.allocated)
 
     def generate(
         self,

@@ -1,14 +1,25 @@
 """What can be chosen about an engine: frozen, checked once, the same words as the flags.
 
-Knows no files and no machine; assemble.py fills in what was left open.
+A field made by `flag` is a flag of the command line, with its help text; the others are for
+programs. Knows no files and no machine; plan/sizing.py fills in what was left open.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any, Self, cast
 
 from headrace.core.errors import ConfigError
+from headrace.core.sizes import parse_bytes
+
+
+def flag(default: Any, help: str) -> Any:
+    """A field that is a flag of the command line too."""
+    return field(default=default, metadata={"help": help})
 
 
 class Policy(StrEnum):
@@ -21,15 +32,17 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    policy: Policy = Policy.FCFS
-    prefix_cache: bool = True
+    policy: Policy = flag(Policy.FCFS, "Which waiting request goes first.")
+    prefix_cache: bool = flag(
+        True, "Compute every prompt whole, also where its beginning is known."
+    )
     # Of the pool: what admission leaves free, so that running sequences can grow.
     watermark: float = 0.02
     # SHORTEST: a second of waiting counts as so many prompt tokens less.
     ageing_tokens_per_s: float = 200.0
     # A step in which prompts join others' decoding may take so many times as long as one without.
     max_step_growth: float = 2.0
-    debug_invariants: bool = False  # check_integrity() after every step
+    debug_invariants: bool = flag(False, "Check the pool's integrity after every step.")
 
     def __post_init__(self) -> None:
         if self.policy not in tuple(Policy):
@@ -50,3 +63,108 @@ class SchedulerConfig:
                     f"Set {name} accordingly.",
                     param=name,
                 )
+
+
+class KvDtype(StrEnum):
+    """How keys and values are kept. Not every backend has every one."""
+
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(SchedulerConfig):
+    """All of it; as a SchedulerConfig it is what the engine itself reads.
+
+    The KV pool is sized by at most one of kv_memory, kv_tokens and kv_fraction. None of them is as
+    kv_fraction=0.5. After checking, `kv_memory` is bytes.
+    """
+
+    max_batch_tokens: int = flag(512, "Most tokens computed in one step.")
+    max_sequences: int = flag(64, "Most sequences computed at one time.")
+    block_tokens: int = 16
+    context_tokens: int | None = flag(
+        None, "Longest prompt and answer together; default: the model's, if memory holds it."
+    )
+    kv_dtype: KvDtype = flag(KvDtype.F16, "How keys and values are kept.")
+    kv_memory: int | str | None = flag(None, "Size of the KV pool, as in 4GiB.")
+    kv_tokens: int | None = flag(None, "Size of the KV pool in tokens.")
+    kv_fraction: float | None = flag(
+        None, "Size of the KV pool: so much of the memory that the weights leave; default: 0.5."
+    )
+    threads: int | None = flag(None, "Default: the cores this process may use.")
+    overlap: bool = False  # plan a step while the one before it is computed
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            self._check_type(each.name, each.default)
+        for name in ("max_batch_tokens", "max_sequences", "block_tokens"):
+            self._check_count(name)
+        for name in ("context_tokens", "kv_tokens", "threads"):
+            if getattr(self, name) is not None:
+                self._check_count(name)
+        if self.kv_dtype not in tuple(KvDtype):
+            raise _refuse("kv_dtype", self.kv_dtype, f"one of {', '.join(KvDtype)}")
+        self._check_budget()
+        # slots=True makes the class anew, and super() would look for the old one.
+        SchedulerConfig.__post_init__(self)
+        # One shape for all readers; frozen, so through object's own setter.
+        object.__setattr__(self, "kv_dtype", KvDtype(self.kv_dtype))
+        object.__setattr__(self, "policy", Policy(self.policy))
+        if self.kv_memory is not None:
+            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> Self:
+        """From names and values out of a file or keyword arguments; an unknown name is an error."""
+        known = [each.name for each in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}."
+                raise ConfigError(f"{name!r} is no setting of the engine.", remedy, param=name)
+        return cls(**cast("dict[str, Any]", dict(values)))
+
+    @property
+    def kv_memory_bytes(self) -> int | None:
+        return cast("int | None", self.kv_memory)
+
+    def _check_type(self, name: str, default: object) -> None:
+        value = getattr(self, name)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise _refuse(name, value, "True or False")
+        if isinstance(default, float) and not _is_number(value):
+            raise _refuse(name, value, "a number")
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _refuse(name, value, "1 or more")
+
+    def _check_budget(self) -> None:
+        budgets = ("kv_memory", "kv_tokens", "kv_fraction")
+        given = [name for name in budgets if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} are given; expected at most one of kv_memory, kv_tokens "
+                "and kv_fraction: each says how large the KV pool is.",
+                "Keep one of them.",
+                param=given[1],
+            )
+        fraction = self.kv_fraction
+        if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+            raise _refuse("kv_fraction", fraction, "a number above 0 and at most 1")
+
+
+def _is_number(value: object) -> bool:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return good and math.isfinite(cast("float", value))
+
+
+def _refuse(param: str, found: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+    )

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """Base of all deliberate errors; `str()` is one line fit to show a user."""
+    """Base of all deliberate errors; `str()` is one line fit to show a user, and the detail
+    below it where there is one."""
 
     status = 500
 
-    def __init__(self, cause: str, remedy: str = "", *, param: str | None = None) -> None:
+    def __init__(
+        self, cause: str, remedy: str = "", *, param: str | None = None, detail: str = ""
+    ) -> None:
         super().__init__(cause)
         self.cause = cause
         self.remedy = remedy
         self.param = param  # the request or config field at fault, where there is one
+        self.detail = detail  # lines that show why, such as a table
 
     def __str__(self) -> str:
-        return f"{self.cause} {self.remedy}".rstrip()
+        line = f"{self.cause} {self.remedy}".rstrip()
+        return f"{line}\n{self.detail}" if self.detail else line
 
 
 class InvalidRequestError(HeadraceError):
@@ -66,3 +71,7 @@ class ConfigError(HeadraceError):
     """A flag or configuration field has a value that can't work; `param` names the field."""
 
     status = 400
+
+
+class MemoryFitError(ConfigError):
+    """What is asked for does not fit into memory; `detail` is the ledger."""

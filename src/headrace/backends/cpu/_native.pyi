@@ -91,6 +91,9 @@ class Program:
     def softcap(self, in_: int, out: int, cap: float, /) -> None: ...
     def select(self, in_: int, out: int, /) -> None: ...
     def finish(self, logits: int = -1) -> None: ...
+    @property
+    def activation_bytes(self) -> int:
+        """Slots, rope tables and scratch; all there once finished."""
     def run(
         self,
         tokens: Ints,

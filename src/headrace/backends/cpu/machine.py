@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.backends.cpu import _native
 
+_CGROUPS = Path("/sys/fs/cgroup")
 # Features the kernels look at, as /proc/cpuinfo names them.
 _FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni")
 
@@ -62,29 +65,54 @@ def _physical_cores(cpus: list[int], sys: Path = Path("/sys/devices/system/cpu")
     return max(1, len(cores))
 
 
-def cgroup_cpus(root: Path = Path("/sys/fs/cgroup"), own: str | None = None) -> float | None:
+def cgroup_cpus(root: Path = _CGROUPS, own: str | None = None) -> float | None:
     """Processors' worth of time the cgroup may use, or None without a limit: the tightest of this
     cgroup and its parents, cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us)."""
-    membership = _read(Path("/proc/self/cgroup")) if own is None else own
     limits: list[float] = []
+    for folder, kind in _cgroup_folders("cpu", root, own):
+        limits += _quota(folder, kind)
+    return min(limits, default=None)
+
+
+def cgroup_memory(root: Path = _CGROUPS, own: str | None = None) -> tuple[int, int] | None:
+    """The tightest limit of this cgroup and its parents, and the least that is left below any;
+    None without a limit. Cgroup v2 (memory.max) or v1 (memory.limit_in_bytes)."""
+    found: list[tuple[int, int]] = []
+    for folder, kind in _cgroup_folders("memory", root, own):
+        names = ("max", "current") if kind == 2 else ("limit_in_bytes", "usage_in_bytes")
+        limit, used = (_read(folder / f"memory.{name}") for name in names)
+        if not limit.isdigit() or not used.isdigit():  # "max", or no such file
+            continue
+        # Files that were read and are not in use count as used; the kernel takes them back.
+        field = "inactive_file" if kind == 2 else "total_inactive_file"
+        idle = re.search(rf"^{field} (\d+)$", _read(folder / "memory.stat"), re.MULTILINE)
+        left = int(limit) - int(used) + (int(idle[1]) if idle else 0)
+        found.append((int(limit), max(0, left)))
+    if not found:
+        return None
+    return min(limit for limit, _ in found), min(left for _, left in found)
+
+
+def _cgroup_folders(controller: str, root: Path, own: str | None) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's cgroup and its parents, each with its version: 2 or 1."""
+    membership = _read(Path("/proc/self/cgroup")) if own is None else own
     for line in membership.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
             base, kind = root, 2
-        elif "cpu" in controllers.split(","):
+        elif controller in controllers.split(","):
             base, kind = root / controllers, 1
             if not base.is_dir():
-                base = root / "cpu"
+                base = root / controller
         else:
             continue
         folder = base / path.lstrip("/")
         # A container may see its own cgroup at the root: walk up through what exists.
         for place in (folder, *folder.parents):
-            limits += _quota(place, kind)
+            yield place, kind
             if place == base:
                 break
-    return min(limits, default=None)
 
 
 def _quota(folder: Path, kind: int) -> list[float]:
@@ -100,14 +128,18 @@ def _quota(folder: Path, kind: int) -> list[float]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Total and available memory, as the kernel sees it."""
+    """Total and available memory, as the kernel sees it and the cgroup allows; 0: not known."""
     facts: dict[str, int] = {}
     for line in _read(Path("/proc/meminfo")).splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
             facts[name] = int(words[0]) * 1024
-    return facts.get("MemTotal", 0), facts.get("MemAvailable", 0)
+    total, available = facts.get("MemTotal", 0), facts.get("MemAvailable", 0)
+    limits = cgroup_memory()
+    if limits is None or not total:
+        return total, available
+    return min(total, limits[0]), min(available, limits[1])
 
 
 def _cpuinfo(field: str) -> str:

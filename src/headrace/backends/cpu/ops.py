@@ -17,7 +17,17 @@ from headrace.backends.cpu import _native
 from headrace.models.spec import Activation, AttentionSpec
 
 Floats = NDArray[np.float32]
-Prepared = _native.Table | _native.Matrix | Floats  # a weight as an instruction takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """A matrix's shape in the place of its bytes: enough to record with, not to emit."""
+
+    outputs: int
+    columns: int
+
+
+Prepared = _native.Table | _native.Matrix | Floats | Unloaded  # a weight as an instruction takes it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +51,7 @@ class RecordingOps:
 
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
-        self.slots: dict[Value, int] = {}  # filled in by emit
+        self.slots: dict[Value, int] = {}  # filled in by assign_slots
 
     def _record(
         self,
@@ -61,17 +71,16 @@ class RecordingOps:
         return self._record((), width, lambda program, out: None, head=False)
 
     def embed(self, table: Prepared, scale: float) -> Value:
-        assert isinstance(table, _native.Table)
+        assert isinstance(table, (_native.Table, Unloaded))
         return self._record(
             (), table.columns, lambda p, out: p.embed(out, table, scale), head=False
         )
 
     def norm(self, x: Value, weight: Prepared, eps: float) -> Value:
-        assert isinstance(weight, np.ndarray)
         return self._record((x,), x.width, lambda p, i, out: p.norm(i, out, weight, eps))
 
     def linear(self, x: Value, weight: Prepared) -> Value:
-        assert isinstance(weight, _native.Matrix)
+        assert isinstance(weight, (_native.Matrix, Unloaded))
         return self._record((x,), weight.outputs, lambda p, i, out: p.linear(i, out, weight))
 
     def head_norm(
@@ -118,15 +127,15 @@ class RecordingOps:
     def softcap(self, x: Value, cap: float) -> Value:
         return self._record((x,), x.width, lambda p, i, out: p.softcap(i, out, cap))
 
-    def emit(self, program: _native.Program, result: Value) -> int:
-        """Send the instructions to the program; the slot of the result."""
+    def assign_slots(self, result: Value) -> list[tuple[int, bool]]:
+        """Give each value a slot; the (width, head) of every slot that this takes."""
         last_use: dict[Value, int] = {}
         for number, instruction in enumerate(self._instructions):
             for value in instruction.inputs:
                 last_use[value] = number
         last_use[result] = len(self._instructions)
 
-        slots = self.slots
+        shapes: list[tuple[int, bool]] = []
         free: dict[tuple[int, bool], list[int]] = {}
         for number, instruction in enumerate(self._instructions):
             output = instruction.output
@@ -135,12 +144,23 @@ class RecordingOps:
                 (source,) = instruction.inputs
                 if last_use[source] != number:
                     raise AssertionError("an operation in place has an input that is used again")
-                slots[output] = slots[source]
-                instruction.emit(program, slots[output])
+                self.slots[output] = self.slots[source]
                 continue
-            slots[output] = free[shape].pop() if free.get(shape) else program.slot(*shape)
-            instruction.emit(program, *(slots[v] for v in instruction.inputs), slots[output])
+            if free.get(shape):
+                self.slots[output] = free[shape].pop()
+            else:
+                self.slots[output] = len(shapes)
+                shapes.append(shape)
             for value in dict.fromkeys(instruction.inputs):
                 if last_use[value] == number:
-                    free.setdefault((value.width, value.head), []).append(slots[value])
-        return slots[result]
+                    free.setdefault((value.width, value.head), []).append(self.slots[value])
+        return shapes
+
+    def emit(self, program: _native.Program, result: Value) -> int:
+        """Send the instructions to the program; the slot of the result."""
+        numbers = [program.slot(*shape) for shape in self.assign_slots(result)]
+        self.slots = {value: numbers[slot] for value, slot in self.slots.items()}
+        for instruction in self._instructions:
+            places = [] if instruction.in_place else [self.slots[v] for v in instruction.inputs]
+            instruction.emit(program, *places, self.slots[instruction.output])
+        return self.slots[result]

@@ -79,6 +79,10 @@ class CpuRunner:
     def kv_bytes(self) -> int:
         return self._kv.bytes
 
+    @property
+    def activation_bytes(self) -> int:
+        return self._program.activation_bytes
+
     def submit(self, plan: StepPlan) -> None:
         started = time.perf_counter()
         arrays = _StepArrays(plan.entries)

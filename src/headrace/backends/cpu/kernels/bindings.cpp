@@ -243,6 +243,7 @@ void bind_program(nb::module_& m) {
       .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a)
+      .def_prop_ro("activation_bytes", [](const P& p) { return p.program.activation_bytes(); })
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
 }
 

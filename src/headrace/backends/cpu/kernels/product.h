@@ -30,6 +30,7 @@ class ProductScratch {
   ProductScratch(int threads, int max_inputs);
   uint8_t* shared() const { return shared_.data(); }
   uint8_t* own(int thread) const { return own_.data() + thread * own_bytes_; }
+  size_t bytes() const { return shared_.bytes() + own_.bytes(); }
 
  private:
   size_t own_bytes_;

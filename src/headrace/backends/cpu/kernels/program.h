@@ -87,6 +87,10 @@ class Program {
 
   void run(const Step& step);
 
+  // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
+  // scratch, and the samplers' lists at their longest. backends/cpu/layout.py predicts it.
+  size_t activation_bytes() const;
+
  private:
   // What an instruction needs to know when it runs.
   struct Extent {

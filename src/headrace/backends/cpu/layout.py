@@ -1,0 +1,173 @@
+"""How many bytes the CPU backend will take, worked out before it takes any.
+
+Mirrors the layouts of kernels/packed.h, kernels/program.h and kernels/product.h in arithmetic: from
+tensors' formats and shapes to bytes. Reads no tensor and allocates nothing; that it agrees with
+what is really allocated is held by tests, and looked at again at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
+from headrace.backends.cpu.runner import BLOCK_TOKENS, KV_BYTES_PER_VALUE, LOGIT_ROWS
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError, UnsupportedModelError
+from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.models.spec import ModelSpec
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Weight
+
+FLOAT_BYTES = 4
+
+# kernels/packed.h
+_LANES = 16  # outputs in a block
+_RECORD_INPUTS = 64
+_SCALE_BYTES = 2
+# kernels/program.cpp, kernels/product.cpp and kernels/kernels.h
+_HEADS_TOGETHER = 4
+_SHARED_BYTES = 480 << 10
+_TILE_ROWS = 6
+_GROUP_INPUTS, _GROUP_BYTES = 32, 48
+_SAMPLER_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """A format's codes as packed: their bits, and what a group of values shares."""
+
+    bits: int
+    group: int
+    factors: int  # a scale, or a scale and a minimum
+
+
+_QUANTIZED = {
+    "Q4_0": _Packing(4, 32, 1),
+    "Q4_1": _Packing(4, 32, 2),
+    "Q5_0": _Packing(8, 32, 1),
+    "Q5_1": _Packing(8, 32, 2),
+    "Q8_0": _Packing(8, 32, 1),
+    "Q4_K": _Packing(4, 32, 2),
+    "Q5_K": _Packing(8, 32, 2),
+    "Q6_K": _Packing(8, 16, 1),
+}
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def packed_bytes(format_name: str, rows: int, columns: int) -> int:
+    """One packed matrix: a stream for each 16 outputs, the last ones padded."""
+    blocks = -(-rows // _LANES)
+    if format_name in _FLOATS:
+        return blocks * columns * _LANES * _FLOATS[format_name]
+    packing = _QUANTIZED.get(format_name)
+    if packing is None:
+        known = ", ".join((*_FLOATS, *_QUANTIZED))
+        raise UnsupportedModelError(
+            f"A weight has the format {format_name!r}; the CPU backend packs {known}.",
+            "Use a copy of the model in one of these formats.",
+        )
+    codes = _RECORD_INPUTS * _LANES * packing.bits // 8
+    factors = _RECORD_INPUTS // packing.group * _LANES * _SCALE_BYTES * packing.factors
+    return blocks * -(-columns // _RECORD_INPUTS) * (codes + factors)
+
+
+def matrix_bytes(parts: Iterable[Tensor]) -> int:
+    """Tensors stacked by output. Neighbours of one format are packed as one matrix, unless a block
+    of outputs would straddle two of them."""
+    runs: list[tuple[str, int, int]] = []  # format, rows, columns
+    for part in parts:
+        name, (rows, columns) = part.format.name, part.shape
+        if runs and runs[-1][0] == name and runs[-1][1] % _LANES == 0:
+            runs[-1] = (name, runs[-1][1] + rows, columns)
+        else:
+            runs.append((name, rows, columns))
+    return sum(packed_bytes(*run) for run in runs)
+
+
+def weight_bytes(weights: DecoderWeights[Weight]) -> int:
+    """All weights as the runner will hold them. The embedding stays in the mapped file, whose
+    pages the system takes back when it needs them: it counts nothing."""
+    total = 0
+
+    def count(role: str, weight: Weight) -> None:
+        nonlocal total
+        if len(weight.parts[0].shape) == 1:
+            total += weight.columns * FLOAT_BYTES
+        elif role != "embed":
+            biases = sum(part.values for part in weight.bias)
+            total += matrix_bytes(weight.parts) + biases * FLOAT_BYTES
+
+    weights.map(count)
+    return total
+
+
+def activation_bytes(
+    spec: ModelSpec,
+    weights: DecoderWeights[Weight],
+    threads: int,
+    max_batch_tokens: int,
+    context_tokens: int,
+) -> int:
+    """What a program holds for the worst step: a slot for each value that is alive at one time,
+    rope tables, attention scores and quantized rows a thread, and the samplers' lists."""
+    slots = sum(
+        width * (LOGIT_ROWS if head else max_batch_tokens)
+        for width, head in _record_slots(spec, weights)
+    )
+    ropes = {(a.rope.inv_freq, a.rope.scale) for a in spec.attention}
+    turns = sum(2 * len(inv_freq) * max_batch_tokens for inv_freq, _ in ropes)
+    scores = _HEADS_TOGETHER * (context_tokens + 2 * _LANES) * threads
+    own = _scratch_bytes(_widest_inputs(weights))
+    scratch = max(_SHARED_BYTES, own) + own * threads
+    samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads
+    return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
+
+
+def check_config(config: EngineConfig) -> None:
+    """Refuse what this backend does not have."""
+    if config.block_tokens != BLOCK_TOKENS:
+        raise ConfigError(
+            f"block_tokens is {config.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
+            f"Set block_tokens to {BLOCK_TOKENS}.",
+            param="block_tokens",
+        )
+    if config.kv_dtype not in KV_BYTES_PER_VALUE:
+        raise ConfigError(
+            f"kv_dtype is {config.kv_dtype.value!r}; the CPU backend has "
+            f"{', '.join(KV_BYTES_PER_VALUE)}.",
+            "Choose one of these.",
+            param="kv_dtype",
+        )
+
+
+def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
+    return spec.kv_bytes_per_token(KV_BYTES_PER_VALUE[kv_dtype])
+
+
+def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:
+    """The decoder recorded with shapes in the place of weights: (width, head) of each slot."""
+    shapes: DecoderWeights[Prepared] = weights.map(
+        lambda _, weight: Unloaded(weight.rows, weight.columns)
+    )
+    ops = RecordingOps()
+    return ops.assign_slots(logits(ops, spec, shapes, hidden_states(ops, spec, shapes)))
+
+
+def _widest_inputs(weights: DecoderWeights[Weight]) -> int:
+    widest = 0
+
+    def look(role: str, weight: Weight) -> None:
+        nonlocal widest
+        if role != "embed" and len(weight.parts[0].shape) == 2:
+            widest = max(widest, weight.columns)
+
+    weights.map(look)
+    return widest
+
+
+def _scratch_bytes(inputs: int) -> int:
+    """A tile's quantized rows."""
+    padded = -(-inputs // _RECORD_INPUTS) * _RECORD_INPUTS
+    tile = padded // _GROUP_INPUTS * _GROUP_BYTES * _TILE_ROWS
+    return -(-tile // 64) * 64

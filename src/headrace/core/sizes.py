@@ -1,0 +1,63 @@
+"""Amounts of memory as people write them: "4GiB", "512 MiB", "1.5GB", "1073741824".
+
+Knows no memory; only how a number of bytes is written and read.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from headrace.core.errors import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_WRITTEN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_EXPECTED = "a number of bytes, or a number and a unit such as 4GiB, 512 MiB or 1.5GB"
+
+
+def parse_bytes(value: int | str, param: str) -> int:
+    """Bytes; a bare number is bytes, GB is 10**9 and GiB is 2**30. `param` is what to name when it
+    can't be read."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        found = value
+    else:
+        match = _WRITTEN.fullmatch(value) if isinstance(value, str) else None
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise _refuse(param, value, _EXPECTED)
+        found = int(Fraction(match[1]) * unit)  # exact: 0.1GB is 100,000,000 bytes
+    if not 1 <= found < 2**63:
+        raise _refuse(param, value, "at least 1 byte and less than 8 EiB")
+    return found
+
+
+def show_bytes(count: int) -> str:
+    """For a person: 179.4 MiB, 23.1 GiB."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(count) >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count} B"
+
+
+def write_bytes(count: int, *, up: bool) -> str:
+    """Fit for a flag, in whole MiB, KiB or bytes: no less than `count` when `up`, otherwise no
+    more."""
+    unit, name = next(
+        ((unit, name) for unit, name in ((MIB, "MiB"), (KIB, "KiB")) if count >= 16 * unit),
+        (1, "B"),
+    )
+    whole = -(-count // unit) if up else count // unit
+    return f"{whole}{name}"
+
+
+def _refuse(param: str, found: object, expected: str) -> ConfigError:
+    return ConfigError(
+        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+    )

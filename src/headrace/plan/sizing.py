@@ -1,0 +1,227 @@
+"""How large the KV pool and the context may be: a budget and a ledger in, numbers or a refusal out.
+
+Pure: available memory comes in as a value, and so does what a backend takes. A refusal shows the
+ledger and names the exact flag that would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
+from headrace.models.spec import ModelSpec
+from headrace.plan.ledger import Ledger, predict
+
+KV_FRACTION = 0.5  # of what weights, activations and runtime leave free, where nothing is asked for
+_STEADY = 0.95
+USEFUL_TOKENS = 256  # a context smaller than this is not chosen, only obeyed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a backend would take for a model."""
+
+    spec: ModelSpec
+    weight_bytes: int
+    kv_bytes_per_token: int
+    activation_bytes: Callable[[int, int], int]  # (max_batch_tokens, context_tokens) -> bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """What was chosen."""
+
+    total_blocks: int
+    context_tokens: int
+    ledger: Ledger
+    notes: tuple[str, ...] = ()  # what was chosen otherwise than one might expect
+
+
+def size_pool(
+    footprint: Footprint, config: EngineConfig, available_bytes: int | None = None
+) -> Sizing:
+    """Blocks and context for this model; `available_bytes` None: not known, and not looked at."""
+    return _Sizer(footprint, config, available_bytes).size()
+
+
+class _Sizer:
+    def __init__(self, footprint: Footprint, config: EngineConfig, available: int | None) -> None:
+        self.footprint, self.config, self.available = footprint, config, available
+        spec, asked = footprint.spec, config.context_tokens
+        if asked is not None and asked > spec.context_tokens:
+            raise ConfigError(
+                f"context_tokens is {asked}; the model's context is {spec.context_tokens}.",
+                f"Set context_tokens to {spec.context_tokens} or less.",
+                param="context_tokens",
+            )
+        self.longest = spec.context_tokens if asked is None else asked
+        self.block_bytes = config.block_tokens * footprint.kv_bytes_per_token
+        # With the longest context: a shorter one takes no more.
+        self.fixed_bytes = self.ledger(0, self.longest).fixed_bytes
+        self.left = None if available is None else max(0, available - self.fixed_bytes)
+
+    def size(self) -> Sizing:
+        blocks, needed = self.choose_blocks(), self.needed_blocks()
+        if self.left is not None and self.left < needed * self.block_bytes:
+            raise self.nothing_fits(needed)
+        if self.left is not None and self.left < blocks * self.block_bytes:
+            raise self.too_large(blocks)
+        if blocks < needed:
+            raise self.too_small(blocks, needed)
+        context = min(self.longest, blocks * self.config.block_tokens)
+        notes = () if context == self.longest else (self.note_context(context),)
+        ledger = self.ledger(blocks, context)
+        return Sizing(total_blocks=blocks, context_tokens=context, ledger=ledger, notes=notes)
+
+    def choose_blocks(self) -> int:
+        config = self.config
+        if config.kv_tokens is not None:
+            return self.blocks_for(config.kv_tokens)
+        if config.kv_memory_bytes is not None:
+            return config.kv_memory_bytes // self.block_bytes
+        if self.left is None:
+            if config.kv_fraction is not None:
+                raise ConfigError(
+                    f"kv_fraction is {config.kv_fraction:g}, and how much memory is free can't be "
+                    "found out here.",
+                    "Set kv_memory or kv_tokens instead.",
+                    param="kv_fraction",
+                )
+            return self.blocks_for(self.longest)
+        if config.kv_fraction is not None:
+            return int(config.kv_fraction * self.left) // self.block_bytes
+        # More than all sequences can fill would only be looked after.
+        most = config.max_sequences * self.blocks_for(self.longest)
+        return min(most, int(KV_FRACTION * self.left) // self.block_bytes)
+
+    def needed_blocks(self) -> int:
+        """The least that will do: what was asked for, or else something of use."""
+        config = self.config
+        if config.context_tokens is not None:
+            return self.blocks_for(config.context_tokens)
+        explicit = config.kv_tokens is not None or config.kv_memory is not None
+        return 1 if explicit else self.blocks_for(min(USEFUL_TOKENS, self.longest))
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_tokens)
+
+    def ledger(self, blocks: int, context: int, batch: int | None = None) -> Ledger:
+        batch = self.config.max_batch_tokens if batch is None else batch
+        return predict(
+            self.footprint.spec,
+            weight_bytes=self.footprint.weight_bytes,
+            activation_bytes=self.footprint.activation_bytes(batch, context),
+            kv_bytes_per_token=self.footprint.kv_bytes_per_token,
+            kv_dtype=self.config.kv_dtype,
+            total_blocks=blocks,
+            block_tokens=self.config.block_tokens,
+            max_batch_tokens=batch,
+            available_bytes=self.available,
+        )
+
+    def note_context(self, context: int) -> str:
+        note = f"the context is {context:,} tokens, as the KV pool holds; the model's is "
+        note += f"{self.longest:,}"
+        whole = self.blocks_for(self.longest)
+        if self.left is None or whole * self.block_bytes <= self.left:
+            note += f" ({self.pool_flag(whole)} holds it)"
+        return note
+
+    def nothing_fits(self, needed: int) -> MemoryFitError:
+        """Not even the least pool is possible beside the rest."""
+        ledger = self.ledger(needed, self.longest)
+        free = self.available or 0
+        remedy = self.smaller_settings(needed) or (
+            f"Free {show_bytes(ledger.total_bytes - free)} more, or choose a smaller model or one "
+            "quantized to fewer bits."
+        )
+        return MemoryFitError(
+            f"The model does not fit: it takes {show_bytes(ledger.total_bytes)} with a KV pool of "
+            f"{ledger.kv_tokens:,} tokens, and {show_bytes(free)} are free.",
+            remedy,
+            param="context_tokens" if self.config.context_tokens is not None else None,
+            detail=ledger.render(),
+        )
+
+    def smaller_settings(self, needed: int) -> str:
+        """Flags with which the model would fit, dearest last; nothing if there are none."""
+        batch, size = self.config.max_batch_tokens, self.config.block_tokens
+        useful = min(USEFUL_TOKENS, self.longest)
+        tries = [(batch, context) for context in _halved(self.longest, useful)]
+        most = (self.left or 0) // self.block_bytes * size
+        if most >= useful:
+            tries.insert(0, (batch, most))
+        tries += [(b, min(self.longest, needed * size)) for b in _halved(batch, 1)]
+        for tokens, context in tries:
+            blocks = self.blocks_for(context)
+            ledger = self.ledger(blocks, context, tokens)
+            if ledger.total_bytes <= (self.available or 0):
+                flags = f"--context-tokens {context} --kv-tokens {blocks * size}"
+                return self.advise(
+                    flags if tokens == batch else f"--max-batch-tokens {tokens} {flags}"
+                )
+        return ""
+
+    def too_large(self, blocks: int) -> MemoryFitError:
+        """A pool was asked for by size that memory does not hold."""
+        left = self.left or 0
+        ledger = self.ledger(blocks, self.longest)
+        param = "kv_tokens" if self.config.kv_tokens is not None else "kv_memory"
+        # What is free moves from one moment to the next: the advice should still hold then.
+        text = write_bytes(max(int(left * _STEADY), self.block_bytes), up=False)
+        enough = parse_bytes(text, param) // self.block_bytes >= self.needed_blocks()
+        most_tokens = left // self.block_bytes * self.config.block_tokens
+        return MemoryFitError(
+            f"{param} asks for a KV pool of {show_bytes(ledger.kv_pool_bytes)}; {show_bytes(left)} "
+            f"of {show_bytes(self.available or 0)} free memory are left for it.",
+            self.advise(f"--kv-memory {text}" if enough else f"--kv-tokens {most_tokens}"),
+            param=param,
+            detail=ledger.render(),
+        )
+
+    def too_small(self, blocks: int, needed: int) -> MemoryFitError:
+        """The budget is kept, and the context does not go into it."""
+        asked, size = self.config.context_tokens, self.config.block_tokens
+        allows = show_bytes(blocks * self.block_bytes)
+        works = self.pool_flag(needed)
+        if asked is not None and blocks:
+            works += f", or --context-tokens {blocks * size}"
+        return MemoryFitError(
+            f"A context of {asked or needed * size:,} tokens needs a KV pool of "
+            f"{show_bytes(needed * self.block_bytes)}; "
+            f"{self.budget or 'half of the memory left'} allows {allows}, which holds "
+            f"{blocks * size:,}.",
+            self.advise(works),
+            param="context_tokens" if asked is not None else self.budget,
+            detail=self.ledger(needed, self.longest).render(),
+        )
+
+    @property
+    def budget(self) -> str | None:
+        """The field that says how large the pool is."""
+        names = ("kv_memory", "kv_tokens", "kv_fraction")
+        return next((n for n in names if getattr(self.config, n) is not None), None)
+
+    def pool_flag(self, blocks: int) -> str:
+        """The flag of a pool with at least so many blocks, and no more than memory holds."""
+        text = write_bytes(blocks * self.block_bytes, up=True)
+        if self.left is not None and parse_bytes(text, "kv_memory") > self.left:
+            return f"--kv-tokens {blocks * self.config.block_tokens}"
+        return f"--kv-memory {text}"
+
+    def advise(self, flags: str) -> str:
+        given = "" if self.budget is None else f"--{self.budget.replace('_', '-')}"
+        return f"Set {flags}" + (
+            f" in place of {given}." if "--kv-" in flags and given not in flags else "."
+        )
+
+
+def _halved(start: int, least: int) -> list[int]:
+    """start / 2, start / 4, ... down to `least`."""
+    found = []
+    while (start := start // 2) >= least:
+        found.append(start)
+    return found
