@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from headrace.core.config import EngineConfig
 from headrace.core.request import FinishReason, SamplingParams, TokenEvent
 
 WORDS: list[str] = []
@@ -48,7 +49,12 @@ class LLM:
         LLM.made.append({"model": model, **options})
         self.tokenizer = Tokenizer()
         self.chat_template = LLM.template
-        self.context_tokens = options.get("context_tokens") or LLM.context
+        config = options.get("config") or EngineConfig()
+        self.context_tokens = config.context_tokens or LLM.context
+        self.notes: tuple[str, ...] = ()
+
+    def memory_report(self) -> str:
+        return "a ledger"
 
     def stream(
         self,

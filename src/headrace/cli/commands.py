@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
+from headrace.cli.flags import with_engine_flags
 from headrace.cli.models import models_app
+from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError, OfflineError
 
 if TYPE_CHECKING:
@@ -43,11 +45,7 @@ MinP = Annotated[
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")]
 System = Annotated[str | None, typer.Option(help="The system prompt.")]
-Threads = Annotated[int | None, typer.Option(help="Default: the cores this process may use.")]
 Backend = Annotated[Literal["cpu", "reference"], typer.Option(help="reference: slow and exact.")]
-ContextTokens = Annotated[
-    int | None, typer.Option(help="Longest prompt and answer together; default: the model's.")
-]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 
 
@@ -58,7 +56,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except HeadraceError as error:
-            _print_error(error.cause, error.remedy)
+            _print_error(error.cause, error.remedy, error.detail)
             if _debug():
                 raise
             raise typer.Exit(EXIT_ERROR) from error
@@ -104,8 +102,10 @@ def _debug() -> bool:
     return os.environ.get("HEADRACE_DEBUG", "") not in ("", "0")
 
 
-def _print_error(cause: str, remedy: str) -> None:
+def _print_error(cause: str, remedy: str, detail: str = "") -> None:
     typer.echo(f"error: {cause}", err=True)
+    for line in detail.splitlines():
+        typer.echo(f"  {line}", err=True)
     if remedy:
         typer.echo(f"  try: {remedy}", err=True)
 
@@ -131,6 +131,7 @@ def _top(
 
 
 @app.command()
+@with_engine_flags
 def run(
     prompt: Annotated[
         str | None, typer.Argument(help='"-", or nothing while input is piped: standard input.')
@@ -147,11 +148,13 @@ def run(
         bool, typer.Option("--raw", help="No chat template: continue the text.")
     ] = False,
     system: System = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Timings, on standard error.")] = False,
-    threads: Threads = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Timings and memory, on standard error.")
+    ] = False,
     backend: Backend = "cpu",
-    context_tokens: ContextTokens = None,
     offline: Offline = False,
+    *,
+    engine: EngineConfig,
 ) -> None:
     """Answer one prompt."""
     from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
@@ -161,7 +164,7 @@ def run(
         raise ConfigError("--raw takes no chat template, and --system needs one.", "Drop one.")
     params = _sampling(model, max_tokens, temperature, top_p, top_k, min_p, seed, stop)
     text = _read_prompt(prompt)
-    llm = _open_llm(model, backend, threads, context_tokens, offline)
+    llm = _open_llm(model, backend, engine, offline)
     if raw:
         ids = llm.tokenizer.encode(text)
     else:
@@ -186,9 +189,11 @@ def run(
         typer.echo(f"note: the answer is cut at {held}", err=True)
     if stats:
         typer.echo(f"stats: {answer.summary()}", err=True)
+        typer.echo(llm.memory_report(), err=True)
 
 
 @app.command()
+@with_engine_flags
 def chat(
     model: ModelArgument = None,
     max_tokens: MaxTokens = None,
@@ -199,16 +204,16 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
     system: System = None,
-    threads: Threads = None,
     backend: Backend = "cpu",
-    context_tokens: ContextTokens = None,
     offline: Offline = False,
+    *,
+    engine: EngineConfig,
 ) -> None:
     """Talk with a model; /help lists what can be typed."""
     from headrace.cli.chat import ChatSession
 
     params = _sampling(model, max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    llm = _open_llm(model, backend, threads, context_tokens, offline)
+    llm = _open_llm(model, backend, engine, offline)
     if sys.stdin.isatty():
         import contextlib
 
@@ -221,14 +226,20 @@ def chat(
 def info(
     model: ModelArgument = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="What the model would take in memory.")
+    ] = False,
 ) -> None:
     """Version, machine, threads, memory and a model. Fetches and loads nothing."""
     from headrace.cli import info as facts_of
     from headrace.models.resolve import resolve_model
 
     facts = {"headrace": facts_of.installation_facts(), "machine": facts_of.machine_facts()}
+    found = None
     try:
-        facts["model"] = facts_of.model_facts(resolve_model(model, offline=True))
+        path = resolve_model(model, offline=True)
+        facts["model"] = facts_of.model_facts(path)
+        found = facts_of.memory_ledger(path) if ledger else None
     except OfflineError as error:
         if model is not None:
             raise
@@ -236,9 +247,14 @@ def info(
     if as_json:
         import json
 
+        if found is not None:
+            facts["ledger"] = found.facts()
         typer.echo(json.dumps(facts, indent=2))
-    else:
-        typer.echo("\n".join(facts_of.shown_lines(facts)))
+        return
+    lines = facts_of.shown_lines(facts)
+    if found is not None:
+        lines += ["ledger", *(f"  {line}" for line in found.render().splitlines())]
+    typer.echo("\n".join(lines))
 
 
 def _sampling(
@@ -295,8 +311,7 @@ def _bad_prompt(cause: str) -> HeadraceError:
 def _open_llm(
     model: str | None,
     backend: Literal["cpu", "reference"],
-    threads: int | None,
-    context_tokens: int | None,
+    engine: EngineConfig,
     offline: bool,
 ) -> LLM:
     from headrace.cli.progress import shown_progress
@@ -306,10 +321,7 @@ def _open_llm(
         path = resolve_model(model, offline=offline, progress=progress)
     from headrace.llm import LLM
 
-    return LLM(
-        str(path),
-        backend=backend,
-        threads=threads,
-        context_tokens=context_tokens,
-        offline=offline,
-    )
+    llm = LLM(str(path), backend=backend, config=engine, offline=offline)
+    for note in llm.notes:
+        typer.echo(f"note: {note}", err=True)
+    return llm

@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.models.cache import cache_folder
 from headrace.models.spec import ModelSpec
+from headrace.plan.ledger import Ledger
 from headrace.weights.tensor import Tensor
 
 Facts = dict[str, Any]  # JSON values
@@ -53,6 +54,19 @@ def model_facts(path: Path) -> Facts:
     try:
         spec, _ = describe_file(file)
         return {"path": str(path), **spec_facts(spec), **tensor_facts(file.tensors.values())}
+    finally:
+        file.close()
+
+
+def memory_ledger(path: Path) -> Ledger:
+    """What serving this model on the CPU would take, as it would be set by default."""
+    from headrace.assemble import plan_memory
+    from headrace.core.config import EngineConfig
+    from headrace.weights.load import open_weights
+
+    file = open_weights(path)
+    try:
+        return plan_memory(file, backend="cpu", config=EngineConfig())[2].ledger
     finally:
         file.close()
 

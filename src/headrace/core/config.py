@@ -17,9 +17,10 @@ from headrace.core.errors import ConfigError
 from headrace.core.sizes import parse_bytes
 
 
-def flag(default: Any, help: str) -> Any:
-    """A field that is a flag of the command line too."""
-    return field(default=default, metadata={"help": help})
+def flag(help: str) -> dict[str, str]:
+    """Metadata of a field that is a flag of the command line too. What is on by default is turned
+    off by its flag, `--no-...`: the help is that flag's."""
+    return {"help": help}
 
 
 class Policy(StrEnum):
@@ -32,9 +33,10 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    policy: Policy = flag(Policy.FCFS, "Which waiting request goes first.")
-    prefix_cache: bool = flag(
-        True, "Compute every prompt whole, also where its beginning is known."
+    policy: Policy = field(default=Policy.FCFS, metadata=flag("Which waiting request goes first."))
+    prefix_cache: bool = field(
+        default=True,
+        metadata=flag("Compute every prompt whole, also where its beginning is known."),
     )
     # Of the pool: what admission leaves free, so that running sequences can grow.
     watermark: float = 0.02
@@ -42,7 +44,9 @@ class SchedulerConfig:
     ageing_tokens_per_s: float = 200.0
     # A step in which prompts join others' decoding may take so many times as long as one without.
     max_step_growth: float = 2.0
-    debug_invariants: bool = flag(False, "Check the pool's integrity after every step.")
+    debug_invariants: bool = field(
+        default=False, metadata=flag("Check the pool's integrity after every step.")
+    )
 
     def __post_init__(self) -> None:
         if self.policy not in tuple(Policy):
@@ -83,19 +87,29 @@ class EngineConfig(SchedulerConfig):
     kv_fraction=0.5. After checking, `kv_memory` is bytes.
     """
 
-    max_batch_tokens: int = flag(512, "Most tokens computed in one step.")
-    max_sequences: int = flag(64, "Most sequences computed at one time.")
+    max_batch_tokens: int = field(default=512, metadata=flag("Most tokens computed in one step."))
+    max_sequences: int = field(default=64, metadata=flag("Most sequences computed at one time."))
     block_tokens: int = 16
-    context_tokens: int | None = flag(
-        None, "Longest prompt and answer together; default: the model's, if memory holds it."
+    context_tokens: int | None = field(
+        default=None,
+        metadata=flag(
+            "Longest prompt and answer together; default: the model's, if memory holds it."
+        ),
     )
-    kv_dtype: KvDtype = flag(KvDtype.F16, "How keys and values are kept.")
-    kv_memory: int | str | None = flag(None, "Size of the KV pool, as in 4GiB.")
-    kv_tokens: int | None = flag(None, "Size of the KV pool in tokens.")
-    kv_fraction: float | None = flag(
-        None, "Size of the KV pool: so much of the memory that the weights leave; default: 0.5."
+    kv_dtype: KvDtype = field(default=KvDtype.F16, metadata=flag("How keys and values are kept."))
+    kv_memory: int | str | None = field(
+        default=None, metadata=flag("Size of the KV pool, as in 4GiB.")
     )
-    threads: int | None = flag(None, "Default: the cores this process may use.")
+    kv_tokens: int | None = field(default=None, metadata=flag("Size of the KV pool in tokens."))
+    kv_fraction: float | None = field(
+        default=None,
+        metadata=flag(
+            "Size of the KV pool: so much of the memory that the weights leave; default: 0.5."
+        ),
+    )
+    threads: int | None = field(
+        default=None, metadata=flag("Default: the cores this process may use.")
+    )
     overlap: bool = False  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:

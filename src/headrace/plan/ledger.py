@@ -174,7 +174,7 @@ def predict(
     max_batch_tokens: int,
     available_bytes: int | None = None,
 ) -> Ledger:
-    """The ledger of a model that a backend holds in so many bytes, with a pool of `total_blocks`."""
+    """The ledger of a model whose backend takes so many bytes, with this pool."""
     return Ledger(
         weights_bytes=weight_bytes,
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,
