@@ -12,6 +12,7 @@ import random
 import statistics
 
 from headrace.assemble import Assembled, assemble
+from headrace.core.config import EngineConfig
 from headrace.core.step import Draw, StepEntry, StepPlan
 
 GREEDY = Draw(temperature=0.0)
@@ -58,7 +59,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    assembled = assemble(args.model, backend=args.backend, threads=args.threads)
+    config = EngineConfig(threads=args.threads)
+    assembled = assemble(args.model, backend=args.backend, config=config)
     chooser = random.Random(0)
     tokens = [chooser.randrange(assembled.spec.vocab_size) for _ in range(512)]
     figures: dict[str, list[float]] = {}

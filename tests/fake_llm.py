@@ -50,7 +50,7 @@ class LLM:
         self.tokenizer = Tokenizer()
         self.chat_template = LLM.template
         config = options.get("config") or EngineConfig()
-        self.context_tokens = config.context_tokens or LLM.context
+        self.context_tokens = options.get("context_tokens") or config.context_tokens or LLM.context
         self.notes: tuple[str, ...] = ()
 
     def memory_report(self) -> str:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli.chat import ChatSession
 from headrace.cli.commands import app
+from headrace.core.config import EngineConfig, KvDtype, Policy
 from headrace.core.errors import ContextLengthError
 from headrace.core.request import SamplingParams
 
@@ -101,6 +102,9 @@ def test_run_puts_the_answer_alone_on_stdout(invoke: Invoke, model: str, fake: M
 def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -> None:
     options = "--temperature 0.5 --top-p 0.6 --top-k 7 --min-p 0.1 --seed 9 --max-tokens 3"
     machine = "--threads 2 --backend reference --context-tokens 64 --offline"
+    pool = "--kv-memory 1.5GiB --kv-dtype f32 --max-batch-tokens 100 --max-sequences 3"
+    order = "--policy shortest --no-prefix-cache --debug-invariants"
+    machine = f"{machine} {pool} {order}"
     stops = ["--stop", "a b", "--stop", "c"]
     result = invoke("run", "x y z", "-m", model, *options.split(), *machine.split(), *stops)
     assert result.exit_code == 0, result.output
@@ -110,9 +114,18 @@ def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -
     assert fake.LLM.made == [
         {
             "model": model,
-            "threads": 2,
             "backend": "reference",
-            "context_tokens": 64,
+            "config": EngineConfig(
+                threads=2,
+                context_tokens=64,
+                kv_memory=3 << 29,
+                kv_dtype=KvDtype.F32,
+                max_batch_tokens=100,
+                max_sequences=3,
+                policy=Policy.SHORTEST,
+                prefix_cache=False,
+                debug_invariants=True,
+            ),
             "offline": True,
         }
     ]
@@ -151,6 +164,10 @@ def test_run_raw_takes_no_template(
         (["run", "x", "--seed", "-1"], None, "seed is -1"),
         (["run", "x", "--stop", ""], None, "stop is"),
         (["run", "x", "--raw", "--system", "y"], None, "--raw"),
+        (["run", "x", "--kv-memory", "4 parsecs"], None, "kv_memory is '4 parsecs'; expected"),
+        (["run", "x", "--kv-fraction", "1.5"], None, "kv_fraction is 1.5; expected"),
+        (["run", "x", "--kv-tokens", "9", "--kv-fraction", "1"], None, "kv_tokens and kv_fraction"),
+        (["run", "x", "--max-batch-tokens", "0"], None, "max_batch_tokens is 0"),
         (["run", "x", "-m", "smolm2"], None, "near names: smollm2"),
         (["run", "x", "-m", "./absent.gguf"], None, "no file or folder './absent.gguf'"),
         (["run", "x", "--offline", "-m", "smollm2"], None, "fetching is off"),

@@ -120,6 +120,23 @@ def test_info_knows_this_machine_and_the_model(default_model_path: Path) -> None
     assert 0 < facts["machine"]["memory_available_bytes"] <= facts["machine"]["memory_total_bytes"]
 
 
+def test_info_gives_the_ledger_without_loading(default_model_path: Path) -> None:
+    shown = headrace("info", "--ledger").stdout
+    assert "a token's KV: 2 × 30 layers × 3 KV heads × 64 × 2 bytes (f16) = 23,040 bytes" in shown
+    facts = json.loads(headrace("info", "--ledger", "--json").stdout)["ledger"]
+    assert facts["kv_pool_bytes"] == facts["kv_tokens"] * 23_040
+    assert facts["total_bytes"] < facts["available_bytes"]
+
+
+def test_what_does_not_fit_shows_the_ledger_and_what_would(default_model_path: Path) -> None:
+    done = headrace("run", "x", "--kv-memory", "20MiB", "--context-tokens", "8192")
+    assert (done.returncode, done.stdout) == (2, "")
+    first, *table, last = done.stderr.splitlines()
+    assert first.startswith("error: A context of 8,192 tokens needs a KV pool of 180.0 MiB")
+    assert [line.split()[0] for line in table[:2]] == ["weights", "KV"]
+    assert last == "  try: Set --kv-memory 180MiB, or --context-tokens 896."
+
+
 def test_a_damaged_model_is_told_and_not_run(default_model_path: Path, tmp_path: Path) -> None:
     short = tmp_path / "short.gguf"
     with default_model_path.open("rb") as file:

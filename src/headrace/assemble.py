@@ -118,6 +118,7 @@ def _cpu_footprint(
     return Footprint(
         spec=spec,
         weight_bytes=layout.weight_bytes(weights),
+        kv_dtype=config.kv_dtype,
         kv_bytes_per_token=layout.kv_bytes_per_token(spec, config.kv_dtype),
         activation_bytes=partial(layout.activation_bytes, spec, weights, threads),
     )
@@ -130,6 +131,7 @@ def _reference_footprint(spec: ModelSpec, weights: DecoderWeights[Weight]) -> Fo
     return Footprint(
         spec=spec,
         weight_bytes=4 * spec.parameters,
+        kv_dtype="f32",
         kv_bytes_per_token=spec.kv_bytes_per_token(4),
         activation_bytes=lambda tokens, context: 4 * tokens * (width + heads * context),
     )

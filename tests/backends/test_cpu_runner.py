@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headrace.backends.cpu import _native
+from headrace.backends.cpu import _native, layout
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.step import Draw, EntryResult, Runner, StepEntry, StepPlan
@@ -113,6 +113,28 @@ def make_weights(
 def run(runner: Runner, *entries: StepEntry) -> list[EntryResult]:
     runner.submit(StepPlan(entries=list(entries)))
     return runner.collect().entries
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kinds", ["Q4_1", ["Q4_K", "Q4_K", "Q6_K"], "BF16"])
+def test_bytes_are_known_before_they_are_taken(
+    name: str, kinds: str | list[str], random_tensor: RandomTensor
+) -> None:
+    spec = SPECS[name]
+    weights = make_weights(spec, random_tensor, kinds)
+    for threads, batch, context in ((1, 16, 100), (3, 128, 256)):
+        runner = CpuRunner(
+            spec,
+            weights,
+            total_blocks=5,
+            max_batch_tokens=batch,
+            context_tokens=context,
+            threads=threads,
+        )
+        assert layout.weight_bytes(weights) == runner.weight_bytes
+        assert layout.kv_bytes_per_token(spec, "f16") * 5 * 16 == runner.kv_bytes
+        predicted = layout.activation_bytes(spec, weights, threads, batch, context)
+        assert predicted == runner.activation_bytes
 
 
 def scored(tokens: list[int], number: int, table: list[int], start: int = 0) -> StepEntry:

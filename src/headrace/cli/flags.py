@@ -34,7 +34,7 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     # Typer reads a command's signature, and its annotations once more.
     call.__signature__ = own.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *flags]}
-    del call.__wrapped__  # type: ignore[attr-defined]  # whose annotations would be read instead
+    del call.__wrapped__  # whose annotations would be read instead
     return call
 
 

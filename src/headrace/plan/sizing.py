@@ -26,6 +26,7 @@ class Footprint:
 
     spec: ModelSpec
     weight_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     activation_bytes: Callable[[int, int], int]  # (max_batch_tokens, context_tokens) -> bytes
 
@@ -115,7 +116,7 @@ class _Sizer:
             weight_bytes=self.footprint.weight_bytes,
             activation_bytes=self.footprint.activation_bytes(batch, context),
             kv_bytes_per_token=self.footprint.kv_bytes_per_token,
-            kv_dtype=self.config.kv_dtype,
+            kv_dtype=self.footprint.kv_dtype,
             total_blocks=blocks,
             block_tokens=self.config.block_tokens,
             max_batch_tokens=batch,

@@ -1,0 +1,92 @@
+"""The engine's settings: checked by name, none unknown, none silently dropped."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from headrace.core.config import EngineConfig, KvDtype, Policy, SchedulerConfig
+from headrace.core.errors import ConfigError
+
+
+def test_what_is_left_open_has_these_values() -> None:
+    config = EngineConfig()
+    assert (config.max_batch_tokens, config.max_sequences, config.block_tokens) == (512, 64, 16)
+    assert (config.kv_dtype, config.policy, config.prefix_cache) == ("f16", "fcfs", True)
+    budgets = (config.kv_memory, config.kv_tokens, config.kv_fraction, config.context_tokens)
+    assert budgets == (None, None, None, None)
+    assert isinstance(config, SchedulerConfig)  # so that the engine takes it as it is
+
+
+def test_it_can_not_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        EngineConfig().threads = 3  # type: ignore[misc]
+
+
+def test_values_take_one_shape() -> None:
+    settings = {"kv_memory": "1.5 GiB", "kv_dtype": "f32", "policy": "shortest"}
+    config = EngineConfig.from_mapping(settings)
+    assert config.kv_memory_bytes == config.kv_memory == 3 << 29
+    assert config.kv_dtype is KvDtype.F32
+    assert config.policy is Policy.SHORTEST
+
+
+def test_unknown_names_are_refused_with_the_near_one() -> None:
+    with pytest.raises(ConfigError, match=r"'kv_memmory' is no setting.*mean kv_memory\?") as error:
+        EngineConfig.from_mapping({"kv_memmory": "4GiB"})
+    assert error.value.param == "kv_memmory"
+    with pytest.raises(ConfigError, match=r"'xyzzy' is no setting.*Choose of policy, "):
+        EngineConfig.from_mapping({"xyzzy": 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_batch_tokens": 0}, "max_batch_tokens is 0; expected 1 or more"),
+        ({"max_sequences": -1}, "max_sequences is -1; expected 1 or more"),
+        ({"block_tokens": 1.5}, "block_tokens is 1.5; expected 1 or more"),
+        ({"context_tokens": 0}, "context_tokens is 0; expected 1 or more"),
+        ({"context_tokens": True}, "context_tokens is True; expected 1 or more"),
+        ({"threads": 0}, "threads is 0; expected 1 or more"),
+        ({"threads": "2"}, "threads is '2'; expected 1 or more"),
+        ({"kv_tokens": 0}, "kv_tokens is 0; expected 1 or more"),
+        ({"kv_memory": "much"}, "kv_memory is 'much'; expected a number of bytes"),
+        ({"kv_fraction": 0}, "kv_fraction is 0; expected a number above 0 and at most 1"),
+        ({"kv_fraction": 1.01}, "kv_fraction is 1.01; expected a number above 0"),
+        ({"kv_fraction": float("nan")}, "kv_fraction is nan; expected a number above 0"),
+        ({"kv_fraction": "half"}, "kv_fraction is 'half'; expected a number above 0"),
+        ({"kv_dtype": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8, fp8"),
+        ({"policy": "lottery"}, "policy is 'lottery'; expected one of fcfs, priority, shortest"),
+        ({"prefix_cache": "no"}, "prefix_cache is 'no'; expected True or False"),
+        ({"overlap": 1}, "overlap is 1; expected True or False"),
+        ({"watermark": "x"}, "watermark is 'x'; expected a number"),
+        ({"watermark": 0.9}, "watermark is 0.9; expected a number from 0"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig(**settings)
+    assert str(error.value).startswith(expected)
+    assert error.value.param == next(iter(settings))
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_memory": "1GiB", "kv_tokens": 5},
+        {"kv_memory": "1GiB", "kv_fraction": 0.5},
+        {"kv_tokens": 5, "kv_fraction": 0.5},
+    ],
+)
+def test_a_pool_has_one_size(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=" and ".join(settings) + " are given; expected at most"):
+        EngineConfig(**settings)
+
+
+def test_flags_say_what_they_are_for() -> None:
+    flags = {field.name: field.metadata["help"] for field in fields(EngineConfig) if field.metadata}
+    assert {"kv_memory", "kv_tokens", "kv_fraction", "policy", "threads"} <= set(flags)
+    assert all(text.endswith(".") for text in flags.values())
