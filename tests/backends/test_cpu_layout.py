@@ -17,10 +17,11 @@ RandomTensor = Callable[..., Tensor]
 
 
 def native_bytes(*parts: Tensor, bias: bool = False) -> int:
-    tables = [
-        _native.Table(part.format.name, *part.shape, np.frombuffer(part.data, np.uint8))
-        for part in parts
-    ]
+    tables = []
+    for part in parts:
+        rows, columns = part.shape
+        data = np.frombuffer(part.data, np.uint8)
+        tables.append(_native.Table(part.format.name, rows, columns, data))
     values = np.zeros(sum(part.shape[0] for part in parts), np.float32) if bias else None
     return _native.Matrix(tables, values, 1).bytes
 
@@ -67,6 +68,8 @@ def test_what_the_backend_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"block_tokens is 32; .* hold 16") as error:
         check_config(EngineConfig(block_tokens=32))
     assert error.value.param == "block_tokens"
-    with pytest.raises(ConfigError, match=r"kv_dtype is 'fp8'; the CPU backend has f32, f16") as e:
+    with pytest.raises(
+        ConfigError, match=r"kv_dtype is 'fp8'; the CPU backend allows f32, f16"
+    ) as e:
         check_config(EngineConfig.from_mapping({"kv_dtype": "fp8"}))
     assert e.value.param == "kv_dtype"

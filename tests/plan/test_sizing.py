@@ -139,7 +139,7 @@ def test_advice_is_in_tokens_where_a_round_size_would_miss() -> None:
     """7 blocks take 112,112 bytes, and 112,200 are left: 109 KiB are too few, 110 too many."""
     model, left = footprint(token_bytes=1001), 112_200
     for budget in ({"kv_fraction": 0.5}, {"kv_memory": "1MiB"}):
-        config = EngineConfig(context_tokens=100, **budget)  # type: ignore[arg-type]
+        config = EngineConfig.from_mapping({"context_tokens": 100, **budget})
         with pytest.raises(MemoryFitError) as error:
             size_pool(model, config, FIXED + activations(100) + left)
         assert error.value.remedy.startswith("Set --kv-tokens 112")

@@ -134,7 +134,7 @@ def check_config(config: EngineConfig) -> None:
         )
     if config.kv_dtype not in KV_BYTES_PER_VALUE:
         raise ConfigError(
-            f"kv_dtype is {config.kv_dtype.value!r}; the CPU backend has "
+            f"kv_dtype is {config.kv_dtype.value!r}; the CPU backend allows "
             f"{', '.join(KV_BYTES_PER_VALUE)}.",
             "Choose one of these.",
             param="kv_dtype",

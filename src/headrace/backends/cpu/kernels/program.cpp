@@ -186,14 +186,6 @@ void Program::finish(int logits) {
     for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
 }
 
-size_t Program::activation_bytes() const {
-  size_t total = scores_.bytes() + (scratch_ ? scratch_->bytes() : 0);
-  for (const Slot& slot : slots_) total += slot.data.bytes();
-  for (const RopeTable& table : ropes_) total += table.cosines.bytes() + table.sines.bytes();
-  if (logits_ >= 0) total += samplers_.size() * Sampler::most_bytes(slots_[logits_].width);
-  return total;
-}
-
 void Program::sample(const Extent& e) {
   for (int r = e.thread; r < e.rows; r += pool_->threads()) {
     const int i = e.first_wanted + r;
@@ -237,6 +229,16 @@ void Program::run(const Step& step) {
         c.program->work(c.step, thread);
       },
       &context);
+}
+
+size_t Program::activation_bytes() const {
+  // A sampler's lists when every token of the vocabulary is in them: a weight and an id each.
+  constexpr size_t sampler_token_bytes = sizeof(float) + sizeof(int);
+  size_t total = scores_.bytes() + (scratch_ ? scratch_->bytes() : 0);
+  for (const Slot& slot : slots_) total += slot.data.bytes();
+  for (const RopeTable& table : ropes_) total += table.cosines.bytes() + table.sines.bytes();
+  if (logits_ >= 0) total += samplers_.size() * slots_[logits_].width * sampler_token_bytes;
+  return total;
 }
 
 }  // namespace headrace

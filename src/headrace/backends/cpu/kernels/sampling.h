@@ -26,10 +26,6 @@ struct Drawn {
 class Sampler {
  public:
   Sampler(const Kernels& kernels, int vocabulary);
-  // What its lists grow to: a weight and an id for each token of the vocabulary.
-  static size_t most_bytes(int vocabulary) {
-    return static_cast<size_t>(vocabulary) * (sizeof(float) + sizeof(int));
-  }
   Drawn draw(const float* logits, const DrawParams& params);
   float score(const float* logits, int token) const;
 
