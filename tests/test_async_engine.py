@@ -12,16 +12,14 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.assemble import assemble
 from headrace.async_engine import AsyncEngine
-from headrace.core.config import SchedulerConfig
 from headrace.core.errors import ContextLengthError, HeadraceError, InvalidRequestError
 from headrace.core.request import FinishReason, TokenEvent
 
 
 @pytest.fixture(scope="module")
 def engine(default_model_path: Path) -> Iterator[AsyncEngine]:
-    config = SchedulerConfig(debug_invariants=True)
     with AsyncEngine(
-        assemble(str(default_model_path), context_tokens=1024, scheduler=config)
+        assemble(str(default_model_path), context_tokens=1024, debug_invariants=True)
     ) as made:
         yield made
 
