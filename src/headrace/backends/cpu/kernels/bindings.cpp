@@ -181,6 +181,7 @@ void bind_program(nb::module_& m) {
            "pool"_a, "kv"_a.none(), "max_rows"_a, "max_wanted"_a, "context"_a, "path"_a.none())
       .def("slot", [](P& p, int width, bool head) { return p.program.slot(width, head); },
            "width"_a, "head"_a = false)
+      .def_prop_ro("activation_bytes", [](const P& p) { return p.program.activation_bytes(); })
       .def("embed",
            [](P& p, int out, const Table& t, float scale) {
              require(p.program.slot_width(out) == t.raw.inputs, "embed: wrong width");
@@ -243,7 +244,6 @@ void bind_program(nb::module_& m) {
       .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a)
-      .def_prop_ro("activation_bytes", [](const P& p) { return p.program.activation_bytes(); })
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
 }
 
