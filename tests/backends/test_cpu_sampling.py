@@ -35,7 +35,7 @@ def native(logits: Floats, entries: list[StepEntry], path: str | None = None) ->
     program.slot_view(ops.slots[value], rows)[:] = logits
     zeros = np.zeros(rows, np.int32)
     arrays = DrawArrays(entries)
-    program.run(zeros, zeros, zeros, np.zeros((1, 1), np.int32), *arrays.inputs, arrays.tops)
+    arrays.run(program, zeros, zeros, zeros, np.zeros((1, 1), np.int32))
     return arrays.results(entries)
 
 
@@ -105,11 +105,12 @@ def edges(logits: Floats, how: Draw) -> set[int]:
 
 def check(logits: Floats, how: Draw, path: str) -> None:
     (found,) = draw_all(logits, [how], path)
-    try:
-        token, logprob = reference_draw(logits[0], how)
-    except HeadraceError as error:
-        assert (found.token_id, found.error) == (None, error.cause)
+    if np.isneginf(adjust(logits[0], how)).all():
+        with pytest.raises(HeadraceError) as caught:
+            reference_draw(logits[0], how)
+        assert (found.token_id, found.error) == (None, caught.value.cause)
         return
+    token, logprob = reference_draw(logits[0], how)
     assert found.error is None
     assert found.token_id is not None
     # Weights are float32 there and float64 here: only a draw on the very edge may differ.
@@ -187,7 +188,7 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
         rows = logits[at : at + len(entry.token_ids)]
         at += len(entry.token_ids)
         assert native(rows, [entry]) == [found]
-    assert together[4].token_id == 5 or together[3].token_id == 5
+    assert together[3].token_id == 5
     assert [result.error is None for result in together] == [True] * 4 + [False] + [True] * 2
 
 
@@ -201,7 +202,9 @@ def test_scores_and_draws_in_one_step(path: str) -> None:
     scored = StepEntry(
         sequence_id=1, token_ids=[0] * 4, start=0, block_table=[0], targets=targets, top_logprobs=20
     )
-    found = native(logits, [drawing(how), drawing(how), scored, drawing(how, 3), drawing(how)], path)
+    found = native(
+        logits, [drawing(how), drawing(how), scored, drawing(how, 3), drawing(how)], path
+    )
     for row, result in zip((0, 1, 6, 7), (*found[:2], *found[3:]), strict=True):
         token, logprob = reference_draw(logits[row], how)
         assert result.token_id == token

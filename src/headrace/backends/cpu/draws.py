@@ -9,7 +9,7 @@ backends/reference/sampling.py's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,22 +56,36 @@ class DrawArrays:
                 )
                 uniforms.append(draw.uniform)
                 tops.append(entry.top_logprobs)
-        self.tokens = np.zeros(len(wanted), np.int32)
-        self.logprobs = np.zeros(len(wanted), np.float32)
-        self.inputs = (
-            np.array(wanted, np.int32),
-            np.array(targets, np.int32),
-            np.array(draws, np.float64).reshape(-1, 5),
-            np.array(uniforms, np.float64),
-            self.tokens,
-            self.logprobs,
-            _adjustments(adjusted) if adjusted else None,
-        )
+        self.wanted = np.array(wanted, np.int32)
+        self.targets = np.array(targets, np.int32)
+        self.draws = np.array(draws, np.float64).reshape(-1, 5)
+        self.uniforms = np.array(uniforms, np.float64)
+        self.tokens = np.zeros(len(wanted), np.int32)  # written by the program
+        self.logprobs = np.zeros(len(wanted), np.float32)  # likewise
+        self.adjustments = _adjustments(adjusted) if adjusted else None
         self.tops: tuple[Ints, Ints, Floats] | None = None
         if any(tops):
             offsets = np.zeros(len(tops) + 1, np.int32)
             np.cumsum(tops, out=offsets[1:])
             self.tops = offsets, np.zeros(offsets[-1], np.int32), np.zeros(offsets[-1], np.float32)
+
+    def run(
+        self, program: _native.Program, tokens: Ints, positions: Ints, owners: Ints, tables: Ints
+    ) -> None:
+        program.run(
+            tokens,
+            positions,
+            owners,
+            tables,
+            self.wanted,
+            self.targets,
+            self.draws,
+            self.uniforms,
+            self.tokens,
+            self.logprobs,
+            self.adjustments,
+            self.tops,
+        )
 
     def results(self, entries: list[StepEntry]) -> list[EntryResult]:
         tokens, logprobs, tops = self.tokens.tolist(), self.logprobs.tolist(), self._top_lists()
@@ -143,7 +157,7 @@ def _adjustments(adjusted: list[tuple[int, Draw]]) -> _native.Adjustments:
     )
 
 
-def _ids(rows: list[Collection[int]]) -> tuple[Ints, Ints]:
+def _ids(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
     """Offsets, and all rows' ids one after the other."""
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])

@@ -116,7 +116,7 @@ class _StepArrays:
         self.draws = DrawArrays(entries)
 
     def run(self, program: _native.Program) -> None:
-        program.run(*self.inputs, *self.draws.inputs, self.draws.tops)
+        self.draws.run(program, *self.inputs)
 
     def results(self, entries: list[StepEntry]) -> list[EntryResult]:
         return self.draws.results(entries)

@@ -12,15 +12,16 @@ Choosing, in float64:
  7. w = exp((logit - largest) / temperature): probabilities but for their sum. Kept are those with
     w >= min_p (the largest w is 1), and never any below 2**-40: a whole vocabulary of them is
     drawn less than once in a million, and no backend need look at them again.
- 8. typical_p keeps the shortest prefix, in order of |logit - mean logit under w| (then of 6.), whose
-    running sum is >= typical_p * (sum of what is kept so far). But for a factor of temperature the
-    distance is |-log p - entropy|: locally typical sampling. A typical_p of 1 keeps all.
+ 8. typical_p keeps the shortest prefix, in order of |logit - mean logit under w| (then that of 6.),
+    whose running sum is >= typical_p * (sum of what is kept so far). But for a factor of temperature
+    the distance is |-log p - entropy|: locally typical sampling. A typical_p of 1 keeps all.
  9. top_p keeps the shortest prefix, in order of 6., whose running sum is >= top_p * (sum of what is
     kept so far); a top_p of 1 keeps all.
 10. The token is the first whose running sum is > uniform * (sum of what is kept).
 
 Running sums go in that order, one after the other. Log-probabilities given back are those of the
-model, among all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of batches.
+model, among all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of
+batches.
 """
 
 from __future__ import annotations

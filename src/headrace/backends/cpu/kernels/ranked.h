@@ -19,7 +19,7 @@ struct Candidate {
 
 // Likeliest first, of equals the lower id.
 inline bool likelier(const Candidate& a, const Candidate& b) {
-  return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+  return (a.logit > b.logit) | ((a.logit == b.logit) & (a.id < b.id));  // without branches
 }
 
 struct ByLogit {
@@ -37,7 +37,7 @@ struct ByDistance {
 template <typename Key>
 bool precedes(Key key, const Candidate& a, const Candidate& b) {
   const double ka = key(a), kb = key(b);
-  return ka < kb || (ka == kb && likelier(a, b));
+  return (ka < kb) | ((ka == kb) & likelier(a, b));
 }
 
 enum class Sum { Count, Weight };       // what is summed

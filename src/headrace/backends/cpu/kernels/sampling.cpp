@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace headrace {
 namespace {
 
 constexpr double LEAST_WEIGHT = 0x1p-40;  // the reference's
+constexpr float LIKELY[] = {0x1p-8f, 0x1p-16f, 0x1p-24f};
 constexpr int RUN = 64;                   // values looked at together, most often to be passed over
 
 // Calls visit(i) for each value that is at least (or above) a bound, in order. Values that pass are
@@ -27,6 +29,28 @@ void visit_large(const float* x, int n, const float& bound, Visit visit) {
   }
   for (; i < n; ++i)
     if (passes(x[i])) visit(i);
+}
+
+// Without branches: about as many stay as go.
+template <typename Keep>
+void keep_if(std::vector<Candidate>& candidates, Keep keep) {
+  size_t kept = 0;
+  for (const Candidate c : candidates) {
+    candidates[kept] = c;
+    kept += keep(c);
+  }
+  candidates.resize(kept);
+}
+
+// Of values of at least a bound.
+double total_of(const float* x, int n, float bound) {
+  double lanes[LANES] = {};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int j = 0; j < LANES; ++j)
+      lanes[j] += static_cast<double>(x[i + j] >= bound ? x[i + j] : 0.0f);
+  for (; i < n; ++i) lanes[0] += static_cast<double>(x[i] >= bound ? x[i] : 0.0f);
+  return std::accumulate(lanes, lanes + LANES, 0.0);
 }
 
 float highest_of(const float* x, int n) {
@@ -130,10 +154,11 @@ int Sampler::choose(const float* logits, float highest, const DrawParams& params
   // A temperature next to nothing must not become infinity: 0 * infinity is no number.
   const float sharpness = static_cast<float>(std::min(1.0 / params.temperature, 1e30));
   kernels_.exponentials(logits, highest, sharpness, vocabulary_, weights_.data());
-  collect(logits, std::max(params.min_p, LEAST_WEIGHT));
+  const float least = static_cast<float>(std::clamp(params.min_p, LEAST_WEIGHT, 1.0));
+  double sum = collect_enough(logits, least, params);
   if (params.top_k > 0) keep_top(params.top_k);
   if (params.typical_p < 1) keep_typical(params.typical_p);
-  double sum = total();
+  if (params.top_k > 0 || params.typical_p < 1) sum = total();
   // What top_p drops comes last in this order, so that the walk below never gets to it.
   if (params.top_p < 1)
     sum = ranking_.cross(candidates_, ByLogit{}, Sum::Weight, Until::AtLeast, params.top_p * sum)
@@ -143,11 +168,27 @@ int Sampler::choose(const float* logits, float highest, const DrawParams& params
       .at.id;
 }
 
-void Sampler::collect(const float* logits, double least_weight) {
+// Most distributions have most of their mass in few tokens. Those above some weight are a prefix of
+// the order; where the draw can be seen to end among them, the others are only summed. Gives the sum
+// of all whose weight is at least `least`, where no filter but top_p follows; otherwise nothing.
+double Sampler::collect_enough(const float* logits, float least, const DrawParams& params) {
+  const bool by_count = params.top_k > 0, needs_all = !by_count && params.typical_p < 1;
+  const double sum = by_count || needs_all ? 0 : total_of(weights_.data(), vocabulary_, least);
+  const double needed = (params.top_p < 1 ? params.top_p : params.uniform) * sum;
+  for (const float weight : LIKELY) {
+    if (needs_all || weight <= least) break;
+    collect(logits, weight);
+    if (by_count ? candidates_.size() >= static_cast<size_t>(params.top_k) : total() > needed)
+      return sum;
+  }
+  collect(logits, least);
+  return sum;
+}
+
+void Sampler::collect(const float* logits, float least) {
   candidates_.clear();
   candidates_.reserve(vocabulary_);
-  const float bound = static_cast<float>(std::min(least_weight, 1.0));
-  visit_large<false>(weights_.data(), vocabulary_, bound, [&](int id) {
+  visit_large<false>(weights_.data(), vocabulary_, least, [&](int id) {
     candidates_.push_back({logits[id], weights_[id], id});
   });
 }
@@ -156,7 +197,7 @@ void Sampler::keep_top(int k) {
   if (static_cast<size_t>(k) >= candidates_.size()) return;
   const Candidate last =
       ranking_.cross(candidates_, ByLogit{}, Sum::Count, Until::AtLeast, k).at;
-  std::erase_if(candidates_, [&](const Candidate& c) { return likelier(last, c); });
+  keep_if(candidates_, [&](const Candidate& c) { return !likelier(last, c); });
 }
 
 void Sampler::keep_typical(double mass) {
@@ -167,7 +208,7 @@ void Sampler::keep_typical(double mass) {
   const ByDistance key{first + mean / sum};
   const Candidate last =
       ranking_.cross(candidates_, key, Sum::Weight, Until::AtLeast, mass * sum).at;
-  std::erase_if(candidates_, [&](const Candidate& c) { return precedes(key, last, c); });
+  keep_if(candidates_, [&](const Candidate& c) { return !precedes(key, last, c); });
 }
 
 double Sampler::total() const {

@@ -50,7 +50,8 @@ class Sampler {
  private:
   void adjust(const Adjustment& adjustment);
   int choose(const float* logits, float highest, const DrawParams& params);
-  void collect(const float* logits, double least_weight);
+  double collect_enough(const float* logits, float least, const DrawParams& params);
+  void collect(const float* logits, float least);
   void keep_top(int k);
   void keep_typical(double mass);
   double total() const;
