@@ -159,6 +159,34 @@ def test_adjusted_logits_are_the_same_to_the_bit(how: Draw, kind: tuple[int, flo
         banned = {*banned, found.token_id}
 
 
+@pytest.mark.parametrize(
+    "only",
+    [{}, {"top_k": 30}, {"top_k": 700}, {"top_p": 0.7}, {"top_p": 0.999}, {"min_p": 1e-4},
+     {"min_p": 1e-7}, {"typical_p": 0.3}, {"typical_p": 0.999}, {"top_k": 300, "typical_p": 0.9}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_one_filter_at_a_time_far_into_the_tail(
+    only: dict[str, float], temperature: float, path: str
+) -> None:
+    """Uniforms up to the very end: however likely the others, no token that is left is missed."""
+    row = rows_of(11, 6.0, 0)
+    ends = [1 - 10.0**-exponent for exponent in range(1, 7)]
+    hows = [
+        Draw(temperature=temperature, uniform=u, **only)  # type: ignore[arg-type]
+        for u in [*np.linspace(0, 0.99, 30).tolist(), *ends]
+    ]
+    found = draw_all(np.repeat(row, len(hows), axis=0), hows, path)
+    ranks = np.argsort(np.argsort(-row[0], kind="stable"))
+    for how, token in zip(hows, tokens_of(found), strict=True):
+        first, last = (  # of those that float32 weights may lead to
+            reference_draw(row[0], replace(how, uniform=min(max(0, u), 1 - 1e-16)))[0]
+            for u in (how.uniform - 2e-7, how.uniform + 2e-7)
+        )
+        assert token is not None
+        assert ranks[first] <= ranks[token] <= ranks[last]
+
+
 def test_rows_of_one_step_do_not_touch_each_other() -> None:
     """Adjusted, plain, scored and failing rows side by side are what they are alone."""
     logits = np.concatenate([rows_of(seed, 3.0, 0) for seed in range(9)])

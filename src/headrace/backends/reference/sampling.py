@@ -13,8 +13,8 @@ Choosing, in float64:
     w >= min_p (the largest w is 1), and never any below 2**-40: a whole vocabulary of them is
     drawn less than once in a million, and no backend need look at them again.
  8. typical_p keeps the shortest prefix, in order of |logit - mean logit under w| (then that of 6.),
-    whose running sum is >= typical_p * (sum of what is kept so far). But for a factor
-    of temperature the distance is |-log p - entropy|: locally typical sampling. A typical_p of 1 keeps all.
+    whose running sum is >= typical_p * (sum of what is kept so far); a typical_p of 1 keeps all.
+    But for a factor of temperature the distance is |-log p - entropy|: locally typical sampling.
  9. top_p keeps the shortest prefix, in order of 6., whose running sum is >= top_p * (sum of what is
     kept so far); a top_p of 1 keeps all.
 10. The token is the first whose running sum is > uniform * (sum of what is kept).
