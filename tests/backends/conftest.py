@@ -98,7 +98,7 @@ def run_op(path: str) -> RunOp:
             np.array(tables or [[0]], np.int32),
             np.zeros(0, np.int32),
             np.zeros(0, np.int32),
-            np.zeros((0, 4), np.float32),
+            np.zeros((0, 5), np.float64),
             np.zeros(0, np.float64),
             np.zeros(0, np.int32),
             np.zeros(0, np.float32),

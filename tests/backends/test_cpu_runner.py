@@ -210,6 +210,33 @@ def test_a_sequence_is_the_same_bit_for_bit_under_any_load(random_tensor: Random
         assert (result.token_id, result.logprob) == (expected.token_id, expected.logprob)
 
 
+def test_a_whole_draw_is_the_references(random_tensor: RandomTensor) -> None:
+    """Every field of a draw through the runner, and a draw that fails beside one that does not."""
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "F32")
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(0, VOCAB, 40).tolist()
+    draw = Draw(
+        temperature=0.9, top_p=0.9, top_k=60, min_p=0.01, typical_p=0.8, repetition_penalty=1.4,
+        presence_penalty=0.3, frequency_penalty=0.2, seen=tokens, counts={tokens[0]: 3},
+        bias={5: 1.0}, allowed=range(1, VOCAB, 2), banned=[7], uniform=0.6,
+    )  # fmt: skip
+    runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_type="f32")
+    reference = ReferenceRunner(spec, weights, total_blocks=10)
+    for change in range(12):
+        how = replace(draw, uniform=change / 12, temperature=0.2 * change)
+        mine = replace(scored(tokens, 0, [9, 2, 5]), draw=how, top_logprobs=4)
+        none = replace(scored(tokens[:9], 1, [1]), draw=replace(how, allowed=[7]), top_logprobs=1)
+        (got, failed), (expected, alike) = run(runner, mine, none), run(reference, mine, none)
+        assert got.token_id == expected.token_id
+        assert (failed.token_id, failed.error) == (None, alike.error)
+        assert failed.target_logprobs == pytest.approx(alike.target_logprobs, abs=2e-4)
+        for top, wanted in zip(
+            [*got.target_top, got.top], [*expected.target_top, expected.top], strict=True
+        ):
+            assert [p for _, p in top] == pytest.approx([p for _, p in wanted], abs=2e-4)
+
+
 def test_results_come_in_the_order_of_plans(random_tensor: RandomTensor) -> None:
     spec = SPECS["plain"]
     runner = CpuRunner(spec, make_weights(spec, random_tensor, "Q4_0"), total_blocks=4)

@@ -112,6 +112,31 @@ def test_scores_are_log_softmax_however_the_head_is_cut(
     assert found.logprob == pytest.approx(wanted[-1, found.token_id], abs=1e-5)
 
 
+def test_alternatives_come_with_each_target_and_the_drawn_token() -> None:
+    wanted = log_softmax(all_logits(TEXT))
+    scored = replace(entry(TEXT), targets=[*TEXT[1:], 17], draw=Draw(temperature=0), top_logprobs=3)
+    silent = replace(entry(TEXT, table=(1, 3), sequence=2), draw=Draw(temperature=0))
+    runner = make_runner()
+    runner.submit(plan(scored, silent))
+    found, plain = runner.collect().entries
+    for top, scores in zip([*found.target_top, found.top], [*wanted, wanted[-1]], strict=True):
+        assert [token for token, _ in top] == np.argsort(-scores)[:3].tolist()
+        assert [p for _, p in top] == pytest.approx(np.sort(-scores)[:3] * -1, abs=1e-5)
+    assert (plain.top, plain.target_top) == ([], [])
+
+
+def test_a_draw_that_nothing_can_follow_fails_alone() -> None:
+    runner = make_runner()
+    empty = replace(entry(TEXT), draw=Draw(temperature=1, allowed=[4], banned=[4]))
+    good = replace(entry(TEXT, table=(1, 3), sequence=2), draw=Draw(temperature=0))
+    runner.submit(plan(empty, good))
+    failed, found = runner.collect().entries
+    assert failed.token_id is None
+    assert failed.error is not None
+    assert "No token may follow" in failed.error
+    assert (found.token_id, found.error) == (int(all_logits(TEXT)[-1].argmax()), None)
+
+
 def test_logits_are_computed_for_wanted_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     real = decoder.logits
@@ -174,6 +199,11 @@ def with_targets(targets: list[int]) -> StepEntry:
         (plan(entry([-1])), "outside the vocabulary"),
         (plan(with_targets([1, 2])), "2 targets; expected 3"),
         (plan(with_targets([1, 2, 31])), "outside the vocabulary"),
+        (
+            plan(replace(entry([1]), draw=Draw(temperature=0, bias={31: 1.0}))),
+            "a draw that names a token outside the vocabulary",
+        ),
+        (plan(replace(entry([1]), top_logprobs=32)), "32 top_logprobs; expected 0 to 31"),
     ],
 )
 def test_a_mistaken_plan_is_refused_and_changes_nothing(wrong: StepPlan, message: str) -> None:

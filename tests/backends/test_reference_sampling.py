@@ -1,8 +1,9 @@
-"""Drawing against transformers' filters, exact fractions and torch's log_softmax."""
+"""Drawing against transformers' processors and filters, exact fractions, torch's log_softmax."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,9 +12,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
-from headrace.backends.reference.sampling import draw, log_probability
+from headrace.backends.reference.sampling import (
+    adjust,
+    draw,
+    log_probability,
+    top_log_probabilities,
+)
 from headrace.core.errors import HeadraceError
 from headrace.core.step import Draw
 
@@ -26,17 +40,14 @@ def row(size: int = 50, seed: int = 0) -> Row:
 
 def reachable(logits: Row, how: Draw, steps: int = 4000) -> set[int]:
     """The tokens that some uniform number leads to."""
-    grid = np.arange(steps) / steps
-    return {
-        draw(
-            logits,
-            Draw(
-                temperature=how.temperature, top_p=how.top_p, top_k=how.top_k, min_p=how.min_p,
-                uniform=float(u),
-            ),
-        )[0]
-        for u in grid
-    }  # fmt: skip
+    return {draw(logits, replace(how, uniform=u / steps))[0] for u in range(steps)}
+
+
+def processed(processor: object, logits: Row, seen: list[int]) -> Row:
+    """A row of logits after one of transformers' processors."""
+    assert callable(processor)
+    found: Row = processor(torch.tensor([seen]), torch.tensor(logits)[None])[0].numpy()
+    return found
 
 
 def test_greedy_is_the_first_of_the_largest() -> None:
@@ -53,15 +64,96 @@ def test_greedy_is_the_first_of_the_largest() -> None:
         (Draw(temperature=1, top_k=7), TopKLogitsWarper(7)),
         (Draw(temperature=1, top_p=0.8), TopPLogitsWarper(0.8)),
         (Draw(temperature=1, min_p=0.1), MinPLogitsWarper(0.1)),
+        (Draw(temperature=1, typical_p=0.3), TypicalLogitsWarper(0.3)),
+        (Draw(temperature=1, typical_p=0.95), TypicalLogitsWarper(0.95)),
     ],
 )
 def test_filters_keep_what_transformers_keeps(how: Draw, warper: object) -> None:
     for seed in range(3):
         logits = row(seed=seed) * np.float32(0.5)
-        assert callable(warper)
-        kept: torch.Tensor = warper(torch.zeros(1, 1).long(), torch.tensor(logits)[None])[0]
-        wanted = set(torch.nonzero(torch.isfinite(kept)).flatten().tolist())
-        assert reachable(logits, how) == wanted
+        kept = processed(warper, logits, [0])
+        assert reachable(logits, how) == set(np.flatnonzero(np.isfinite(kept)).tolist())
+
+
+def test_typical_is_of_what_the_filters_before_it_left_at_that_temperature() -> None:
+    for seed in range(3):
+        logits = row(seed=seed)
+        kept = processed(TopKLogitsWarper(20), logits / np.float32(1.7), [0])
+        kept = processed(MinPLogitsWarper(0.02), kept, [0])
+        kept = processed(TypicalLogitsWarper(0.6), kept, [0])
+        kept = processed(TopPLogitsWarper(0.8), kept, [0])
+        how = Draw(temperature=1.7, top_k=20, min_p=0.02, typical_p=0.6, top_p=0.8)
+        assert reachable(logits, how) == set(np.flatnonzero(np.isfinite(kept)).tolist())
+
+
+def test_repetition_penalty_bias_and_bans_are_transformers() -> None:
+    for seed, penalty in enumerate((1.3, 0.4, 7.0)):
+        logits, seen = row(seed=seed), [4, 9, 4, 30, 31, 32, 33]
+        bias = {9: 5.5, 12: -100.0, 33: -0.25}
+        wanted = processed(
+            SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
+            logits,
+            seen,
+        )
+        wanted = processed(SuppressTokensLogitsProcessor([3, 30]), wanted, seen)
+        wanted = processed(RepetitionPenaltyLogitsProcessor(penalty), wanted, seen)
+        how = Draw(temperature=1, repetition_penalty=penalty, seen=seen, bias=bias, banned=[3, 30])
+        np.testing.assert_array_equal(adjust(logits, how), wanted)
+
+
+def test_presence_and_frequency_penalties_are_openais_formula() -> None:
+    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, after the repetition penalty."""
+    logits = row()
+    counts = {0: 3, 7: 1, 8: 0, 49: 200}
+    how = Draw(
+        temperature=1, presence_penalty=-0.5, frequency_penalty=0.75, counts=counts,
+        repetition_penalty=2, seen=[7, 20],
+    )  # fmt: skip
+    wanted = logits.astype(np.float64)
+    for token in (7, 20):
+        wanted[token] *= 0.5 if wanted[token] > 0 else 2
+    for token, count in counts.items():
+        wanted[token] -= count * 0.75 + (count > 0) * -0.5
+    np.testing.assert_allclose(adjust(logits, how), wanted, rtol=1e-6)
+    assert adjust(logits, how)[8] == logits[8]
+
+
+def test_only_what_is_allowed_and_not_banned_is_drawn() -> None:
+    logits = row()
+    how = Draw(temperature=5, allowed={3, 8, 11, 40}, banned=[8], bias={3: -100, 12: 100})
+    assert reachable(logits, how) == {11, 40}  # 3 is allowed, and never comes
+    likelier = max((11, 40), key=lambda token: logits[token])
+    assert draw(logits, replace(how, temperature=0))[0] == likelier
+    token, logprob = draw(logits, replace(how, allowed=[3], banned=[]))
+    assert token == 3
+    assert logprob == pytest.approx(torch.tensor(logits).log_softmax(0)[3].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("allowed", "banned"), [([2, 3], [3, 2]), ([], []), (None, range(50))])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_left_is_an_error(
+    allowed: list[int] | None, banned: list[int], temperature: float
+) -> None:
+    with pytest.raises(HeadraceError, match="No token may follow"):
+        draw(row(), Draw(temperature=temperature, allowed=allowed, banned=banned))
+
+
+def test_a_draw_that_asks_for_nothing_leaves_the_row_alone() -> None:
+    logits = row()
+    how = Draw(temperature=1, seen=[1], counts={1: 1})
+    assert adjust(logits, how) is logits
+    assert adjust(logits, replace(how, repetition_penalty=2)) is not logits
+    np.testing.assert_array_equal(logits, row())
+
+
+def test_top_log_probabilities_are_torchs() -> None:
+    logits = row(1000)
+    values, tokens = torch.tensor(logits).double().log_softmax(0).topk(20)
+    found = top_log_probabilities(logits, 20)
+    assert [token for token, _ in found] == tokens.tolist()
+    assert [p for _, p in found] == pytest.approx(values.tolist(), rel=1e-12)
+    ties = np.array([0, 2, 1, 2, 2, 1], np.float32)
+    assert [token for token, _ in top_log_probabilities(ties, 5)] == [1, 3, 4, 2, 5]
 
 
 def test_frequencies_are_the_tempered_probabilities() -> None:

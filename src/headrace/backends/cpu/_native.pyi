@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
 def paths() -> list[str]:
@@ -36,6 +37,23 @@ class Matrix:
     def outputs(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+
+class Adjustments:
+    """What is done to some of the wanted rows before drawing: row numbers among the wanted, and
+    for each its penalties (repetition, presence, frequency), whether only `allowed` may be drawn,
+    and sparse parts: (offsets, ids) or (offsets, ids, values), one more offset than rows."""
+
+    def __init__(
+        self,
+        rows: Ints,
+        penalties: Floats,
+        limited: Ints,
+        bias: tuple[Ints, Ints, Floats],
+        allowed: tuple[Ints, Ints],
+        banned: tuple[Ints, Ints],
+        seen: tuple[Ints, Ints],
+        counts: tuple[Ints, Ints, Floats],
+    ) -> None: ...
 
 class Program:
     def __init__(
@@ -102,10 +120,14 @@ class Program:
         tables: Ints,
         wanted_rows: Ints,
         targets: Ints,
-        draws: Floats,
-        uniforms: NDArray[np.float64],
+        draws: Doubles,
+        uniforms: Doubles,
         out_tokens: Ints,
         out_logprobs: Floats,
-    ) -> None: ...
+        adjustments: Adjustments | None = None,
+        tops: tuple[Ints, Ints, Floats] | None = None,
+    ) -> None:
+        """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
+        says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
     def slot_view(self, slot: int, rows: int) -> Floats:
         """The first rows of a slot, shared with the program."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.backends.cpu import _native
+from headrace.backends.cpu.draws import DrawArrays
 from headrace.backends.cpu.ops import Prepared, RecordingOps
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
@@ -95,32 +96,17 @@ class CpuRunner:
 
 
 class _StepArrays:
-    """A plan as the flat arrays that the native program reads, and the two that it writes."""
+    """A plan as the flat arrays that the native program reads, and those that it writes."""
 
     def __init__(self, entries: list[StepEntry]) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         owners: list[int] = []
-        wanted: list[int] = []
-        targets: list[int] = []
-        draws: list[tuple[float, float, float, float]] = []
-        uniforms: list[float] = []
         for number, entry in enumerate(entries):
             count = len(entry.token_ids)
-            first = len(tokens)
             tokens += entry.token_ids
             positions += range(entry.start, entry.start + count)
             owners += [number] * count
-            if entry.targets is not None:
-                wanted += range(first, first + count)
-                targets += entry.targets
-                draws += [(0.0, 1.0, 0.0, 0.0)] * count
-                uniforms += [0.0] * count
-            if (draw := entry.draw) is not None:
-                wanted.append(first + count - 1)
-                targets.append(-1)
-                draws.append((draw.temperature, draw.top_p, draw.min_p, float(draw.top_k)))
-                uniforms.append(draw.uniform)
         width = max(len(entry.block_table) for entry in entries)
         tables = np.zeros((len(entries), width), np.int32)
         for number, entry in enumerate(entries):
@@ -130,34 +116,14 @@ class _StepArrays:
             np.array(positions, np.int32),
             np.array(owners, np.int32),
             tables,
-            np.array(wanted, np.int32),
-            np.array(targets, np.int32),
-            np.array(draws, np.float32).reshape(-1, 4),
-            np.array(uniforms, np.float64),
         )
-        self.tokens = np.zeros(len(wanted), np.int32)
-        self.logprobs = np.zeros(len(wanted), np.float32)
+        self.draws = DrawArrays(entries)
 
     def run(self, program: _native.Program) -> None:
-        program.run(*self.inputs, self.tokens, self.logprobs)
+        self.draws.run(program, *self.inputs)
 
     def results(self, entries: list[StepEntry]) -> list[EntryResult]:
-        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
-        results: list[EntryResult] = []
-        at = 0
-        for entry in entries:
-            result = EntryResult(sequence_id=entry.sequence_id)
-            if entry.targets is not None:
-                result.target_logprobs = logprobs[at : at + len(entry.targets)]
-                at += len(entry.targets)
-            if entry.draw is not None:
-                if tokens[at] < 0:
-                    result.error = "the model gave logits that are not numbers"
-                else:
-                    result.token_id, result.logprob = tokens[at], logprobs[at]
-                at += 1
-            results.append(result)
-        return results
+        return self.draws.results(entries)
 
 
 def _prepare(

@@ -9,12 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight, prepare
-from headrace.backends.reference.sampling import draw, log_probability
+from headrace.backends.reference.sampling import (
+    draw,
+    log_probability,
+    top_log_probabilities,
+)
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
@@ -104,10 +109,17 @@ def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
 
 
 def _answer(entry: StepEntry, result: EntryResult, values: NDArray[np.float32], token: int) -> None:
-    if entry.targets is not None:
-        result.target_logprobs.append(log_probability(values, entry.targets[token]))
-    if entry.draw is not None and token == len(entry.token_ids) - 1:
-        result.token_id, result.logprob = draw(values, entry.draw)
+    try:
+        if entry.targets is not None:
+            result.target_logprobs.append(log_probability(values, entry.targets[token]))
+            if entry.top_logprobs:
+                result.target_top.append(top_log_probabilities(values, entry.top_logprobs))
+        if entry.draw is not None and token == len(entry.token_ids) - 1:
+            result.token_id, result.logprob = draw(values, entry.draw)
+            if entry.top_logprobs:
+                result.top = top_log_probabilities(values, entry.top_logprobs)
+    except HeadraceError as error:  # of this row: the other sequences go on
+        result.error = error.cause
 
 
 def _prepare_all(weights: DecoderWeights[Weight]) -> DecoderWeights[ReferenceWeight]:
@@ -169,6 +181,16 @@ def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int) -> Non
         raise _mistaken(f"{who} with {len(targets)} targets", f"{len(entry.token_ids)}")
     if not all(0 <= token < vocab_size for token in [*entry.token_ids, *targets]):
         raise _mistaken(f"{who} with a token outside the vocabulary", f"0 to {vocab_size - 1}")
+    if not 0 <= entry.top_logprobs <= vocab_size:
+        raise _mistaken(f"{who} with {entry.top_logprobs} top_logprobs", f"0 to {vocab_size}")
+    if entry.draw is not None:
+        how = entry.draw
+        named = chain(how.bias, how.allowed or (), how.banned, how.seen, how.counts)
+        if not all(0 <= token < vocab_size for token in named):
+            raise _mistaken(
+                f"{who} with a draw that names a token outside the vocabulary",
+                f"0 to {vocab_size - 1}",
+            )
 
 
 def _mistaken(found: str, expected: str) -> HeadraceError:

@@ -1,15 +1,27 @@
 """Drawing a token: the exact order of operations that every backend follows.
 
-1. temperature 0: the first index of the largest logit; nothing else applies.
-2. Order tokens by (logit descending, id ascending). top_k keeps the first k of them.
-3. w = exp((logit - largest) / temperature), in float64: probabilities but for their sum.
-4. min_p keeps w >= min_p * largest w, that is w >= min_p.
-5. top_p keeps the shortest prefix whose running sum is >= top_p * (sum of what is kept so far);
-   a top_p of 1 keeps all.
-6. The token is the first whose running sum is > uniform * (sum of what is kept).
+Adjusting, where a draw asks for any of it; in float32, one operation after the other:
+ 1. logit + bias.
+ 2. Tokens outside `allowed`, and those in `banned`, are dropped: their logit is -infinity.
+ 3. Tokens in `seen`: divided by repetition_penalty if above 0, else multiplied by it.
+ 4. logit - frequency_penalty * count, then - presence_penalty, for tokens whose count is above 0.
+    If all are dropped now, or one has left float32's range, the draw fails.
+Choosing, in float64:
+ 5. temperature 0: the first index of the largest logit; nothing else applies.
+ 6. Order tokens by (logit descending, id ascending). top_k keeps the first k of them.
+ 7. w = exp((logit - largest) / temperature): probabilities but for their sum. Kept are those with
+    w >= min_p (the largest w is 1), and never any below 2**-40: a whole vocabulary of them is
+    drawn less than once in a million, and no backend need look at them again.
+ 8. typical_p keeps the shortest prefix, in order of |logit - mean logit under w| (then that of 6.),
+    whose running sum is >= typical_p * (sum of what is kept so far); a typical_p of 1 keeps all.
+    But for a factor of temperature the distance is |-log p - entropy|: locally typical sampling.
+ 9. top_p keeps the shortest prefix, in order of 6., whose running sum is >= top_p * (sum of what is
+    kept so far); a top_p of 1 keeps all.
+10. The token is the first whose running sum is > uniform * (sum of what is kept).
 
-Running sums go in that order, one after the other. The log-probability given back is that of the
-token among all tokens, at temperature 1. Knows one row of logits; nothing of batches.
+Running sums go in that order, one after the other. Log-probabilities given back are those of the
+model, among all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of
+batches.
 """
 
 from __future__ import annotations
@@ -18,49 +30,116 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError
-from headrace.core.step import Draw
+from headrace.core.step import Draw, TopLogprobs
+
+LEAST_WEIGHT = 2.0**-40
 
 
 def draw(logits: NDArray[np.floating], how: Draw) -> tuple[int, float]:
     """A token and its log-probability, from one row of logits."""
-    exact = logits.astype(np.float64)
-    token = _greedy(exact) if how.temperature == 0 else _sampled(exact, how)
-    return token, log_probability(exact, token)
+    largest(logits)
+    adjusted = adjust(logits, how).astype(np.float64)
+    _check_adjusted(adjusted)
+    token = int(np.argmax(adjusted)) if how.temperature == 0 else _sampled(adjusted, how)
+    return token, log_probability(logits, token)
 
 
 def log_probability(logits: NDArray[np.floating], token: int) -> float:
     """The token's log-softmax."""
-    exact = logits.astype(np.float64)
-    largest = _largest(exact)
-    return float(exact[token] - largest - np.log(np.sum(np.exp(exact - largest))))
+    return float(_log_softmax(logits)[token])
 
 
-def _greedy(logits: NDArray[np.float64]) -> int:
-    _largest(logits)
-    return int(np.argmax(logits))
+def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogprobs:
+    """The likeliest tokens and their log-softmax; of equals the lower id first."""
+    scores = _log_softmax(logits)
+    order = np.argsort(-logits, kind="stable")[:count]
+    return [(int(token), float(scores[token])) for token in order]
+
+
+def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
+    """Bias, allowed and banned tokens, penalties: 1. to 4. The row itself if nothing is asked."""
+    repeats = how.repetition_penalty != 1 and len(how.seen) > 0
+    counted = (how.presence_penalty != 0 or how.frequency_penalty != 0) and len(how.counts) > 0
+    if not (how.bias or how.allowed is not None or how.banned or repeats or counted):
+        return logits
+    row = logits.astype(np.float32)
+    for token, bias in how.bias.items():
+        row[token] += np.float32(bias)
+    if how.allowed is not None:
+        outside = np.ones(len(row), bool)
+        outside[list(how.allowed)] = False
+        row[outside] = -np.inf
+    row[list(how.banned)] = -np.inf
+    with np.errstate(over="ignore"):  # past float32: infinite, which is refused afterwards
+        if repeats:
+            penalty = np.float32(how.repetition_penalty)
+            for token in set(how.seen):
+                row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+        if counted:
+            for token, count in how.counts.items():
+                if count > 0:
+                    row[token] -= np.float32(how.frequency_penalty) * np.float32(count)
+                    row[token] -= np.float32(how.presence_penalty)
+    return row
 
 
 def _sampled(logits: NDArray[np.float64], how: Draw) -> int:
-    largest = _largest(logits)
     order = np.argsort(-logits, kind="stable")  # stable: equal logits stay in order of id
     if how.top_k > 0:
         order = order[: how.top_k]
     with np.errstate(over="ignore"):  # a tiny temperature: -infinity, and a weight of 0
-        weights = np.exp((logits[order] - largest) / how.temperature)
-    weights = weights[weights >= how.min_p]
+        weights = np.exp((logits[order] - logits[order[0]]) / how.temperature)
+    kept = weights >= max(how.min_p, LEAST_WEIGHT)
+    order, weights = order[kept], weights[kept]
+    if how.typical_p < 1:
+        kept = _typical(logits[order], weights, how.typical_p)
+        order, weights = order[kept], weights[kept]
     sums = np.cumsum(weights)
     if how.top_p < 1:
-        kept = int(np.searchsorted(sums, how.top_p * sums[-1], side="left")) + 1
-        sums = sums[:kept]
+        end = int(np.searchsorted(sums, how.top_p * sums[-1], side="left")) + 1
+        sums = sums[:end]
     chosen = int(np.searchsorted(sums, how.uniform * sums[-1], side="right"))
     return int(order[min(chosen, len(sums) - 1)])
 
 
-def _largest(logits: NDArray[np.float64]) -> float:
-    largest = float(np.max(logits))
-    if not np.isfinite(largest):  # NaN too
+def _typical(
+    logits: NDArray[np.float64], weights: NDArray[np.float64], mass: float
+) -> NDArray[np.bool_]:
+    """Which of the tokens, given in order, are locally typical."""
+    mean = logits[0] + np.sum(weights * (logits - logits[0])) / np.sum(weights)
+    by_distance = np.argsort(np.abs(logits - mean), kind="stable")
+    sums = np.cumsum(weights[by_distance])
+    end = int(np.searchsorted(sums, mass * sums[-1], side="left")) + 1
+    kept = np.zeros(len(logits), bool)
+    kept[by_distance[:end]] = True
+    return kept
+
+
+def _log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    shifted: NDArray[np.float64] = logits.astype(np.float64) - largest(logits)
+    scores: NDArray[np.float64] = shifted - np.log(np.sum(np.exp(shifted)))
+    return scores
+
+
+def largest(logits: NDArray[np.floating]) -> float:
+    found = float(np.max(logits))
+    if not np.isfinite(found):  # NaN too
         raise HeadraceError(
-            f"The model's largest logit is {largest}; expected a finite number.",
+            f"The model's largest logit is {found}; expected a finite number.",
             "The weights are damaged or overflow float32: fetch the model again.",
         )
-    return largest
+    return found
+
+
+def _check_adjusted(logits: NDArray[np.float64]) -> None:
+    found = float(np.max(logits))
+    if found == -np.inf:
+        raise HeadraceError(
+            "No token may follow: all that are allowed are banned; expected at least one.",
+            "Allow more tokens or ban fewer.",
+        )
+    if found == np.inf:
+        raise HeadraceError(
+            "Bias and penalties took a logit past the range of float32.",
+            "Choose a repetition_penalty nearer to 1.",
+        )

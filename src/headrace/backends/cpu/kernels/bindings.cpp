@@ -2,8 +2,6 @@
 //
 // Arguments are checked here; behind this file everything is trusted. The GIL is released wherever
 // real work is done.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -11,26 +9,14 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
+#include "adjustments.h"
+#include "arrays.h"
 #include "program.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace headrace {
 namespace {
-
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using IntArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using IntMatrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using DoubleArray = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void require(bool ok, const char* message) {
-  if (!ok) throw std::invalid_argument(message);
-}
 
 std::vector<float> to_vector(const FloatArray& a) { return {a.data(), a.data() + a.size()}; }
 
@@ -107,10 +93,8 @@ AttentionShape shape_of(const Program& program, int slot, int layer, int heads, 
   return {layer, heads, kv_heads, head_dim, scale, softcap, window};
 }
 
-void check_rows(const IntArray& values, int low, int high, const char* message) {
-  for (size_t i = 0; i < values.size(); ++i)
-    require(values.data()[i] >= low && values.data()[i] < high, message);
-}
+// Where the likeliest tokens of the wanted rows go: offsets, ids, log-probabilities.
+using Tops = std::tuple<IntArray, IntsOut, FloatsOut>;
 
 // A program and its KV pool. Its weights are kept alive by keep_alive below.
 struct RecordedProgram {
@@ -124,19 +108,20 @@ struct RecordedProgram {
       : program(std::move(pool), kv, path_named(path), max_rows, max_wanted, context), kv(kv) {}
 
   void run(IntArray tokens, IntArray positions, IntArray entries, IntMatrix tables,
-           IntArray wanted_rows, IntArray targets, FloatMatrix draws, DoubleArray uniforms,
-           nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> out_tokens,
-           nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu> out_logprobs) {
+           IntArray wanted_rows, IntArray targets, DoubleMatrix draws, DoubleArray uniforms,
+           IntsOut out_tokens, FloatsOut out_logprobs, const Adjustments* adjustments,
+           std::optional<Tops> tops) {
     const int rows = static_cast<int>(tokens.size());
     const size_t wanted = wanted_rows.size();
     require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
     require(positions.size() == tokens.size() && entries.size() == tokens.size(),
             "tokens, positions and entries differ in length");
     require(targets.size() == wanted && uniforms.size() == wanted && draws.shape(0) == wanted &&
-                draws.shape(1) == 4 && out_tokens.size() >= wanted && out_logprobs.size() >= wanted,
+                draws.shape(1) == 5 && out_tokens.size() >= wanted && out_logprobs.size() >= wanted,
             "arrays about the wanted rows differ in length");
     if (vocabulary) check_rows(tokens, 0, vocabulary, "a token id is outside the vocabulary");
-    if (vocabulary) check_rows(targets, -1, vocabulary, "a target is outside the vocabulary");
+    if (wanted)
+      check_rows(targets, -1, program.vocabulary(), "a target is outside the vocabulary");
     check_rows(entries, 0, static_cast<int>(tables.shape(0)), "a row names no block table");
     check_rows(positions, 0, static_cast<int>(tables.shape(1)) * LANES,
                "a position lies beyond its block table");
@@ -144,11 +129,8 @@ struct RecordedProgram {
     for (size_t i = 0; kv && i < tables.size(); ++i)
       require(tables.data()[i] >= 0 && tables.data()[i] < kv->blocks,
               "a block table names a block outside the pool");
-    std::vector<DrawParams> params(wanted);
-    for (size_t i = 0; i < wanted; ++i) {
-      const float* d = draws.data() + 4 * i;
-      params[i] = {d[0], d[1], d[2], static_cast<int>(d[3]), uniforms.data()[i]};
-    }
+    const std::vector<DrawParams> params = draw_params(draws, uniforms, adjustments);
+    if (tops) check_tops(*tops, wanted);
     const Step step{rows,
                     tokens.data(),
                     positions.data(),
@@ -160,9 +142,35 @@ struct RecordedProgram {
                     targets.data(),
                     params.data(),
                     out_tokens.data(),
-                    out_logprobs.data()};
+                    out_logprobs.data(),
+                    tops ? std::get<0>(*tops).data() : nullptr,
+                    tops ? std::get<1>(*tops).data() : nullptr,
+                    tops ? std::get<2>(*tops).data() : nullptr};
     nb::gil_scoped_release release;
     program.run(step);
+  }
+
+  // Columns of draws: temperature, top_p, min_p, typical_p, top_k.
+  std::vector<DrawParams> draw_params(const DoubleMatrix& draws, const DoubleArray& uniforms,
+                                      const Adjustments* adjustments) const {
+    std::vector<DrawParams> params(uniforms.size());
+    for (size_t i = 0; i < params.size(); ++i) {
+      const double* d = draws.data() + 5 * i;
+      // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
+      const int top_k = d[4] > 0 && d[4] < program.vocabulary() ? static_cast<int>(d[4]) : 0;
+      params[i] = {d[0], d[1], d[2], d[3], uniforms.data()[i], top_k, nullptr};
+    }
+    if (adjustments) adjustments->attach(params, program.vocabulary());
+    return params;
+  }
+
+  void check_tops(const Tops& tops, size_t wanted) const {
+    const auto& [offsets, tokens, logprobs] = tops;
+    require(tokens.size() == logprobs.size(), "arrays of top tokens differ in length");
+    check_offsets(offsets, wanted, tokens.size(), "bad offsets of top tokens");
+    for (size_t i = 0; i < wanted; ++i)
+      require(offsets.data()[i + 1] - offsets.data()[i] <= program.vocabulary(),
+              "more top tokens are wanted than the vocabulary has");
   }
 
   auto read(int slot, int rows) {
@@ -243,7 +251,8 @@ void bind_program(nb::module_& m) {
       .def("select", [](P& p, int in, int out) { p.program.select(in, out); })
       .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
-           "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a)
+           "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
+           "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
 }
 
@@ -271,6 +280,11 @@ NB_MODULE(_native, m) {
            "bias"_a.none(), "threads"_a)
       .def_prop_ro("outputs", [](const Matrix& w) { return w.linear.outputs; })
       .def_prop_ro("bytes", &Matrix::bytes);
+  nb::class_<Adjustments>(m, "Adjustments")
+      .def(nb::init<IntArray, FloatMatrix, IntArray, Adjustments::Valued, Adjustments::Ids,
+                    Adjustments::Ids, Adjustments::Ids, Adjustments::Valued>(),
+           "rows"_a, "penalties"_a, "limited"_a, "bias"_a, "allowed"_a, "banned"_a, "seen"_a,
+           "counts"_a);
   bind_program(m);
   m.def("paths", [] {
     std::vector<std::string> names;

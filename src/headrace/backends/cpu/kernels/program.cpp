@@ -187,15 +187,20 @@ void Program::finish(int logits) {
 }
 
 void Program::sample(const Extent& e) {
+  const Step& step = e.step;
   for (int r = e.thread; r < e.rows; r += pool_->threads()) {
     const int i = e.first_wanted + r;
-    const int target = e.step.targets[i];
     Sampler& sampler = samplers_[e.thread];
-    const Drawn drawn = target >= 0
-                            ? Drawn{target, sampler.score(row(logits_, r), target)}
-                            : sampler.draw(row(logits_, r), e.step.draws[i]);
-    e.step.out_tokens[i] = drawn.token;
-    e.step.out_logprobs[i] = drawn.logprob;
+    int32_t token = NOT_NUMBERS;
+    if (sampler.read(row(logits_, r)))
+      token = step.targets[i] >= 0 ? step.targets[i] : sampler.draw(step.draws[i]);
+    step.out_tokens[i] = token;
+    step.out_logprobs[i] = token >= 0 ? sampler.logprob(token) : NAN;
+    if (step.top_offsets && token >= 0) {
+      const int32_t at = step.top_offsets[i];
+      sampler.top(step.top_offsets[i + 1] - at, step.out_top_tokens + at,
+                  step.out_top_logprobs + at);
+    }
   }
 }
 

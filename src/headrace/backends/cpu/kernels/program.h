@@ -55,8 +55,12 @@ struct Step {
   const int32_t* wanted_rows;    // [wanted]
   const int32_t* targets;        // [wanted]: score this token, or -1: draw one
   const DrawParams* draws;       // [wanted]
-  int32_t* out_tokens;           // [wanted]
+  int32_t* out_tokens;           // [wanted]; a Failure where nothing could be drawn or scored
   float* out_logprobs;           // [wanted]
+  // The likeliest tokens of wanted row i, at top_offsets[i] to top_offsets[i + 1]; or null: none.
+  const int32_t* top_offsets;
+  int32_t* out_top_tokens;
+  float* out_top_logprobs;
 };
 
 class Program {
@@ -69,6 +73,7 @@ class Program {
   float* slot_data(int slot) { return slots_[slot].data.floats(); }
   int slot_width(int slot) const { return slots_[slot].width; }
   int max_rows() const { return max_rows_; }
+  int vocabulary() const { return logits_ < 0 ? 0 : slot_width(logits_); }
 
   // Recording: each appends one instruction. Weights must outlive the program.
   void embed(int out, const RawTensor* table, float scale);

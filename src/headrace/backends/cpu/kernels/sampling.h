@@ -2,40 +2,71 @@
 // (backends/reference/sampling.py): the same logits and the same uniform give the same token.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels.h"
+#include "ranked.h"
 
 namespace headrace {
 
+// What is done to a row's logits before drawing. Ids lie in the vocabulary.
+struct Adjustment {
+  struct Valued {
+    std::span<const int32_t> ids;
+    std::span<const float> values;  // one an id
+  };
+  float repetition, presence, frequency;
+  bool limited;  // only `allowed` may be drawn
+  Valued bias;
+  std::span<const int32_t> allowed, banned;
+  std::span<const int32_t> seen;  // may hold an id more than once
+  Valued counts;
+};
+
 struct DrawParams {
-  float temperature;
-  float top_p;
-  float min_p;
-  int top_k;
-  double uniform;
+  double temperature, top_p, min_p, typical_p, uniform;
+  int top_k;                     // 0: all
+  const Adjustment* adjustment;  // null: none
 };
 
-constexpr int NO_TOKEN = -1;
-
-struct Drawn {
-  int token;      // NO_TOKEN where the logits are not numbers
-  float logprob;  // under the untempered distribution
-};
+// In place of a token, where there is none to draw.
+enum Failure : int32_t { NOT_NUMBERS = -1, NOTHING_LEFT = -2, OUT_OF_RANGE = -3 };
 
 class Sampler {
  public:
   Sampler(const Kernels& kernels, int vocabulary);
-  Drawn draw(const float* logits, const DrawParams& params);
-  float score(const float* logits, int token) const;
+
+  // The row that everything below is about; false if its logits are not numbers.
+  bool read(const float* logits);
+  // Under the distribution as the model gave it.
+  float logprob(int token) const;
+  // A token, or a Failure.
+  int32_t draw(const DrawParams& params);
+  // The n likeliest, best first, of equals the lower id.
+  void top(int n, int32_t* tokens, float* logprobs);
 
  private:
+  void adjust(const Adjustment& adjustment);
   int choose(const float* logits, float highest, const DrawParams& params);
+  double collect_enough(const float* logits, float least, const DrawParams& params);
+  void collect(const float* logits, float least);
+  void keep_top(int k);
+  void keep_typical(double mass);
+  double total() const;
 
   const Kernels& kernels_;
-  int vocabulary_;
+  const int vocabulary_;
+  const float* logits_ = nullptr;
+  float highest_ = 0;
+  double log_sum_ = 0;
+  std::vector<float> adjusted_;
+  std::vector<uint32_t> penalized_;  // by id: the number of the last row in which it was
+  uint32_t row_number_ = 0;
   std::vector<float> weights_;  // exp((logit - highest) / temperature), by id
-  std::vector<int> ids_;
+  std::vector<Candidate> candidates_;
+  Ranking ranking_;
 };
 
 }  // namespace headrace

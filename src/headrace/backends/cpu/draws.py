@@ -1,0 +1,174 @@
+"""What a plan asks of the logits, as flat arrays for the native program, and its answers back.
+
+One wanted row for each target to be scored and each token to be drawn. Rows whose logits need
+adjusting (bias, allowed and banned tokens, penalties) are listed apart, so that the others cost
+nothing more. Does not know what a row's logits are; the order of operations is
+backends/reference/sampling.py's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.backends.cpu import _native
+from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+_SCORED = (0.0, 1.0, 0.0, 1.0, 0.0)  # in place of a draw
+_FAILURES = {  # what the native sampler gives in place of a token
+    -1: "The model gave logits that are not numbers.",
+    -2: "No token may follow: all that are allowed are banned; expected at least one.",
+    -3: "Bias and penalties took a logit past the range of float32.",
+}
+
+
+class DrawArrays:
+    def __init__(self, entries: list[StepEntry]) -> None:
+        wanted: list[int] = []
+        targets: list[int] = []
+        draws: list[tuple[float, float, float, float, float]] = []
+        uniforms: list[float] = []
+        adjusted: list[tuple[int, Draw]] = []
+        tops: list[int] = []
+        end = 0  # of this entry's rows
+        for entry in entries:
+            first, end = end, end + len(entry.token_ids)
+            if entry.targets is not None:
+                count = len(entry.targets)
+                wanted += range(first, end)
+                targets += entry.targets
+                draws += [_SCORED] * count
+                uniforms += [0.0] * count
+                tops += [entry.top_logprobs] * count
+            if (draw := entry.draw) is not None:
+                if _adjusts(draw):
+                    adjusted.append((len(wanted), draw))
+                wanted.append(end - 1)
+                targets.append(-1)
+                draws.append(
+                    (draw.temperature, draw.top_p, draw.min_p, draw.typical_p, float(draw.top_k))
+                )
+                uniforms.append(draw.uniform)
+                tops.append(entry.top_logprobs)
+        self.wanted = np.array(wanted, np.int32)
+        self.targets = np.array(targets, np.int32)
+        self.draws = np.array(draws, np.float64).reshape(-1, 5)
+        self.uniforms = np.array(uniforms, np.float64)
+        self.tokens = np.zeros(len(wanted), np.int32)  # written by the program
+        self.logprobs = np.zeros(len(wanted), np.float32)  # likewise
+        self.adjustments = _adjustments(adjusted) if adjusted else None
+        self.tops: tuple[Ints, Ints, Floats] | None = None
+        if any(tops):
+            offsets = np.zeros(len(tops) + 1, np.int32)
+            np.cumsum(tops, out=offsets[1:])
+            self.tops = offsets, np.zeros(offsets[-1], np.int32), np.zeros(offsets[-1], np.float32)
+
+    def run(
+        self, program: _native.Program, tokens: Ints, positions: Ints, owners: Ints, tables: Ints
+    ) -> None:
+        program.run(
+            tokens,
+            positions,
+            owners,
+            tables,
+            self.wanted,
+            self.targets,
+            self.draws,
+            self.uniforms,
+            self.tokens,
+            self.logprobs,
+            self.adjustments,
+            self.tops,
+        )
+
+    def results(self, entries: list[StepEntry]) -> list[EntryResult]:
+        tokens, logprobs, tops = self.tokens.tolist(), self.logprobs.tolist(), self._top_lists()
+        results: list[EntryResult] = []
+        at = 0
+        for entry in entries:
+            result = EntryResult(sequence_id=entry.sequence_id)
+            first = at
+            if entry.targets is not None:
+                at += len(entry.targets)
+                result.target_logprobs = logprobs[first:at]
+                if entry.top_logprobs:
+                    result.target_top = tops[first:at]
+            if entry.draw is not None:
+                if tokens[at] >= 0:
+                    result.token_id, result.logprob = tokens[at], logprobs[at]
+                    if entry.top_logprobs:
+                        result.top = tops[at]
+                at += 1
+            worst = min(tokens[first:at], default=0)
+            if worst < 0:
+                result.error = _FAILURES[worst]
+            results.append(result)
+        return results
+
+    def _top_lists(self) -> list[TopLogprobs]:
+        """For each wanted row; nothing at all if no row asked."""
+        if self.tops is None:
+            return []
+        offsets, tokens, logprobs = (part.tolist() for part in self.tops)
+        pairs = list(zip(tokens, logprobs, strict=True))
+        return [pairs[offsets[i] : offsets[i + 1]] for i in range(len(offsets) - 1)]
+
+
+def _repeats(draw: Draw) -> bool:
+    return draw.repetition_penalty != 1 and len(draw.seen) > 0
+
+
+def _counts(draw: Draw) -> bool:
+    wanted = draw.presence_penalty != 0 or draw.frequency_penalty != 0
+    return wanted and len(draw.counts) > 0
+
+
+def _adjusts(draw: Draw) -> bool:
+    return (
+        draw.allowed is not None
+        or len(draw.bias) > 0
+        or len(draw.banned) > 0
+        or _repeats(draw)
+        or _counts(draw)
+    )
+
+
+def _adjustments(adjusted: list[tuple[int, Draw]]) -> _native.Adjustments:
+    draws = [draw for _, draw in adjusted]
+    counts = [draw.counts if _counts(draw) else {} for draw in draws]
+    return _native.Adjustments(
+        np.array([row for row, _ in adjusted], np.int32),
+        np.array(
+            [(d.repetition_penalty, d.presence_penalty, d.frequency_penalty) for d in draws],
+            np.float32,
+        ),
+        np.array([draw.allowed is not None for draw in draws], np.int32),
+        (*_ids([d.bias for d in draws]), _values([d.bias.values() for d in draws])),
+        _ids([() if d.allowed is None else d.allowed for d in draws]),
+        _ids([d.banned for d in draws]),
+        _ids([d.seen if _repeats(d) else () for d in draws]),
+        (*_ids(counts), _values([c.values() for c in counts])),
+    )
+
+
+def _ids(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
+    """Offsets, and all rows' ids one after the other."""
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return offsets, np.concatenate([_flat(row) for row in rows])
+
+
+def _flat(ids: Collection[int]) -> Ints:
+    if isinstance(ids, (np.ndarray, array)):  # no Python number in between
+        return np.asarray(ids, np.int32)
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def _values(rows: Iterable[Collection[float]]) -> Floats:
+    return np.concatenate([np.fromiter(row, np.float32, len(row)) for row in rows])

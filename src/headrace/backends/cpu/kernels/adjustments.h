@@ -1,0 +1,69 @@
+// Which wanted rows have their logits adjusted before drawing, and how, as Python passes it: sparse
+// parts are (offsets, ids) or (offsets, ids, values) over the adjusted rows. Checked here.
+#pragma once
+
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "arrays.h"
+#include "sampling.h"
+
+namespace headrace {
+
+class Adjustments {
+ public:
+  using Ids = std::tuple<IntArray, IntArray>;
+  using Valued = std::tuple<IntArray, IntArray, FloatArray>;
+
+  Adjustments(IntArray rows, FloatMatrix penalties, IntArray limited, Valued bias, Ids allowed,
+              Ids banned, Ids seen, Valued counts)
+      : rows_(rows), bias_(bias), allowed_(allowed), banned_(banned), seen_(seen), counts_(counts) {
+    const size_t n = rows.size();
+    require(penalties.shape(0) == n && penalties.shape(1) == 3 && limited.size() == n,
+            "arrays about the adjusted rows differ in length");
+    made_.reserve(n);
+    for (const Ids* part : {&allowed_, &banned_, &seen_})
+      check_offsets(std::get<0>(*part), n, std::get<1>(*part).size(), "bad offsets of token ids");
+    for (const Valued* part : {&bias_, &counts_}) {
+      check_offsets(std::get<0>(*part), n, std::get<1>(*part).size(), "bad offsets of token ids");
+      require(std::get<1>(*part).size() == std::get<2>(*part).size(),
+              "token ids and their values differ in length");
+    }
+    for (size_t i = 0; i < n; ++i) {
+      const float* p = penalties.data() + 3 * i;
+      made_.push_back({p[0], p[1], p[2], limited.data()[i] != 0, valued(bias_, i), ids(allowed_, i),
+                       ids(banned_, i), ids(seen_, i), valued(counts_, i)});
+    }
+  }
+
+  // Point the adjusted rows' params at what is to be done with them.
+  void attach(std::vector<DrawParams>& params, int vocabulary) const {
+    const char* message = "a draw names a token outside the vocabulary";
+    check_rows(rows_, 0, static_cast<int>(params.size()), "an adjusted row is not wanted");
+    for (const Ids* part : {&allowed_, &banned_, &seen_})
+      check_rows(std::get<1>(*part), 0, vocabulary, message);
+    for (const Valued* part : {&bias_, &counts_})
+      check_rows(std::get<1>(*part), 0, vocabulary, message);
+    for (size_t i = 0; i < made_.size(); ++i) params[rows_.data()[i]].adjustment = &made_[i];
+  }
+
+ private:
+  template <typename Part>
+  static std::span<const int32_t> ids(const Part& part, size_t i) {
+    const int32_t* offsets = std::get<0>(part).data();
+    return {std::get<1>(part).data() + offsets[i], std::get<1>(part).data() + offsets[i + 1]};
+  }
+  static Adjustment::Valued valued(const Valued& part, size_t i) {
+    const auto named = ids(part, i);
+    return {named, {std::get<2>(part).data() + std::get<0>(part).data()[i], named.size()}};
+  }
+
+  IntArray rows_;
+  Valued bias_;
+  Ids allowed_, banned_, seen_;
+  Valued counts_;
+  std::vector<Adjustment> made_;  // their spans are of the arrays above
+};
+
+}  // namespace headrace
