@@ -280,8 +280,10 @@ def as_kept(x: Floats, kv_dtype: str) -> Floats:
     if kv_dtype == "bf16":  # torch rounds to nearest even, as the kernels should
         found: Floats = torch.from_numpy(x.copy()).to(torch.bfloat16).to(torch.float32).numpy()
         return found
-    scales = np.abs(x.astype(np.float64)).max(axis=-1, keepdims=True) / 127
-    return (np.rint(x / scales) * scales).astype(np.float32)
+    exact = x.astype(np.float64)
+    scales = np.abs(exact).max(axis=-1, keepdims=True) / 127
+    kept: NDArray[np.float64] = np.rint(exact / scales) * scales
+    return kept.astype(np.float32)
 
 
 class KeptBlocks(KvBlocks):
@@ -323,20 +325,18 @@ def test_attention_over_scattered_blocks(run_op: RunOp, a: AttentionSpec, kv_dty
         expected = ReferenceOps(blocks, entries).attention(x, a)
         if kv_dtype == "int8":
             # A value halfway between two codes may go either way: one code, of 254, of one value.
-            np.testing.assert_allclose(got, expected, rtol=0, atol=5e-3)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=2e-3)
             assert np.median(np.abs(got - expected)) < 1e-6
         else:
             np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
         done = [d + n for d, n in zip(done, counts, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "error"), [("f16", 4e-4), ("bf16", 3e-3), ("int8", 8e-3)]
-)
+@pytest.mark.parametrize(("kv_dtype", "error"), [("f16", 4e-4), ("bf16", 3e-3), ("int8", 1.1e-2)])
 def test_rounded_keys_and_values_stay_near_the_exact_ones(
     run_op: RunOp, kv_dtype: str, error: float
 ) -> None:
-    """Against keys and values that were never rounded; the bound is twice what was seen."""
+    """Against keys and values that were never rounded; bounds are half again what was seen."""
     a = attention_spec(4, 2, 64)
     x = np.random.default_rng(32).standard_normal((100, a.qkv_width)).astype(np.float32)
     # Heads of very different size: a scale for each head and token keeps the small ones.
@@ -427,9 +427,7 @@ def test_attention_ignores_what_lies_beyond_the_last_token(run_op: RunOp, kv_dty
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 40])
-def test_a_row_attends_the_same_in_any_chunk(
-    run_op: RunOp, kv_dtype: str, head_dim: int
-) -> None:
+def test_a_row_attends_the_same_in_any_chunk(run_op: RunOp, kv_dtype: str, head_dim: int) -> None:
     a = attention_spec(6, 2, head_dim, window=50)
     rng = np.random.default_rng(34)
     x = rng.standard_normal((90, a.qkv_width)).astype(np.float32)

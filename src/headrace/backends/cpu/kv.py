@@ -30,6 +30,4 @@ def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
     """What a token takes of the KV pool: keys and values of all layers, scales included."""
     check_kv_dtype(kv_dtype)
     value_bytes, scale_bytes = _VALUE_BYTES[kv_dtype], _SCALE_BYTES.get(kv_dtype, 0)
-    return sum(
-        2 * a.kv_heads * (a.head_dim * value_bytes + scale_bytes) for a in spec.attention
-    )
+    return sum(2 * a.kv_heads * (a.head_dim * value_bytes + scale_bytes) for a in spec.attention)

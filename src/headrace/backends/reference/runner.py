@@ -1,5 +1,5 @@
-"""A Runner over the reference ops: computes a plan when it is submitted, or, with more than one step
-in flight, when it is collected, so that results lag as they do on a machine of its own.
+"""A Runner over the reference ops: computes a plan when it is submitted, or, with more than one
+step in flight, when it is collected, so that results lag as those of a device do.
 
 Logits are computed only for rows that a plan asks about, some rows at a time. Checks a plan before
 touching any block, so that a mistaken plan leaves all sequences as they were.
@@ -238,7 +238,9 @@ def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int) -> Non
         if limits.steps_in_flight == 1:
             raise _mistaken(f"PREVIOUS for {who}", "token ids, as only one step is in flight")
         if len(token_ids) != 1:
-            raise _mistaken(f"PREVIOUS among {len(token_ids)} tokens of {who}", "it as the only one")
+            raise _mistaken(
+                f"PREVIOUS among {len(token_ids)} tokens of {who}", "it as the only one"
+            )
         token_ids = []
     if not all(0 <= token < vocab_size for token in [*token_ids, *targets]):
         raise _mistaken(f"{who} with a token outside the vocabulary", f"0 to {vocab_size - 1}")
