@@ -1,8 +1,10 @@
 """Tokens a second of a backend, without HTTP: prefill of one prompt, decode of n sequences.
 
     python benchmarks/speed.py [--model M] [--backend cpu] [--threads N] [--rounds 5]
+    python benchmarks/speed.py --context 1000 --sequences 1 16 --kv-dtype f32 f16 bf16 int8
 
-Decode steps are taken after 128-token prompts. Medians over rounds, with the spread.
+Decode steps are taken after prompts of --context tokens. Medians over rounds, with the spread; with
+several KV types, each round tries all of them, so that a busy machine is unfair to none.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import argparse
 import random
 import statistics
 
-from headrace.assemble import Assembled, assemble
-from headrace.core.config import EngineConfig
-from headrace.core.step import Draw, StepEntry, StepPlan
+from headrace.assemble import assemble
+from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE
+from headrace.core.step import Draw, Runner, StepEntry, StepPlan
 
 GREEDY = Draw(temperature=0.0)
-PROMPT_TOKENS = 128
+BLOCK_TOKENS = 16
+PREFILL_TOKENS = 512
 DECODE_STEPS = 32
 
 
@@ -27,51 +30,86 @@ def entry(number: int, tokens: list[int], start: int, blocks: int) -> StepEntry:
     )
 
 
-def step_s(assembled: Assembled, entries: list[StepEntry]) -> float:
-    assembled.runner.submit(StepPlan(entries=entries))
-    return assembled.runner.collect().compute_s
+def step_s(runner: Runner, entries: list[StepEntry]) -> float:
+    runner.submit(StepPlan(entries=entries))
+    return runner.collect().compute_s
 
 
-def prefill(assembled: Assembled, tokens: list[int]) -> float:
-    blocks = -(-len(tokens) // assembled.runner.limits.block_tokens)
-    return len(tokens) / step_s(assembled, [entry(0, tokens, 0, blocks)])
+def blocks_for(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
 
 
-def decode(assembled: Assembled, tokens: list[int], sequences: int) -> float:
-    block_tokens = assembled.runner.limits.block_tokens
-    blocks = -(-(PROMPT_TOKENS + DECODE_STEPS) // block_tokens)
-    for number in range(sequences):
-        step_s(assembled, [entry(number, tokens[:PROMPT_TOKENS], 0, blocks)])
+def fill(runner: Runner, number: int, tokens: list[int], blocks: int) -> float:
+    """Compute a prompt in steps; the seconds it took."""
+    most = runner.limits.max_batch_tokens
+    return sum(
+        step_s(runner, [entry(number, tokens[at : at + most], at, blocks)])
+        for at in range(0, len(tokens), most)
+    )
+
+
+def decode(runner: Runner, tokens: list[int], sequences: int, filled: set[int]) -> float:
+    blocks = blocks_for(len(tokens) + DECODE_STEPS)
+    for number in set(range(sequences)) - filled:
+        fill(runner, number, tokens, blocks)
+        filled.add(number)
     times = [
         step_s(
-            assembled,
-            [entry(n, [tokens[n]], PROMPT_TOKENS + step, blocks) for n in range(sequences)],
+            runner, [entry(n, [tokens[n]], len(tokens) + step, blocks) for n in range(sequences)]
         )
         for step in range(DECODE_STEPS)
     ]
     return sequences / statistics.median(times)
 
 
+def measure(
+    runners: dict[str, Runner], tokens: list[int], context: int, counts: list[int], rounds: int
+) -> dict[str, list[float]]:
+    figures: dict[str, list[float]] = {}
+    # Blocks must have been written once; with what, the clock can't tell, so later rounds and
+    # other numbers of sequences take them as they are.
+    filled: dict[str, set[int]] = {name: set() for name in runners}
+    for _ in range(rounds):
+        for name, runner in runners.items():
+            blocks = blocks_for(PREFILL_TOKENS)
+            speed = PREFILL_TOKENS / fill(runner, 0, tokens[:PREFILL_TOKENS], blocks)
+            figures.setdefault(f"{name}prefill {PREFILL_TOKENS}", []).append(speed)
+            for count in counts:
+                speed = decode(runner, tokens[:context], count, filled[name])
+                figures.setdefault(f"{name}decode {count}", []).append(speed)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
-    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--backend", default="cpu", choices=["reference", "cpu"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--context", type=int, default=128, help="tokens before the decoded ones")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--kv-dtype", nargs="+", default=[DEFAULT_KV_DTYPE])
     args = parser.parse_args()
-    config = EngineConfig(threads=args.threads)
-    assembled = assemble(args.model, backend=args.backend, config=config)
+    blocks = max(args.sequences) * blocks_for(args.context + DECODE_STEPS)
+    kv_tokens = max(blocks, blocks_for(PREFILL_TOKENS)) * BLOCK_TOKENS
+    models = {
+        f"{kv_dtype} " if len(args.kv_dtype) > 1 else "": assemble(
+            args.model,
+            backend=args.backend,
+            kv_dtype=kv_dtype,
+            kv_tokens=kv_tokens,
+            threads=args.threads,
+        )
+        for kv_dtype in args.kv_dtype
+    }
     chooser = random.Random(0)
-    tokens = [chooser.randrange(assembled.spec.vocab_size) for _ in range(512)]
-    figures: dict[str, list[float]] = {}
-    for _ in range(args.rounds):
-        figures.setdefault("prefill 512", []).append(prefill(assembled, tokens))
-        for sequences in (1, 4, 16, 32):
-            name = f"decode {sequences}"
-            figures.setdefault(name, []).append(decode(assembled, tokens, sequences))
+    vocab_size = min(model.spec.vocab_size for model in models.values())
+    tokens = [chooser.randrange(vocab_size) for _ in range(max(PREFILL_TOKENS, args.context))]
+    runners = {name: model.runner for name, model in models.items()}
+    figures = measure(runners, tokens, args.context, args.sequences, args.rounds)
     for name, values in figures.items():
         print(
-            f"{name:12} {statistics.median(values):7.0f} tokens/s  "
+            f"{name:17} {statistics.median(values):7.0f} tokens/s  "
             f"(min {min(values):.0f}, max {max(values):.0f}, {len(values)} rounds)"
         )
 

@@ -49,6 +49,7 @@ class Assembled:
     notes: tuple[str, ...]  # what a user might not expect
 
     def close(self) -> None:
+        self.runner.close()
         self.file.close()
 
 
@@ -111,6 +112,7 @@ def _cpu_footprint(
     spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
 ) -> Footprint:
     from headrace.backends.cpu import layout
+    from headrace.backends.cpu.kv import kv_bytes_per_token
     from headrace.backends.cpu.machine import choose_threads
 
     threads, _ = choose_threads(config.threads)
@@ -119,7 +121,7 @@ def _cpu_footprint(
         spec=spec,
         weight_bytes=layout.weight_bytes(weights),
         kv_dtype=config.kv_dtype,
-        kv_bytes_per_token=layout.kv_bytes_per_token(spec, config.kv_dtype),
+        kv_bytes_per_token=kv_bytes_per_token(spec, config.kv_dtype),
         activation_bytes=partial(layout.activation_bytes, spec, weights, threads),
     )
 
@@ -170,7 +172,8 @@ def _load(
         max_sequences=config.max_sequences,
         context_tokens=sizing.context_tokens,
         threads=choose_threads(config.threads)[0],
-        kv_type=config.kv_dtype,
+        kv_dtype=config.kv_dtype,
+        overlap=config.overlap,
         release=file.release,
     )
     return runner, Allocated(

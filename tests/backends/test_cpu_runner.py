@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,9 +13,11 @@ import numpy as np
 import pytest
 
 from headrace.backends.cpu import _native, layout
+from headrace.backends.cpu.kv import KV_DTYPES, kv_bytes_per_token
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
-from headrace.core.step import Draw, EntryResult, Runner, StepEntry, StepPlan
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.step import PREVIOUS, Draw, EntryResult, Runner, StepEntry, StepPlan
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.tensor import Tensor
@@ -132,7 +137,7 @@ def test_bytes_are_known_before_they_are_taken(
             threads=threads,
         )
         assert layout.weight_bytes(weights) == runner.weight_bytes
-        assert layout.kv_bytes_per_token(spec, "f16") * 5 * 16 == runner.kv_bytes
+        assert kv_bytes_per_token(spec, "f16") * 5 * 16 == runner.kv_bytes
         predicted = layout.activation_bytes(spec, weights, threads, batch, context)
         assert predicted == runner.activation_bytes
 
@@ -159,7 +164,7 @@ def test_float_weights_give_the_reference_distribution(
     rng = np.random.default_rng(1)
     a, b = (rng.integers(0, VOCAB, n).tolist() for n in (50, 21))
     entries = scored(a, 0, [9, 2, 5, 0]), scored(b, 1, [7, 3])
-    runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_type="f32", path=path)
+    runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_dtype="f32", path=path)
     reference = ReferenceRunner(spec, weights, total_blocks=10)
     for got, expected in zip(run(runner, *entries), run(reference, *entries), strict=True):
         np.testing.assert_allclose(
@@ -184,18 +189,21 @@ def test_quantized_weights_stay_near_the_reference(
     assert np.sqrt(np.mean(difference**2)) < 0.05 * np.std(expected.target_logprobs)
 
 
-def test_a_sequence_is_the_same_bit_for_bit_under_any_load(random_tensor: RandomTensor) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_sequence_is_the_same_bit_for_bit_under_any_load(
+    random_tensor: RandomTensor, kv_dtype: str
+) -> None:
     """Alone, in chunks, among others, in other blocks and with other numbers of threads."""
     spec = SPECS["gemma-like"]
     weights = make_weights(spec, random_tensor, "Q4_1")
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, VOCAB, 70).tolist()
     table = [11, 4, 8, 1, 6]
-    alone = CpuRunner(spec, weights, total_blocks=12, threads=1)
+    alone = CpuRunner(spec, weights, total_blocks=12, threads=1, kv_dtype=kv_dtype)
     (expected,) = run(alone, scored(tokens, 0, table))
 
     for threads, chunks in ((2, [0, 70]), (3, [0, 1, 2, 40, 70]), (2, [0, 16, 33, 69, 70])):
-        runner = CpuRunner(spec, weights, total_blocks=20, threads=threads)
+        runner = CpuRunner(spec, weights, total_blocks=20, threads=threads, kv_dtype=kv_dtype)
         shuffled = rng.permutation(20).tolist()
         found: list[float] = []
         for step, (start, end) in enumerate(pairwise(chunks)):
@@ -221,7 +229,7 @@ def test_a_whole_draw_is_the_references(random_tensor: RandomTensor) -> None:
         presence_penalty=0.3, frequency_penalty=0.2, seen=tokens, counts={tokens[0]: 3},
         bias={5: 1.0}, allowed=range(1, VOCAB, 2), banned=[7], uniform=0.6,
     )  # fmt: skip
-    runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_type="f32")
+    runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_dtype="f32")
     reference = ReferenceRunner(spec, weights, total_blocks=10)
     for change in range(12):
         how = replace(draw, uniform=change / 12, temperature=0.2 * change)
@@ -237,26 +245,11 @@ def test_a_whole_draw_is_the_references(random_tensor: RandomTensor) -> None:
             assert [p for _, p in top] == pytest.approx([p for _, p in wanted], abs=2e-4)
 
 
-def test_results_come_in_the_order_of_plans(random_tensor: RandomTensor) -> None:
-    spec = SPECS["plain"]
-    runner = CpuRunner(spec, make_weights(spec, random_tensor, "Q4_0"), total_blocks=4)
-    greedy = Draw(temperature=0.0)
-    plans = [
-        StepPlan(
-            entries=[StepEntry(sequence_id=i, token_ids=[i], start=0, block_table=[i], draw=greedy)]
-        )
-        for i in (2, 1)
-    ]
-    for plan in plans:
-        runner.submit(plan)
-    assert [runner.collect().entries[0].sequence_id for _ in plans] == [2, 1]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"token_ids": [VOCAB]}, "outside the vocabulary"),
-        ({"token_ids": [-1]}, "outside the vocabulary"),
+        ({"token_ids": [-2]}, "outside the vocabulary"),
         ({"block_table": [4]}, "outside the pool"),
         ({"start": 16}, "beyond its block table"),
         ({"token_ids": [0] * 600, "block_table": [0] * 40}, "more than its buffers"),
@@ -274,3 +267,260 @@ def test_a_mistaken_plan_is_refused_and_harms_nothing(
     with pytest.raises(ValueError, match=message):
         run(runner, replace(good, **change))  # type: ignore[arg-type]
     assert run(runner, good) == before
+
+
+GREEDY = Draw(temperature=0.0)
+
+
+def decoded(tokens: list[int], number: int, start: int, table: list[int]) -> StepEntry:
+    return StepEntry(
+        sequence_id=number, token_ids=tokens, start=start, block_table=table, draw=GREEDY
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_pool_of_the_predicted_size(random_tensor: RandomTensor, kv_dtype: str) -> None:
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    runner = CpuRunner(spec, weights, total_blocks=7, kv_dtype=kv_dtype)
+    assert runner.kv_bytes == 7 * 16 * kv_bytes_per_token(spec, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int4", ""])
+def test_a_kv_dtype_that_the_backend_lacks(random_tensor: RandomTensor, kv_dtype: str) -> None:
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    with pytest.raises(ConfigError, match="CPU backend allows f32, f16, bf16, int8") as caught:
+        CpuRunner(spec, weights, total_blocks=1, kv_dtype=kv_dtype)
+    assert caught.value.param == "kv_dtype"
+    with pytest.raises(ConfigError, match="allows f32"):
+        kv_bytes_per_token(spec, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_sequence_goes_on_over_copied_blocks(random_tensor: RandomTensor, kv_dtype: str) -> None:
+    """Copies come before the step's own writes, in order, and with no entries at all too."""
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    tokens = np.random.default_rng(5).integers(0, VOCAB, 40).tolist()
+
+    def prefilled() -> CpuRunner:
+        runner = CpuRunner(spec, weights, total_blocks=8, kv_dtype=kv_dtype)
+        run(runner, scored(tokens[:20], 0, [3, 5]))
+        return runner
+
+    (expected,) = run(prefilled(), scored(tokens, 0, [3, 5, 6], start=20))
+    runner = prefilled()
+    # Sequence 1 branches off in a copy of the last block, by way of block 2, while sequence 0
+    # writes other tokens to the block itself in the same step.
+    other = scored([*tokens[:20], 1, 2, 3], 0, [3, 5], start=20)
+    branch = scored(tokens, 1, [3, 7, 6], start=20)
+    runner.submit(StepPlan(entries=[other, branch], copies=[(5, 2), (2, 7)]))
+    found = runner.collect().entries[1]
+    assert found.target_logprobs == expected.target_logprobs
+    assert (found.token_id, found.logprob) == (expected.token_id, expected.logprob)
+
+    runner = prefilled()
+    runner.submit(StepPlan(entries=[], copies=[(3, 0), (5, 1)]))
+    assert runner.collect().entries == []
+    (found,) = run(runner, scored(tokens, 2, [0, 1, 6], start=20))
+    assert found.target_logprobs == expected.target_logprobs
+    runner.submit(StepPlan(entries=[]))
+    assert runner.collect().entries == []
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def in_flight(request: pytest.FixtureRequest, random_tensor: RandomTensor) -> Iterator[Runner]:
+    """A runner with two steps in flight."""
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "F32")
+    if request.param == "reference":
+        yield ReferenceRunner(spec, weights, total_blocks=8, steps_in_flight=2)
+        return
+    with CpuRunner(spec, weights, total_blocks=8, threads=2, kv_dtype="f32", overlap=True) as cpu:
+        yield cpu
+
+
+def step_by_step(random_tensor: RandomTensor, prompts: list[list[int]], steps: int) -> list[object]:
+    """Each step's drawn tokens, one step after the other, on the reference."""
+    spec = SPECS["plain"]
+    runner = ReferenceRunner(spec, make_weights(spec, random_tensor, "F32"), total_blocks=8)
+    results = run(runner, *(decoded(p, i, 0, [2 * i, 2 * i + 1]) for i, p in enumerate(prompts)))
+    found: list[object] = [[r.token_id for r in results]]
+    for step in range(steps):
+        entries = [
+            decoded([r.token_id or 0], i, len(prompts[i]) + step, [2 * i, 2 * i + 1])
+            for i, r in enumerate(results)
+        ]
+        results = run(runner, *entries)
+        found.append([r.token_id for r in results])
+    return found
+
+
+PROMPTS = [[7, 8, 9], [100, 20, 3, 4, 5], [50]]
+
+
+def test_tokens_come_from_the_step_before_while_it_is_in_flight(
+    in_flight: Runner, random_tensor: RandomTensor
+) -> None:
+    """Two plans are always in flight; none of them but the first knows its tokens. The block
+    tables are taken away as soon as a plan is submitted: it must have been read by then."""
+    assert in_flight.limits.steps_in_flight == 2
+    expected = step_by_step(random_tensor, PROMPTS, 12)
+    found = []
+    lengths = [len(p) for p in PROMPTS]
+    for step in range(13):
+        entries = [
+            decoded(p if step == 0 else [PREVIOUS], i, 0 if step == 0 else lengths[i] + step - 1,
+                    [2 * i, 2 * i + 1])
+            for i, p in enumerate(PROMPTS)
+        ]  # fmt: skip
+        in_flight.submit(StepPlan(entries=entries[::-1] if step % 2 else entries))
+        for entry in entries:
+            entry.block_table.clear()
+        if step > 0:
+            found.append(in_flight.collect().entries)
+    found.append(in_flight.collect().entries)
+    by_number = [{r.sequence_id: r.token_id for r in results} for results in found]
+    assert [[step[i] for i in range(3)] for step in by_number] == expected
+
+
+def test_a_third_plan_has_to_wait(in_flight: Runner) -> None:
+    for number in (2, 1):
+        in_flight.submit(StepPlan(entries=[decoded([number], number, 0, [number])]))
+    with pytest.raises(HeadraceError, match="2 in flight; expected fewer than 2"):
+        in_flight.submit(StepPlan(entries=[decoded([3], 3, 0, [3])]))
+    assert [in_flight.collect().entries[0].sequence_id for _ in range(2)] == [2, 1]
+    with pytest.raises(HeadraceError, match="no plan submitted"):
+        in_flight.collect()
+
+
+def test_previous_that_nobody_drew_is_refused_and_the_next_plans_work(in_flight: Runner) -> None:
+    drawn = decoded([5], 0, 0, [0])
+    silent = replace(decoded([5, 6], 1, 0, [1]), draw=None)
+    unknown = decoded([PREVIOUS], 1, 2, [1])
+    in_flight.submit(StepPlan(entries=[drawn, silent]))
+    in_flight.submit(StepPlan(entries=[unknown]))
+    expected = in_flight.collect().entries[0].token_id
+    in_flight.submit(StepPlan(entries=[drawn]))
+    with pytest.raises(HeadraceError, match="PREVIOUS for sequence 1; expected a token id"):
+        in_flight.collect()
+    assert in_flight.collect().entries[0].token_id == expected
+    with pytest.raises(HeadraceError, match="PREVIOUS among 2 tokens"):
+        in_flight.submit(StepPlan(entries=[decoded([5, PREVIOUS], 0, 1, [0])]))
+
+
+def test_previous_needs_steps_in_flight(random_tensor: RandomTensor) -> None:
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    runners: list[Runner] = [
+        CpuRunner(spec, weights, total_blocks=4),
+        ReferenceRunner(spec, weights, total_blocks=4),
+    ]
+    for runner in runners:
+        assert runner.limits.steps_in_flight == 1
+        run(runner, decoded([5], 0, 0, [0]))
+        with pytest.raises(HeadraceError, match=r"PREVIOUS for sequence 0; .*only one step"):
+            run(runner, decoded([PREVIOUS], 0, 1, [0]))
+        runner.submit(StepPlan(entries=[decoded([5], 0, 0, [0])]))
+        with pytest.raises(HeadraceError, match="1 in flight; expected fewer than 1"):
+            runner.submit(StepPlan(entries=[decoded([5], 0, 0, [0])]))
+
+
+def test_what_a_step_raises_comes_with_its_own_result(random_tensor: RandomTensor) -> None:
+    """On the thread: the plan before and the one after are whole, and who would have gone on from
+    the failed step fails alone."""
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    good = decoded([5], 0, 0, [0])
+    with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
+        runner.submit(StepPlan(entries=[good]))
+        runner.submit(StepPlan(entries=[decoded([6], 1, 0, [99])]))  # outside the pool
+        expected = runner.collect().entries
+        follower = decoded([PREVIOUS], 1, 1, [1])
+        runner.submit(StepPlan(entries=[follower, good]))
+        with pytest.raises(ValueError, match="outside the pool"):
+            runner.collect()
+        runner.submit(StepPlan(entries=[good, replace(follower, start=2)]))
+        failed, whole = runner.collect().entries
+        assert (failed.sequence_id, failed.token_id) == (1, None)
+        assert failed.error == "the step before, which this one continues, failed"
+        assert [whole] == expected
+        whole, failed = runner.collect().entries  # and it stays failed
+        assert failed.error is not None
+        assert [whole] == expected
+        runner.submit(StepPlan(entries=[good], copies=[(0, 4)]))
+        with pytest.raises(ValueError, match="copy names a block outside the pool"):
+            runner.collect()
+        assert run(runner, good) == expected
+
+
+def test_a_sequence_without_numbers_fails_alone_in_flight(random_tensor: RandomTensor) -> None:
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "F32")
+    (part,) = weights.embed.parts
+    table = np.frombuffer(part.data, np.float32).reshape(VOCAB, HIDDEN).copy()
+    table[13] = np.nan  # of the embedding only: the output layer keeps the unspoiled table
+    spoiled = Tensor(part.name, part.format, part.shape, memoryview(table.tobytes()))
+    weights = replace(weights, embed=Weight(parts=(spoiled,)))
+    plain = decoded([5], 1, 0, [1])
+    with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
+        (before,) = run(runner, plain)
+        runner.submit(StepPlan(entries=[decoded([13], 0, 0, [0]), plain]))
+        runner.submit(StepPlan(entries=[decoded([PREVIOUS], 0, 1, [0]), plain]))
+        first, second = runner.collect().entries, runner.collect().entries
+    assert first[0].error is not None
+    assert "not numbers" in first[0].error
+    assert second[0].error is not None
+    assert "step before" in second[0].error
+    assert first[1] == second[1] == before
+
+
+def step_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("headrace-steps")]
+
+
+def test_the_thread_ends_with_the_runner(random_tensor: RandomTensor) -> None:
+    spec = SPECS["plain"]
+    weights = make_weights(spec, random_tensor, "Q4_0")
+    good = StepPlan(entries=[decoded([5], 0, 0, [0])])
+    before = step_threads()
+    with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
+        runner.submit(good)
+        runner.submit(good)  # closed with plans in flight
+        (mine,) = set(step_threads()) - set(before)
+    assert not mine.is_alive()
+    with pytest.raises(HeadraceError, match="closed"):
+        runner.submit(good)
+    runner.close()
+
+    forgotten = CpuRunner(spec, weights, total_blocks=4, overlap=True)
+    forgotten.submit(good)
+    (mine,) = set(step_threads()) - set(before)
+    del forgotten
+    mine.join(timeout=60)
+    assert not mine.is_alive()
+
+
+def test_an_interpreter_that_exits_with_plans_in_flight_exits_cleanly() -> None:
+    """No close(), a step that is being computed and one that waits, while modules are torn down."""
+    program = """
+import time
+from headrace.backends.cpu.flight import Flight
+
+class Slow:
+    drawing = frozenset()
+    def compute(self, previous):
+        time.sleep(0.2)
+        print("computed", flush=True)
+        return []
+
+flight = Flight(2)
+flight.submit(Slow())
+flight.submit(Slow())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "computed\n" * 2

@@ -73,7 +73,7 @@ def test_it_is_a_runner_with_the_limits_it_was_given() -> None:
 
 
 def test_results_come_in_the_order_of_plans_and_entries() -> None:
-    runner = make_runner()
+    runner = make_runner(steps_in_flight=2)
     wanted = all_logits(TEXT)
     first = entry(TEXT[:8])
     other = entry(TEXT[:5], table=(1, 3), sequence=2)
@@ -152,6 +152,7 @@ def test_logits_are_computed_for_wanted_rows_only(monkeypatch: pytest.MonkeyPatc
     drawn.draw = Draw(temperature=0)
     runner.submit(plan(drawn, entry(TEXT, table=(1, 3), sequence=2)))
     assert rows == [1]
+    runner.collect()
     runner.submit(plan(entry(TEXT)))
     assert rows == [1]
 
@@ -168,6 +169,21 @@ def test_two_sequences_may_share_a_prefix_block() -> None:
     )
     for rows, end in zip(found, ends, strict=True):
         np.testing.assert_allclose(rows, all_logits(TEXT[:16] + end)[16:], atol=1e-5)
+
+
+def test_copies_come_before_the_step_and_in_order() -> None:
+    """A branch over copies of blocks 4 and 6, by way of another, while 6 itself is written."""
+    runner = make_runner()
+    runner.submit(plan(entry(TEXT[:18], table=(4, 6))))
+    runner.collect()
+    step = plan(
+        entry([9, 9], start=18, table=(4, 6), sequence=1),
+        entry(TEXT[18:], start=18, table=(11, 8), sequence=2),
+    )
+    step.copies = [(4, 11), (6, 3), (3, 8)]
+    found = runner.logits(step)
+    np.testing.assert_allclose(found[1], all_logits(TEXT)[18:], atol=1e-5)
+    np.testing.assert_allclose(found[0], all_logits([*TEXT[:18], 9, 9])[18:], atol=1e-5)
 
 
 def test_an_empty_plan_has_an_empty_result() -> None:
@@ -196,7 +212,13 @@ def with_targets(targets: list[int]) -> StepEntry:
         (plan(entry([1], table=(12,))), "0 to 11"),
         (plan(entry([1], table=(-1,))), "0 to 11"),
         (plan(entry([31])), "outside the vocabulary; expected 0 to 30"),
-        (plan(entry([-1])), "outside the vocabulary"),
+        (plan(entry([-2])), "outside the vocabulary"),
+        (plan(entry([-1])), "PREVIOUS for sequence 1; expected token ids"),
+        (
+            replace(plan(entry([1])), copies=[(3, 4), (0, 12)]),
+            r"blocks \(0, 12\); expected 0 to 11",
+        ),
+        (replace(plan(entry([1])), copies=[(-1, 0)]), "0 to 11"),
         (plan(with_targets([1, 2])), "2 targets; expected 3"),
         (plan(with_targets([1, 2, 31])), "outside the vocabulary"),
         (
@@ -226,6 +248,7 @@ def test_a_mistaken_plan_is_refused_and_changes_nothing(wrong: StepPlan, message
         ({"block_tokens": 0}, "block_tokens"),
         ({"max_batch_tokens": 0}, "max_batch_tokens"),
         ({"max_sequences": -1}, "max_sequences"),
+        ({"steps_in_flight": 0}, "steps_in_flight"),
         ({"context_tokens": 65}, "context_tokens"),
         ({"context_tokens": 0}, "context_tokens"),
     ],

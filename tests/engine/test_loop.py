@@ -65,6 +65,9 @@ class CountingRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def close(self) -> None:
+        pass
+
 
 def engine_over(runner: CountingRunner) -> Engine:
     """Without a prefix cache: the runner wants to see every position."""

@@ -120,3 +120,7 @@ class Runner(Protocol):
     def collect(self) -> StepResult:
         """The result of the oldest plan submitted and not yet collected."""
         ...
+
+    def close(self) -> None:
+        """Let go of threads and memory; nothing may be submitted afterwards."""
+        ...

@@ -17,8 +17,10 @@ class Pool:
 
 class KvPool:
     def __init__(
-        self, blocks: int, layers: int, kv_heads: int, head_dim: int, type: str
+        self, blocks: int, layers: int, kv_heads: int, head_dim: int, dtype: str
     ) -> None: ...
+    def copy(self, pairs: Ints) -> None:
+        """Whole blocks, [n, 2] (from, to), one after the other."""
     @property
     def bytes(self) -> int: ...
 

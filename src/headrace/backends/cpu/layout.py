@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from headrace.backends.cpu.kv import check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
-from headrace.backends.cpu.runner import BLOCK_TOKENS, KV_BYTES_PER_VALUE, LOGIT_ROWS
+from headrace.backends.cpu.runner import BLOCK_TOKENS, LOGIT_ROWS
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
@@ -30,7 +31,7 @@ _HEADS_TOGETHER = 4
 _SHARED_BYTES = 480 << 10
 _TILE_ROWS = 6
 _GROUP_INPUTS, _GROUP_BYTES = 32, 48
-_SAMPLER_TOKEN_BYTES = 8
+_SAMPLER_TOKEN_BYTES = 24  # adjusted logit, row number, weight, candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,7 @@ def check_config(config: EngineConfig) -> None:
             f"Set block_tokens to {BLOCK_TOKENS}.",
             param="block_tokens",
         )
-    if config.kv_dtype not in KV_BYTES_PER_VALUE:
-        raise ConfigError(
-            f"kv_dtype is {config.kv_dtype.value!r}; the CPU backend allows "
-            f"{', '.join(KV_BYTES_PER_VALUE)}.",
-            "Choose one of these.",
-            param="kv_dtype",
-        )
-
-
-def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
-    return spec.kv_bytes_per_token(KV_BYTES_PER_VALUE[kv_dtype])
+    check_kv_dtype(config.kv_dtype)
 
 
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:

@@ -1,19 +1,28 @@
 """The CPU runner: a model's weights packed for the native kernels, and plans run over them.
 
 Turns a StepPlan into flat arrays, makes one native call, and turns arrays back into a StepResult.
-Does not decide anything: block tables and draws come with the plan.
+Does not decide anything: block tables and draws come with the plan. A plan's tokens, tables and
+copies are read when it is submitted, so that a block table may grow afterwards; with `overlap` it
+is computed by a thread of the runner's own, while the next one is being written.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable
+from types import TracebackType
 
 import numpy as np
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.draws import DrawArrays
+from headrace.backends.cpu.flight import (
+    Drawn,
+    Flight,
+    check_previous,
+    continue_from,
+    previous_rows,
+)
+from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
@@ -24,8 +33,6 @@ from headrace.weights.weight import Weight
 
 BLOCK_TOKENS = 16  # fixed by the kernels: a block's tokens are the lanes of a vector
 LOGIT_ROWS = 32  # rows whose logits exist at one time
-
-KV_BYTES_PER_VALUE = {"f32": 4, "f16": 2}
 
 _VECTORS = frozenset(
     ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm", "final_norm")
@@ -45,10 +52,12 @@ class CpuRunner:
         max_sequences: int = 64,
         context_tokens: int | None = None,
         threads: int = 1,
-        kv_type: str = "f16",
+        kv_dtype: str = DEFAULT_KV_DTYPE,
+        overlap: bool = False,
         path: str | None = None,
         release: Callable[[Tensor], None] | None = None,
     ) -> None:
+        check_kv_dtype(kv_dtype)
         context = min(context_tokens or spec.context_tokens, spec.context_tokens)
         self._limits = RunnerLimits(
             max_batch_tokens=max_batch_tokens,
@@ -56,11 +65,12 @@ class CpuRunner:
             total_blocks=total_blocks,
             block_tokens=BLOCK_TOKENS,
             context_tokens=context,
+            steps_in_flight=2 if overlap else 1,
         )
         self._pool = _native.Pool(threads)
         shape = spec.attention[0]
         self._kv = _native.KvPool(
-            total_blocks, spec.layers, shape.kv_heads, shape.head_dim, kv_type
+            total_blocks, spec.layers, shape.kv_heads, shape.head_dim, kv_dtype
         )
         self._program = _native.Program(
             self._pool, self._kv, max_batch_tokens, LOGIT_ROWS, context, path
@@ -69,7 +79,7 @@ class CpuRunner:
         ops = RecordingOps()
         result = logits(ops, spec, prepared, hidden_states(ops, spec, prepared))
         self._program.finish(ops.emit(self._program, result))
-        self._results: deque[StepResult] = deque()
+        self._flight = Flight(self._limits.steps_in_flight)
         self.weight_bytes = _packed_bytes(prepared)
 
     @property
@@ -85,14 +95,54 @@ class CpuRunner:
         return self._program.activation_bytes
 
     def submit(self, plan: StepPlan) -> None:
-        started = time.perf_counter()
-        arrays = _StepArrays(plan.entries)
-        arrays.run(self._program)
-        entries = arrays.results(plan.entries)
-        self._results.append(StepResult(entries=entries, compute_s=time.perf_counter() - started))
+        check_previous(plan, self._limits)
+        self._flight.submit(_Step(self._program, self._kv, plan))
 
     def collect(self) -> StepResult:
-        return self._results.popleft()
+        return self._flight.collect()
+
+    def close(self) -> None:
+        """End the thread, if there is one; results not collected are lost."""
+        self._flight.close()
+
+    def __enter__(self) -> CpuRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Step:
+    """A plan, read; implements `flight.ReadStep`."""
+
+    def __init__(self, program: _native.Program, kv: _native.KvPool, plan: StepPlan) -> None:
+        self._program = program
+        self._kv = kv
+        self._copies = np.array(plan.copies, np.int32).reshape(-1, 2)
+        self._entries = list(plan.entries)
+        self._arrays = _StepArrays(self._entries) if self._entries else None
+        self._unknown = previous_rows(self._entries)
+        self.drawing = frozenset(e.sequence_id for e in self._entries if e.draw is not None)
+
+    def compute(self, previous: Drawn) -> list[EntryResult]:
+        tokens, failed = continue_from(previous, self._unknown)
+        if len(self._copies):
+            self._kv.copy(self._copies)
+        if self._arrays is None:
+            return []
+        for row, token in tokens:
+            self._arrays.inputs[0][row] = token
+        self._arrays.run(self._program)
+        results = self._arrays.results(self._entries)
+        for number, error in failed:
+            sequence_id = self._entries[number].sequence_id
+            results[number] = EntryResult(sequence_id=sequence_id, error=error)
+        return results
 
 
 class _StepArrays:

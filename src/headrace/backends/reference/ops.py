@@ -52,6 +52,12 @@ class KvBlocks:
             for a in spec.attention
         ]
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, (from, to), one after the other."""
+        for source, target in pairs:
+            for layer in self.layers:
+                layer[:, target] = layer[:, source]
+
     def write(self, layer: int, entry: StepEntry, keys: Floats, values: Floats) -> None:
         """Store the keys and values of an entry's tokens: [n, kv_heads, head_dim] each."""
         positions = np.arange(entry.start, entry.start + len(entry.token_ids))

@@ -1,4 +1,5 @@
-"""A Runner over the reference ops: computes a plan at once when it is submitted.
+"""A Runner over the reference ops: computes a plan when it is submitted, or, with more than one
+step in flight, when it is collected, so that results lag as those of a device do.
 
 Logits are computed only for rows that a plan asks about, some rows at a time. Checks a plan before
 touching any block, so that a mistaken plan leaves all sequences as they were.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -21,7 +23,14 @@ from headrace.backends.reference.sampling import (
     top_log_probabilities,
 )
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
+from headrace.core.step import (
+    PREVIOUS,
+    EntryResult,
+    RunnerLimits,
+    StepEntry,
+    StepPlan,
+    StepResult,
+)
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.weight import Weight
@@ -40,6 +49,7 @@ class ReferenceRunner:
         max_batch_tokens: int = 512,
         max_sequences: int = 64,
         context_tokens: int | None = None,
+        steps_in_flight: int = 1,
     ) -> None:
         self.spec = spec
         self._limits = RunnerLimits(
@@ -48,41 +58,76 @@ class ReferenceRunner:
             total_blocks=total_blocks,
             block_tokens=block_tokens,
             context_tokens=spec.context_tokens if context_tokens is None else context_tokens,
+            steps_in_flight=steps_in_flight,
         )
         _check_limits(self._limits, spec)
         self._weights = _prepare_all(weights)
         self._blocks = KvBlocks(spec, total_blocks, block_tokens)
-        self._results: deque[StepResult] = deque()
+        self._flight: deque[StepPlan | StepResult] = deque()
+        # By the last step, by sequence: the token, or None if it should have drawn one and failed.
+        self._drawn: dict[int, int | None] = {}
 
     @property
     def limits(self) -> RunnerLimits:
         return self._limits
 
     def submit(self, plan: StepPlan) -> None:
-        began = time.perf_counter()
         _check_plan(plan, self._limits, self.spec.vocab_size)
-        results = [EntryResult(sequence_id=entry.sequence_id) for entry in plan.entries]
-        if plan.entries:
-            self._compute(plan, results)
-        compute_s = time.perf_counter() - began
-        self._results.append(StepResult(entries=results, compute_s=compute_s))
+        if len(self._flight) >= self._limits.steps_in_flight:
+            raise HeadraceError(
+                f"A plan was submitted with {len(self._flight)} in flight; expected fewer than "
+                f"{self._limits.steps_in_flight}.",
+                "Collect one first.",
+            )
+        if self._limits.steps_in_flight == 1:
+            self._flight.append(self._run(plan))
+            return
+        # Read now: whoever wrote the plan may go on with its lists.
+        entries = [
+            replace(e, token_ids=list(e.token_ids), block_table=list(e.block_table))
+            for e in plan.entries
+        ]
+        self._flight.append(StepPlan(entries=entries, copies=list(plan.copies)))
 
     def collect(self) -> StepResult:
-        if not self._results:
+        if not self._flight:
             raise HeadraceError(
                 "collect() was called with no plan submitted; expected a submit() before it.",
                 "Submit a plan first.",
             )
-        return self._results.popleft()
+        oldest = self._flight.popleft()
+        return oldest if isinstance(oldest, StepResult) else self._run(oldest)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
     def logits(self, plan: StepPlan) -> list[NDArray[np.float32]]:
         """For tests: compute the plan, and give all logits of each entry: [tokens, vocab]"""
         _check_plan(plan, self._limits, self.spec.vocab_size)
+        plan, _ = _continued(plan, self._drawn)
+        self._blocks.copy(plan.copies)
         ops = ReferenceOps(self._blocks, plan.entries)
         x = hidden_states(ops, self.spec, self._weights)
         rows = logits(ops, self.spec, self._weights, x)
         ends = np.cumsum([len(entry.token_ids) for entry in plan.entries])
         return np.split(rows, ends[:-1])
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
+        results = [EntryResult(sequence_id=entry.sequence_id) for entry in plan.entries]
+        previous = self._drawn
+        self._drawn = {e.sequence_id: None for e in plan.entries if e.draw is not None}
+        plan, failed = _continued(plan, previous)
+        self._blocks.copy(plan.copies)
+        if plan.entries:
+            self._compute(plan, results)
+        for index in failed:
+            results[index] = EntryResult(
+                sequence_id=results[index].sequence_id,
+                error="the step before, which this one continues, failed",
+            )
+        self._drawn = {r.sequence_id: r.token_id for r in results if r.sequence_id in self._drawn}
+        return StepResult(entries=results, compute_s=time.perf_counter() - began)
 
     def _compute(self, plan: StepPlan, results: list[EntryResult]) -> None:
         ops = ReferenceOps(self._blocks, plan.entries)
@@ -95,6 +140,26 @@ class ReferenceRunner:
             found = logits(ops, self.spec, self._weights, x)
             for values, (_, index, token) in zip(found, chunk, strict=True):
                 _answer(plan.entries[index], results[index], values, token)
+
+
+def _continued(plan: StepPlan, previous: dict[int, int | None]) -> tuple[StepPlan, list[int]]:
+    """The plan with the tokens that the step before drew, and the entries whose sequence failed in
+    it. Those are computed from token 0: nobody else can see their blocks."""
+    entries: list[StepEntry] = []
+    failed: list[int] = []
+    for index, entry in enumerate(plan.entries):
+        if entry.token_ids == [PREVIOUS]:
+            if entry.sequence_id not in previous:
+                raise _mistaken(
+                    f"PREVIOUS for sequence {entry.sequence_id}",
+                    "a token id, as the step before drew none for it",
+                )
+            token = previous[entry.sequence_id]
+            if token is None:
+                failed.append(index)
+            entry = replace(entry, token_ids=[token or 0])
+        entries.append(entry)
+    return StepPlan(entries=entries, copies=plan.copies), failed
 
 
 def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
@@ -134,7 +199,8 @@ def _prepare_all(weights: DecoderWeights[Weight]) -> DecoderWeights[ReferenceWei
 
 
 def _check_limits(limits: RunnerLimits, spec: ModelSpec) -> None:
-    for name in ("max_batch_tokens", "max_sequences", "total_blocks", "block_tokens"):
+    names = ("max_batch_tokens", "max_sequences", "total_blocks", "block_tokens", "steps_in_flight")
+    for name in names:
         if getattr(limits, name) < 1:
             raise ConfigError(
                 f"{name} is {getattr(limits, name)}; expected 1 or more.",
@@ -157,6 +223,9 @@ def _check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> None:
         raise _mistaken(f"{len(plan.entries)} entries", f"at most {limits.max_sequences}")
     if len({entry.sequence_id for entry in plan.entries}) != len(plan.entries):
         raise _mistaken("a sequence in more than one entry", "one entry a sequence")
+    for pair in plan.copies:
+        if not all(0 <= block < limits.total_blocks for block in pair):
+            raise _mistaken(f"a copy of blocks {pair}", f"0 to {limits.total_blocks - 1}")
     for entry in plan.entries:
         _check_entry(entry, limits, vocab_size)
 
@@ -176,10 +245,19 @@ def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int) -> Non
         )
     if not all(0 <= block < limits.total_blocks for block in entry.block_table):
         raise _mistaken(f"{who} with blocks {entry.block_table}", f"0 to {limits.total_blocks - 1}")
+    token_ids = entry.token_ids
     targets = entry.targets if entry.targets is not None else []
     if entry.targets is not None and len(targets) != len(entry.token_ids):
         raise _mistaken(f"{who} with {len(targets)} targets", f"{len(entry.token_ids)}")
-    if not all(0 <= token < vocab_size for token in [*entry.token_ids, *targets]):
+    if PREVIOUS in token_ids:
+        if limits.steps_in_flight == 1:
+            raise _mistaken(f"PREVIOUS for {who}", "token ids, as only one step is in flight")
+        if len(token_ids) != 1:
+            raise _mistaken(
+                f"PREVIOUS among {len(token_ids)} tokens of {who}", "it as the only one"
+            )
+        token_ids = []
+    if not all(0 <= token < vocab_size for token in [*token_ids, *targets]):
         raise _mistaken(f"{who} with a token outside the vocabulary", f"0 to {vocab_size - 1}")
     if not 0 <= entry.top_logprobs <= vocab_size:
         raise _mistaken(f"{who} with {entry.top_logprobs} top_logprobs", f"0 to {vocab_size}")

@@ -4,32 +4,91 @@
 // sum; values lie [16 tokens][head_dim]. Scores of all seen positions are kept, the softmax is
 // taken over them, and the values are added in the order of positions: the same operations for a
 // row whatever chunk it came in.
+//
+// Int8 keys and values are codes with one scale a token. A key's scale multiplies its finished
+// score, a value's scale its softmax weight, so codes are widened in registers and nowhere else.
 #pragma once
+
+#include <type_traits>
 
 #include "lanes.h"
 
 namespace headrace {
 namespace {
 
-constexpr int BLOCK_TOKENS = LANES;
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
 
 HEADRACE_INLINE Floats load_kv(const float* p) { return load(p); }
-HEADRACE_INLINE Floats load_kv(const uint16_t* p) { return load_half(p); }
+HEADRACE_INLINE Floats load_kv(const Half* p) { return load_half(&p->bits); }
+HEADRACE_INLINE Floats load_kv(const Bfloat* p) { return load_bfloat(&p->bits); }
+HEADRACE_INLINE Floats load_kv(const int8_t* p) { return load_bytes(p); }
 HEADRACE_INLINE void store_kv(float* p, float v) { *p = v; }
-HEADRACE_INLINE void store_kv(uint16_t* p, float v) { *p = to_half(v); }
+HEADRACE_INLINE void store_kv(Half* p, float v) { p->bits = to_half(v); }
+HEADRACE_INLINE void store_kv(Bfloat* p, float v) { p->bits = to_bfloat(v); }
+
+template <typename T>
+constexpr bool has_scales = std::is_same_v<T, int8_t>;
+
+// The sixteen scales that follow sixteen tokens' codes.
+HEADRACE_INLINE uint8_t* scales_of(uint8_t* codes, int head_dim) {
+  return codes + static_cast<size_t>(BLOCK_TOKENS) * head_dim;
+}
+HEADRACE_INLINE Floats load_scales(const int8_t* codes, int head_dim) {
+  Floats v;
+  std::memcpy(&v, codes + static_cast<size_t>(BLOCK_TOKENS) * head_dim, sizeof v);
+  return v;
+}
+
+// One head's key or value as codes, `step` apart; gives their scale. What is not finite has no
+// codes: its scale is NaN, so that it shows in the result as it would in a wider type.
+HEADRACE_INLINE float write_codes(const float* x, int n, int8_t* codes, int step) {
+  Floats top = splat(0.0f);
+  for (int d = 0; d < n; d += LANES) {
+    const Floats v = load_part(x + d, n - d < LANES ? n - d : LANES);
+    const Floats size = v < splat(0.0f) ? -v : v;
+    top = size <= top ? top : size;  // keeps a NaN: it is not <= anything
+    top = top == top ? top : splat(INFINITY);
+  }
+  const float largest = max_lanes(top);
+  const bool finite = largest < INFINITY;
+  // Below TINY the inverse may overflow, and nobody can tell the values from 0.
+  constexpr float TINY = 1e-30f;
+  const Floats inverse = splat(finite && largest > TINY ? 127.0f / largest : 0.0f);
+  // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
+  const Floats shifter = splat(12582912.0f);
+  for (int d = 0; d < n; d += LANES) {
+    const int width = n - d < LANES ? n - d : LANES;
+    const Floats v = finite ? load_part(x + d, width) : splat(0.0f);
+    const Ints rounded = __builtin_convertvector((v * inverse + shifter) - shifter, Ints);
+    for (int i = 0; i < width; ++i) codes[(d + i) * step] = static_cast<int8_t>(rounded[i]);
+  }
+  return finite ? largest / 127.0f : NAN;
+}
 
 template <typename T>
 static void write_kv(const float* key, const float* value, int head_dim, int slot, uint8_t* keys,
                      uint8_t* values) {
   T* k = reinterpret_cast<T*>(keys) + slot;
   T* v = reinterpret_cast<T*>(values) + slot * head_dim;
-  for (int d = 0; d < head_dim; ++d) {
-    store_kv(k + d * BLOCK_TOKENS, key[d]);
-    store_kv(v + d, value[d]);
+  if constexpr (has_scales<T>) {
+    const float key_scale = write_codes(key, head_dim, k, BLOCK_TOKENS);
+    const float value_scale = write_codes(value, head_dim, v, 1);
+    std::memcpy(scales_of(keys, head_dim) + slot * sizeof(float), &key_scale, sizeof(float));
+    std::memcpy(scales_of(values, head_dim) + slot * sizeof(float), &value_scale, sizeof(float));
+  } else {
+    for (int d = 0; d < head_dim; ++d) {
+      store_kv(k + d * BLOCK_TOKENS, key[d]);
+      store_kv(v + d, value[d]);
+    }
   }
 }
 
-// Scores of one block for G query heads. Four partial sums a head hide the latency of additions.
+// Scores of one block for G query heads. Two partial sums a head hide the latency of additions.
 template <typename T, int G>
 HEADRACE_INLINE void score_block(const T* keys, const float* queries, int head_dim, float* scores,
                                  size_t stride) {
@@ -48,7 +107,11 @@ HEADRACE_INLINE void score_block(const T* keys, const float* queries, int head_d
     const Floats even = load_kv(keys + d * BLOCK_TOKENS);
     for (int g = 0; g < G; ++g) sums[g][0] += even * splat(queries[g * head_dim + d]);
   }
-  for (int g = 0; g < G; ++g) store(scores + g * stride, sums[g][0] + sums[g][1]);
+  for (int g = 0; g < G; ++g) {
+    Floats sum = sums[g][0] + sums[g][1];
+    if constexpr (has_scales<T>) sum *= load_scales(keys, head_dim);
+    store(scores + g * stride, sum);
+  }
 }
 
 // Adds one block's values, weighted, to 16 of the head's dimensions for G heads.
@@ -86,7 +149,9 @@ static void softmax_scores(float* scores, int n, int first, int last, float scal
   Floats total = splat(0.0f);
   for (int i = 0; i < n; i += LANES) {
     const Floats s = load(scores + i);
-    const Floats e = s == splat(-INFINITY) ? splat(0.0f) : exponential(s - shift);
+    const Floats below = s - shift;  // exponential() would lose a NaN
+    Floats e = below == below ? exponential(below) : below;
+    e = s == splat(-INFINITY) ? splat(0.0f) : e;
     store(scores + i, e);
     total += e;
   }
@@ -115,7 +180,12 @@ HEADRACE_INLINE void attend_heads(const Attend& a, const float* queries, float* 
     const int start = b * BLOCK_TOKENS;
     const int from = a.first > start ? a.first - start : 0;
     const int to = a.last - start + 1 < BLOCK_TOKENS ? a.last - start + 1 : BLOCK_TOKENS;
-    const float* weights = a.scratch + (b - from_block) * BLOCK_TOKENS;
+    float* weights = a.scratch + (b - from_block) * BLOCK_TOKENS;
+    if constexpr (has_scales<T>) {  // scales past `to` may be another sequence's: never used
+      const Floats scales = load_scales(values, a.head_dim);
+      for (int g = 0; g < G; ++g)
+        store(weights + g * stride, load(weights + g * stride) * scales);
+    }
     for (int d = 0; d < a.head_dim; d += LANES) {
       const int width = a.head_dim - d < LANES ? a.head_dim - d : LANES;
       add_values<T, G>(values + d, weights, stride, from, to, a.head_dim, width, out + d);

@@ -71,10 +71,22 @@ struct Matrix {
   }
 };
 
-KvType kv_type_named(const std::string& name) {
-  if (name == "f32") return KvType::F32;
-  if (name == "f16") return KvType::F16;
-  throw std::invalid_argument("unknown KV type: " + name);
+KvDtype kv_dtype_named(const std::string& name) {
+  if (name == "f32") return KvDtype::F32;
+  if (name == "f16") return KvDtype::F16;
+  if (name == "bf16") return KvDtype::BF16;
+  if (name == "int8") return KvDtype::Int8;
+  throw std::invalid_argument("unknown KV dtype: " + name);
+}
+
+// Pairs (from, to), one after the other; all are checked before the first block changes.
+void copy_blocks(KvPool& kv, IntMatrix pairs) {
+  require(pairs.shape(1) == 2, "a block copy is a pair");
+  for (size_t i = 0; i < pairs.size(); ++i)
+    require(pairs.data()[i] >= 0 && pairs.data()[i] < kv.blocks,
+            "a block copy names a block outside the pool");
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < pairs.size(); i += 2) kv.copy(pairs.data()[i], pairs.data()[i + 1]);
 }
 
 const Kernels& path_named(const std::optional<std::string>& name) {
@@ -263,13 +275,14 @@ NB_MODULE(_native, m) {
       .def(nb::new_([](int threads) { return std::make_shared<Pool>(threads); }), "threads"_a)
       .def_prop_ro("threads", &Pool::threads);
   nb::class_<KvPool>(m, "KvPool")
-      .def(nb::new_([](int blocks, int layers, int kv_heads, int head_dim, const std::string& type) {
+      .def(nb::new_([](int blocks, int layers, int kv_heads, int head_dim, const std::string& dtype) {
              require(blocks > 0 && layers > 0 && kv_heads > 0 && head_dim > 0,
                      "a KV pool has a dimension of 0");
              return std::make_shared<KvPool>(blocks, layers, kv_heads, head_dim,
-                                             kv_type_named(type));
+                                             kv_dtype_named(dtype));
            }),
-           "blocks"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "type"_a)
+           "blocks"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a)
+      .def("copy", &copy_blocks, "pairs"_a)
       .def_prop_ro("bytes", [](const KvPool& kv) { return kv.data.bytes(); });
   nb::class_<Table>(m, "Table")
       .def(nb::init<const std::string&, int, int, Bytes>(), "format"_a, "rows"_a, "columns"_a,

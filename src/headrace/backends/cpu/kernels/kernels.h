@@ -42,7 +42,20 @@ struct Tile {
 };
 using TileKernel = void (*)(const Tile&);
 
-enum class KvType { F32, F16 };
+// How a pool keeps keys and values. Int8: codes of one head and token share a float scale.
+enum class KvDtype { F32, F16, BF16, Int8 };
+constexpr int KV_DTYPES = 4;
+constexpr int BLOCK_TOKENS = LANES;  // a block's tokens are the lanes of a vector
+
+// Sixteen tokens of one head's keys, or values; int8 has its sixteen scales after them.
+inline size_t kv_head_bytes(KvDtype dtype, int head_dim) {
+  const size_t values = static_cast<size_t>(BLOCK_TOKENS) * head_dim;
+  switch (dtype) {
+    case KvDtype::F32: return values * 4;
+    case KvDtype::Int8: return values + BLOCK_TOKENS * sizeof(float);
+    default: return values * 2;
+  }
+}
 
 // One row's attention for the query heads that share one KV head.
 struct Attend {
@@ -51,8 +64,8 @@ struct Attend {
   const uint8_t* kv;      // the pool
   const int32_t* table;   // block numbers of the row's sequence
   size_t block_bytes;     // from a block to the next in the pool
-  size_t key_offset;      // of this layer's and head's keys in a block: [head_dim][16]
-  size_t value_offset;    // likewise values: [16][head_dim]
+  size_t key_offset;      // of this layer's and head's keys in a block: [head_dim][16], scales
+  size_t value_offset;    // likewise values: [16][head_dim], scales
   int group;              // query heads
   int head_dim;
   int first;              // first position that is seen
@@ -76,9 +89,10 @@ struct Kernels {
   void (*add)(const float* x, const float* y, int n, float* out);
   void (*softcap)(const float* x, float cap, int n, float* out);
 
-  void (*write_kv[2])(const float* key, const float* value, int head_dim, int slot, uint8_t* keys,
-                      uint8_t* values);
-  void (*attend[2])(const Attend&);
+  // [KvDtype]
+  void (*write_kv[KV_DTYPES])(const float* key, const float* value, int head_dim, int slot,
+                              uint8_t* keys, uint8_t* values);
+  void (*attend[KV_DTYPES])(const Attend&);
 
   // Of a row of logits: the maximum, and the log of the sum of exp(x - maximum).
   void (*log_sum_exp)(const float* x, int n, float* maximum, double* log_sum);

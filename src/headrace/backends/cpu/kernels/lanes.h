@@ -124,6 +124,10 @@ HEADRACE_INLINE uint16_t to_half(float v) {
 }
 
 HEADRACE_INLINE Floats load_bfloat(const uint16_t* p) {
+#if defined(__AVX512F__)
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return (Floats)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+#else
   uint16_t halves[16];
   std::memcpy(halves, p, sizeof halves);
   uint32_t bits[16];
@@ -131,6 +135,35 @@ HEADRACE_INLINE Floats load_bfloat(const uint16_t* p) {
   Floats v;
   std::memcpy(&v, bits, sizeof v);
   return v;
+#endif
+}
+
+// Rounds to nearest even; a NaN stays one.
+HEADRACE_INLINE uint16_t to_bfloat(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Sixteen signed bytes as floats.
+HEADRACE_INLINE Floats load_bytes(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw));
+#elif defined(__AVX2__)
+  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw));
+  const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(raw, 8)));
+  Floats v;
+  std::memcpy(&v, &low, 32);
+  std::memcpy(reinterpret_cast<char*>(&v) + 32, &high, 32);
+  return v;
+#else
+  float v[16];
+  for (int i = 0; i < 16; ++i) v[i] = static_cast<float>(p[i]);
+  return load(v);
+#endif
 }
 
 }  // namespace

@@ -128,8 +128,8 @@ const Kernels& avx2_kernels() {
       gated,
       add,
       softcap,
-      {write_kv<float>, write_kv<uint16_t>},
-      {attend<float>, attend<uint16_t>},
+      {write_kv<float>, write_kv<Half>, write_kv<Bfloat>, write_kv<int8_t>},
+      {attend<float>, attend<Half>, attend<Bfloat>, attend<int8_t>},
       log_sum_exp,
       exponentials,
   };

@@ -8,16 +8,20 @@
 namespace headrace {
 namespace {
 
-constexpr int BLOCK_TOKENS = LANES;
 constexpr int HEADS_TOGETHER = 4;  // query heads that attention.h takes at once
 
 }  // namespace
 
-KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvType type)
-    : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), type(type),
-      head_bytes(static_cast<size_t>(BLOCK_TOKENS) * head_dim * (type == KvType::F32 ? 4 : 2)),
+KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype)
+    : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), dtype(dtype),
+      head_bytes(kv_head_bytes(dtype, head_dim)),
       block_bytes(head_bytes * 2 * kv_heads * layers),
       data(block_bytes * blocks) {}
+
+void KvPool::copy(int from, int to) {
+  if (from != to)
+    std::memcpy(data.data() + block_bytes * to, data.data() + block_bytes * from, block_bytes);
+}
 
 Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const Kernels& kernels,
                  int max_rows, int max_wanted, int context)
@@ -113,23 +117,23 @@ void Program::fill_ropes(const Step& step, int thread) {
 }
 
 void Program::attention(int in, int out, AttentionShape shape) {
-  const int type = static_cast<int>(kv_->type);
-  record_rows([this, in, shape, type](const Extent& e, int r) {
+  const int dtype = static_cast<int>(kv_->dtype);
+  record_rows([this, in, shape, dtype](const Extent& e, int r) {
     const int position = e.step.positions[r];
     const int32_t* blocks = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
     uint8_t* block = kv_->data.data() + kv_->block_bytes * blocks[position / BLOCK_TOKENS];
     const float* keys = row(in, r) + shape.heads * shape.head_dim;
     const float* values = keys + shape.kv_heads * shape.head_dim;
     for (int h = 0; h < shape.kv_heads; ++h)
-      kernels_.write_kv[type](keys + h * shape.head_dim, values + h * shape.head_dim,
-                              shape.head_dim, position % BLOCK_TOKENS,
-                              block + kv_->key_offset(shape.layer, h),
-                              block + kv_->value_offset(shape.layer, h));
+      kernels_.write_kv[dtype](keys + h * shape.head_dim, values + h * shape.head_dim,
+                               shape.head_dim, position % BLOCK_TOKENS,
+                               block + kv_->key_offset(shape.layer, h),
+                               block + kv_->value_offset(shape.layer, h));
   });
   // After the barrier between instructions: every key and value of the step is in its block.
   const int threads = pool_->threads();
   const int group = shape.heads / shape.kv_heads;
-  record([this, in, out, shape, type, threads, group](const Extent& e) {
+  record([this, in, out, shape, dtype, threads, group](const Extent& e) {
     for (int task = e.thread; task < e.rows * shape.kv_heads; task += threads) {
       const int r = task / shape.kv_heads, h = task % shape.kv_heads;
       const int position = e.step.positions[r];
@@ -148,7 +152,7 @@ void Program::attention(int in, int out, AttentionShape shape) {
       a.scale = shape.scale;
       a.softcap = shape.softcap;
       a.scratch = scores_.floats() + e.thread * scores_stride_;
-      kernels_.attend[type](a);
+      kernels_.attend[dtype](a);
     }
   });
 }
@@ -237,8 +241,9 @@ void Program::run(const Step& step) {
 }
 
 size_t Program::activation_bytes() const {
-  // A sampler's lists when every token of the vocabulary is in them: a weight and an id each.
-  constexpr size_t sampler_token_bytes = sizeof(float) + sizeof(int);
+  // A sampler's lists when every token of the vocabulary is in them: an adjusted logit, the number
+  // of the row it was penalized in, a weight and a candidate each.
+  constexpr size_t sampler_token_bytes = 2 * sizeof(float) + sizeof(uint32_t) + sizeof(Candidate);
   size_t total = scores_.bytes() + (scratch_ ? scratch_->bytes() : 0);
   for (const Slot& slot : slots_) total += slot.data.bytes();
   for (const RopeTable& table : ropes_) total += table.cosines.bytes() + table.sines.bytes();

@@ -19,11 +19,15 @@ namespace headrace {
 
 // The pool of KV blocks. A block holds 16 tokens of every layer:
 //   [layer][keys: [kv_head][head_dim][16], values: [kv_head][16][head_dim]]
+// with int8, float scales [16] after each head's keys and after its values.
 struct KvPool {
-  KvPool(int blocks, int layers, int kv_heads, int head_dim, KvType type);
+  KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype);
+
+  // A whole block over another. Both numbers are the caller's to check.
+  void copy(int from, int to);
 
   int blocks, layers, kv_heads, head_dim;
-  KvType type;
+  KvDtype dtype;
   size_t head_bytes;   // 16 tokens of one head's keys, or values
   size_t block_bytes;
   Buffer data;

@@ -1,0 +1,156 @@
+"""Steps in flight: submitted in order, computed in order, collected in order.
+
+With room for one step it is computed when it is submitted; with room for two, by one thread, so
+that whoever plans can write a plan while the one before it is computed. Knows what each step drew,
+as the next one may ask for it (core.step.PREVIOUS); knows no arrays and no model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from headrace.core.errors import HeadraceError
+from headrace.core.step import (
+    PREVIOUS,
+    EntryResult,
+    RunnerLimits,
+    StepEntry,
+    StepPlan,
+    StepResult,
+)
+
+# By sequence: the token that it drew in a step, or None if it should have and failed.
+Drawn = Mapping[int, int | None]
+
+
+class ReadStep(Protocol):
+    """A plan that has been read: nothing that its author does to it matters any more."""
+
+    @property
+    def drawing(self) -> Collection[int]:
+        """The sequences that draw a token."""
+        ...
+
+    def compute(self, previous: Drawn) -> list[EntryResult]: ...
+
+
+class Flight:
+    def __init__(self, steps_in_flight: int) -> None:
+        self._steps_in_flight = steps_in_flight
+        self._futures: deque[Future[StepResult]] = deque()
+        self._drawn: Drawn = {}  # by the last step; only whoever computes touches it
+        self._closed = False
+        # The executor's thread ends with it: on close(), when it is garbage, and, after the steps
+        # submitted so far, when the interpreter exits.
+        self._executor = (
+            ThreadPoolExecutor(1, thread_name_prefix="headrace-steps")
+            if steps_in_flight > 1
+            else None
+        )
+
+    def submit(self, step: ReadStep) -> None:
+        if self._closed:
+            raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
+        if len(self._futures) >= self._steps_in_flight:
+            raise HeadraceError(
+                f"A plan was submitted with {len(self._futures)} in flight; expected fewer than "
+                f"{self._steps_in_flight}.",
+                "Collect one first.",
+            )
+        if self._executor is not None:
+            self._futures.append(self._executor.submit(self._compute, step))
+            return
+        future: Future[StepResult] = Future()
+        future.set_result(self._compute(step))  # what it raises is raised here
+        self._futures.append(future)
+
+    def collect(self) -> StepResult:
+        if not self._futures:
+            raise HeadraceError(
+                "collect() was called with no plan submitted; expected a submit() before it.",
+                "Submit a plan first.",
+            )
+        future = self._futures[0]
+        future.exception()  # waits; Ctrl-C in here leaves the step in flight
+        self._futures.popleft()
+        return future.result()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._futures.clear()
+
+    def _compute(self, step: ReadStep) -> StepResult:
+        began = time.perf_counter()
+        previous, self._drawn = self._drawn, dict.fromkeys(step.drawing)  # if this step raises
+        results = step.compute(previous)
+        drawing = step.drawing
+        self._drawn = {r.sequence_id: r.token_id for r in results if r.sequence_id in drawing}
+        return StepResult(entries=results, compute_s=time.perf_counter() - began)
+
+
+class Unknown(NamedTuple):
+    """A token that the step before will have drawn."""
+
+    row: int  # of the step
+    number: int  # of the entry
+    sequence_id: int
+
+
+def check_previous(plan: StepPlan, limits: RunnerLimits) -> None:
+    """PREVIOUS stands only where it can: as an entry's single token, with steps in flight."""
+    for entry in plan.entries:
+        if PREVIOUS not in entry.token_ids:
+            continue
+        if limits.steps_in_flight == 1:
+            raise _mistaken(
+                f"PREVIOUS for sequence {entry.sequence_id}",
+                "token ids, as only one step is in flight",
+            )
+        if len(entry.token_ids) != 1:
+            raise _mistaken(
+                f"PREVIOUS among {len(entry.token_ids)} tokens of sequence {entry.sequence_id}",
+                "it as the only one",
+            )
+
+
+def previous_rows(entries: Sequence[StepEntry]) -> list[Unknown]:
+    unknown: list[Unknown] = []
+    row = 0
+    for number, entry in enumerate(entries):
+        if entry.token_ids == [PREVIOUS]:
+            unknown.append(Unknown(row, number, entry.sequence_id))
+        row += len(entry.token_ids)
+    return unknown
+
+
+def continue_from(
+    previous: Drawn, unknown: Sequence[Unknown]
+) -> tuple[list[tuple[int, int]], list[tuple[int, str]]]:
+    """(row, token) for each unknown token, and (entry, error) for those whose sequence failed in
+    the step before. Such an entry is computed from token 0: nobody else can see its blocks."""
+    tokens: list[tuple[int, int]] = []
+    failed: list[tuple[int, str]] = []
+    for row, number, sequence_id in unknown:
+        if sequence_id not in previous:
+            raise _mistaken(
+                f"PREVIOUS for sequence {sequence_id}",
+                "a token id, as the step before drew none for it",
+            )
+        token = previous[sequence_id]
+        if token is None:
+            failed.append((number, "the step before, which this one continues, failed"))
+        tokens.append((row, token or 0))
+    return tokens, failed
+
+
+def _mistaken(found: str, expected: str) -> HeadraceError:
+    return HeadraceError(
+        f"The step plan has {found}; expected {expected}.",
+        "This is a mistake in Headrace: please report it.",
+    )
