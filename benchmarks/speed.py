@@ -48,11 +48,17 @@ def fill(runner: Runner, number: int, tokens: list[int], blocks: int) -> float:
     )
 
 
-def decode(runner: Runner, tokens: list[int], sequences: int, filled: set[int]) -> float:
+def fill_all(runner: Runner, tokens: list[int], sequences: int) -> None:
+    """One prompt, computed once and copied: unwritten memory would be read too fast."""
     blocks = blocks_for(len(tokens) + DECODE_STEPS)
-    for number in set(range(sequences)) - filled:
-        fill(runner, number, tokens, blocks)
-        filled.add(number)
+    fill(runner, 0, tokens, blocks)
+    copies = [(block % blocks, block) for block in range(blocks, sequences * blocks)]
+    runner.submit(StepPlan(entries=[], copies=copies))
+    runner.collect()
+
+
+def decode(runner: Runner, tokens: list[int], sequences: int) -> float:
+    blocks = blocks_for(len(tokens) + DECODE_STEPS)
     times = [
         step_s(
             runner, [entry(n, [tokens[n]], len(tokens) + step, blocks) for n in range(sequences)]
@@ -66,16 +72,15 @@ def measure(
     runners: dict[str, Runner], tokens: list[int], context: int, counts: list[int], rounds: int
 ) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {}
-    # Blocks must have been written once; with what, the clock can't tell, so later rounds and
-    # other numbers of sequences take them as they are.
-    filled: dict[str, set[int]] = {name: set() for name in runners}
+    for runner in runners.values():
+        fill_all(runner, tokens[:context], max(counts))
     for _ in range(rounds):
         for name, runner in runners.items():
             blocks = blocks_for(PREFILL_TOKENS)
             speed = PREFILL_TOKENS / fill(runner, 0, tokens[:PREFILL_TOKENS], blocks)
             figures.setdefault(f"{name}prefill {PREFILL_TOKENS}", []).append(speed)
             for count in counts:
-                speed = decode(runner, tokens[:context], count, filled[name])
+                speed = decode(runner, tokens[:context], count)
                 figures.setdefault(f"{name}decode {count}", []).append(speed)
     return figures
 

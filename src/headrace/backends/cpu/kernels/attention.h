@@ -16,6 +16,13 @@
 namespace headrace {
 namespace {
 
+// Of 16 dimensions each: as many sums as the registers hold, for up to four heads.
+#if defined(__AVX512F__)
+constexpr int CHUNKS_TOGETHER = 4;
+#else
+constexpr int CHUNKS_TOGETHER = 1;
+#endif
+
 struct Half {
   uint16_t bits;
 };
@@ -114,26 +121,6 @@ HEADRACE_INLINE void score_block(const T* keys, const float* queries, int head_d
   }
 }
 
-// Adds one block's values, weighted, to 16 of the head's dimensions for G heads.
-template <typename T, int G>
-HEADRACE_INLINE void add_values(const T* values, const float* weights, size_t stride, int from,
-                                int to, int head_dim, int width, float* out) {
-  Floats sums[G];
-  for (int g = 0; g < G; ++g) sums[g] = load_part(out + g * head_dim, width);
-  for (int t = from; t < to; ++t) {
-    Floats v;
-    if (width == LANES) {
-      v = load_kv(values + t * head_dim);
-    } else {  // a head that is not a multiple of 16: do not read past the last token
-      T part[LANES] = {};
-      std::memcpy(part, values + t * head_dim, sizeof(T) * static_cast<size_t>(width));
-      v = load_kv(part);
-    }
-    for (int g = 0; g < G; ++g) sums[g] += v * splat(weights[g * stride + t]);
-  }
-  for (int g = 0; g < G; ++g) store_part(out + g * head_dim, sums[g], width);
-}
-
 static void softmax_scores(float* scores, int n, int first, int last, float scale, float cap) {
   const Floats factor = splat(scale);
   Floats top = splat(-INFINITY);
@@ -159,38 +146,95 @@ static void softmax_scores(float* scores, int n, int first, int last, float scal
   for (int i = 0; i < n; i += LANES) store(scores + i, load(scores + i) * inverse);
 }
 
-template <typename T, int G>
-HEADRACE_INLINE void attend_heads(const Attend& a, const float* queries, float* out) {
-  const int from_block = a.first / BLOCK_TOKENS, to_block = a.last / BLOCK_TOKENS + 1;
-  const int origin = from_block * BLOCK_TOKENS;
-  const int n = (to_block - from_block) * BLOCK_TOKENS;
-  const size_t stride = static_cast<size_t>(n);
-  for (int b = from_block; b < to_block; ++b) {
-    const uint8_t* block = a.kv + static_cast<size_t>(a.table[b]) * a.block_bytes;
-    score_block<T, G>(reinterpret_cast<const T*>(block + a.key_offset), queries, a.head_dim,
-                      a.scratch + (b - from_block) * BLOCK_TOKENS, stride);
+// The blocks that a row sees, and where its weights (or scores) of one block lie.
+struct Span {
+  explicit Span(const Attend& a)
+      : a(a), first(a.first / BLOCK_TOKENS), end(a.last / BLOCK_TOKENS + 1),
+        positions((end - first) * BLOCK_TOKENS), stride(static_cast<size_t>(positions)) {}
+
+  const uint8_t* block(int b) const {
+    return a.kv + static_cast<size_t>(a.table[b]) * a.block_bytes;
+  }
+  float* weights(int b) const { return a.scratch + (b - first) * BLOCK_TOKENS; }
+  int from(int b) const { return a.first > b * BLOCK_TOKENS ? a.first - b * BLOCK_TOKENS : 0; }
+  int to(int b) const {
+    const int left = a.last + 1 - b * BLOCK_TOKENS;
+    return left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
+  }
+
+  const Attend& a;
+  int first, end;   // blocks
+  int positions;    // of those blocks
+  size_t stride;    // floats from a head's scores to the next one's
+};
+
+// Weighted values of all positions, in their order, for G heads and C times 16 of the dimensions:
+// so many sums grow at once that none waits for its last addition.
+template <typename T, int G, int C>
+HEADRACE_INLINE void add_values(const Span& span, int d, float* out) {
+  const Attend& a = span.a;
+  Floats sums[G][C];
+  for (int g = 0; g < G; ++g)
+    for (int c = 0; c < C; ++c) sums[g][c] = splat(0.0f);
+  for (int b = span.first; b < span.end; ++b) {
+    const T* values = reinterpret_cast<const T*>(span.block(b) + a.value_offset) + d;
+    const float* weights = span.weights(b);
+    const int to = span.to(b);
+    for (int t = span.from(b); t < to; ++t)
+      for (int c = 0; c < C; ++c) {
+        const Floats v = load_kv(values + t * a.head_dim + c * LANES);
+        for (int g = 0; g < G; ++g) sums[g][c] += v * splat(weights[g * span.stride + t]);
+      }
   }
   for (int g = 0; g < G; ++g)
-    softmax_scores(a.scratch + g * stride, n, a.first - origin, a.last - origin, a.scale,
-                   a.softcap);
-  std::memset(out, 0, sizeof(float) * static_cast<size_t>(G * a.head_dim));
-  for (int b = from_block; b < to_block; ++b) {
-    const uint8_t* block = a.kv + static_cast<size_t>(a.table[b]) * a.block_bytes;
-    const T* values = reinterpret_cast<const T*>(block + a.value_offset);
-    const int start = b * BLOCK_TOKENS;
-    const int from = a.first > start ? a.first - start : 0;
-    const int to = a.last - start + 1 < BLOCK_TOKENS ? a.last - start + 1 : BLOCK_TOKENS;
-    float* weights = a.scratch + (b - from_block) * BLOCK_TOKENS;
-    if constexpr (has_scales<T>) {  // scales past `to` may be another sequence's: never used
-      const Floats scales = load_scales(values, a.head_dim);
-      for (int g = 0; g < G; ++g)
-        store(weights + g * stride, load(weights + g * stride) * scales);
-    }
-    for (int d = 0; d < a.head_dim; d += LANES) {
-      const int width = a.head_dim - d < LANES ? a.head_dim - d : LANES;
-      add_values<T, G>(values + d, weights, stride, from, to, a.head_dim, width, out + d);
+    for (int c = 0; c < C; ++c) store(out + g * a.head_dim + d + c * LANES, sums[g][c]);
+}
+
+// The last dimensions of a head that is not a multiple of 16: never reads past the last token.
+template <typename T, int G>
+HEADRACE_INLINE void add_last_values(const Span& span, int d, float* out) {
+  const Attend& a = span.a;
+  const int width = a.head_dim - d;
+  Floats sums[G];
+  for (int g = 0; g < G; ++g) sums[g] = splat(0.0f);
+  for (int b = span.first; b < span.end; ++b) {
+    const T* values = reinterpret_cast<const T*>(span.block(b) + a.value_offset) + d;
+    const int to = span.to(b);
+    for (int t = span.from(b); t < to; ++t) {
+      T part[LANES] = {};
+      std::memcpy(part, values + t * a.head_dim, sizeof(T) * static_cast<size_t>(width));
+      const Floats v = load_kv(part);
+      for (int g = 0; g < G; ++g) sums[g] += v * splat(span.weights(b)[g * span.stride + t]);
     }
   }
+  for (int g = 0; g < G; ++g) store_part(out + g * a.head_dim + d, sums[g], width);
+}
+
+template <typename T, int G>
+HEADRACE_INLINE void attend_heads(const Attend& a, const float* queries, float* out) {
+  const Span span(a);
+  for (int b = span.first; b < span.end; ++b)
+    score_block<T, G>(reinterpret_cast<const T*>(span.block(b) + a.key_offset), queries,
+                      a.head_dim, span.weights(b), span.stride);
+  const int origin = span.first * BLOCK_TOKENS;
+  for (int g = 0; g < G; ++g)
+    softmax_scores(a.scratch + g * span.stride, span.positions, a.first - origin, a.last - origin,
+                   a.scale, a.softcap);
+  if constexpr (has_scales<T>)
+    for (int b = span.first; b < span.end; ++b) {
+      // Those outside from..to may be another sequence's: their products are never used.
+      const Floats scales = load_scales(
+          reinterpret_cast<const T*>(span.block(b) + a.value_offset), a.head_dim);
+      for (int g = 0; g < G; ++g) {
+        float* weights = span.weights(b) + g * span.stride;
+        store(weights, load(weights) * scales);
+      }
+    }
+  int d = 0;
+  for (; d + CHUNKS_TOGETHER * LANES <= a.head_dim; d += CHUNKS_TOGETHER * LANES)
+    add_values<T, G, CHUNKS_TOGETHER>(span, d, out);
+  for (; d + LANES <= a.head_dim; d += LANES) add_values<T, G, 1>(span, d, out);
+  if (d < a.head_dim) add_last_values<T, G>(span, d, out);
 }
 
 template <typename T>
