@@ -14,8 +14,9 @@ from headrace import LLM, SamplingParams
 from headrace.assemble import Assembled, assemble
 from headrace.backends.cpu import machine
 from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.core.errors import ConfigError, HeadraceError, MemoryFitError
 from headrace.core.sizes import MIB
+from headrace.core.step import StepPlan
 
 TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # SmolLM2-135M: layers, KV heads, head size, fp16
 
@@ -46,6 +47,17 @@ def test_predicted_and_allocated_agree(
     assert 0.8 * size < model.ledger.weights_bytes < 1.3 * size
     assert model.ledger.kv_pool_bytes % TOKEN_BYTES == 0
     model.file.close()
+
+
+def test_int8_and_overlap_reach_the_runner(default_model_path: Path) -> None:
+    model = assembled(default_model_path, kv_tokens=512, kv_dtype="int8", overlap=True)
+    assert model.allocated is not None
+    expected = 512 * 2 * 30 * 3 * (64 + 4)  # a code a value, and a scale a head
+    assert model.ledger.kv_pool_bytes == model.allocated.kv_pool_bytes == expected
+    assert model.runner.limits.steps_in_flight == 2
+    model.close()
+    with pytest.raises(HeadraceError, match="runner is closed"):
+        model.runner.submit(StepPlan(entries=[]))
 
 
 def test_the_kernel_says_the_same(default_model_path: Path) -> None:
