@@ -218,7 +218,6 @@ def test_a_mistaken_plan_is_refused() -> None:
         ([good, good], [], "more than one entry"),
         ([replace(good, sequence_id=i) for i in range(5)], [], "5 entries"),
         ([good], [(0, 8)], r"copy \(0, 8\)"),
-        ([good], [(1, 3), (2, 3)], "one copy into a block"),
     ):
         with pytest.raises(HeadraceError, match=message):
             make().submit(StepPlan(entries=entries, copies=copies))

@@ -66,7 +66,9 @@ class SimulatedRunner:
         self._slots = Slots(limits.total_blocks, limits.block_tokens)
         self._in_flight: deque[_Submitted] = deque()
         self._busy_until_s = clock.now_s()
-        self._drawn: dict[int, int | None] = {}  # by the step before; None: it failed
+        self._drawn: dict[int, int] = {}  # by the step before
+        # Sequences that failed -> plans submitted by then: those that follow are not yet told.
+        self._lost: dict[int, int] = {}
         self._failing: set[int] = set()
         self._raising: set[int] = set()
 
@@ -106,7 +108,8 @@ class SimulatedRunner:
         self._busy_until_s = max(self._busy_until_s, submitted.started_s) + submitted.compute_s
         self._clock.advance(max(0.0, self._busy_until_s - self._clock.now_s()))
         if submitted.number in self._raising:
-            self._drawn = {entry.sequence_id: None for entry in submitted.plan.entries}
+            self._drawn = {}
+            self._lost.update((entry.sequence_id, self.steps) for entry in submitted.plan.entries)
             raise HeadraceError(
                 f"Step {submitted.number} failed, as raise_on_step() asked.",
                 "Ask for no failure.",
@@ -118,12 +121,16 @@ class SimulatedRunner:
         for source, target in plan.copies:
             self._slots.copy(source, target)
         self._check_writers(plan.entries, tables)
-        drawn: dict[int, int | None] = {}
+        drawn: dict[int, int] = {}
         results = []
         for entry, table in zip(plan.entries, tables, strict=True):
-            result = self._compute(entry, table)
+            if submitted.number < self._lost.get(entry.sequence_id, 0):
+                error = "the step before failed"
+                result = EntryResult(sequence_id=entry.sequence_id, error=error)
+            else:
+                result = self._compute(entry, table)
             if result.error is not None:
-                drawn[entry.sequence_id] = None
+                self._lost[entry.sequence_id] = self.steps
                 self._slots.spoil(table, entry.start, len(entry.token_ids))
             elif result.token_id is not None:
                 drawn[entry.sequence_id] = result.token_id
@@ -140,11 +147,7 @@ class SimulatedRunner:
                     f"PREVIOUS for sequence {sequence_id}, which drew nothing in the step before",
                     "a token id",
                 )
-            previous = self._drawn[sequence_id]
-            if previous is None:
-                result.error = "the step before failed"
-                return result
-            token_ids = [previous]
+            token_ids = [self._drawn[sequence_id]]
         if sequence_id in self._failing:
             result.error = "made to fail"
             return result
@@ -211,8 +214,6 @@ def _check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int, strict: b
     for pair in plan.copies:
         if not all(0 <= block < limits.total_blocks for block in pair):
             raise mistaken(f"the copy {pair}", f"blocks 0 to {limits.total_blocks - 1}")
-    if len({target for _, target in plan.copies}) != len(plan.copies):
-        raise mistaken(f"the copies {plan.copies}", "one copy into a block")
     for entry in plan.entries:
         _check_entry(entry, limits, vocab_size, strict)
 
