@@ -70,12 +70,12 @@ def expected_tokens(request: GenerateRequest, index: int) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < (params.max_tokens or 0):
         how = Draw(temperature=params.temperature, uniform=uniform(seed, len(tokens)))
-        token = Distribution(value, vocabulary).draw(how)
-        assert token is not None
-        tokens.append(token)
-        if token == EOS:
+        drawn = Distribution(value, vocabulary).draw(how)
+        assert drawn is not None
+        tokens.append(drawn)
+        if drawn == EOS:
             break
-        value = extend(value, token)
+        value = extend(value, drawn)
     return tokens
 
 

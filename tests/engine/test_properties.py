@@ -233,8 +233,8 @@ def engine_settings(draw: st.DrawFn) -> Setting:
     return Setting(
         limits=limits,
         config=config,
-        fail=draw(rarely(st.frozensets(st.integers(0, 12), max_size=3))) or frozenset(),
-        raise_on=draw(rarely(st.frozensets(st.integers(0, 40), max_size=2))) or frozenset(),
+        fail=frozenset(draw(rarely(st.sets(st.integers(0, 80), max_size=9))) or ()),
+        raise_on=frozenset(draw(rarely(st.sets(st.integers(0, 80), max_size=2))) or ()),
     )
 
 
