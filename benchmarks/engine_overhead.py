@@ -35,6 +35,9 @@ class TimedNothing:
     def submit(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 
+    def close(self) -> None:
+        pass
+
     def collect(self) -> StepResult:
         began = time.thread_time()
         entries = [

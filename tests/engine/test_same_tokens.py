@@ -115,29 +115,30 @@ def assert_same(outcome: Outcome, expected: dict[int, Continuation]) -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("max_batch_tokens", [5, 17, 64])
+@pytest.mark.parametrize(("max_batch_tokens", "overlap"), [(5, False), (17, True), (64, True)])
 def test_tokens_and_logprobs_are_those_of_the_solo_run(
-    tiny_model: TinyModel, alone: Alone, max_batch_tokens: int, prefix_cache: bool
+    tiny_model: TinyModel, alone: Alone, max_batch_tokens: int, overlap: bool, prefix_cache: bool
 ) -> None:
     preemptions = copies = hits = 0
-    runner = CpuRunner(
+    with CpuRunner(
         *tiny_model,
         total_blocks=8,
         max_batch_tokens=max_batch_tokens,
         max_sequences=6,
         threads=2,
-    )
-    for seed in range(4):
-        config = SchedulerConfig(
-            policy=list(Policy)[seed % 3], prefix_cache=prefix_cache, watermark=0.0
-        )
-        engine, outcomes = run(runner, config, workload(random.Random(seed)))
-        assert len(outcomes) == 9
-        for outcome in outcomes:
-            assert_same(outcome, alone.run(outcome.arrival.request))
-        preemptions += engine.stats.preemptions
-        copies += engine.stats.cow_copies
-        hits += engine.stats.prefix_hits_tokens
+        overlap=overlap,
+    ) as runner:
+        for seed in range(4):
+            config = SchedulerConfig(
+                policy=list(Policy)[seed % 3], prefix_cache=prefix_cache, watermark=0.0
+            )
+            engine, outcomes = run(runner, config, workload(random.Random(seed)))
+            assert len(outcomes) == 9
+            for outcome in outcomes:
+                assert_same(outcome, alone.run(outcome.arrival.request))
+            preemptions += engine.stats.preemptions
+            copies += engine.stats.cow_copies
+            hits += engine.stats.prefix_hits_tokens
     # It went through what it is meant to go through.
     assert preemptions > 0
     assert copies > 0

@@ -116,6 +116,9 @@ class SimulatedRunner:
             )
         return StepResult(entries=self._execute(submitted), compute_s=submitted.compute_s)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _execute(self, submitted: _Submitted) -> list[EntryResult]:
         plan, tables = submitted.plan, submitted.tables
         for source, target in plan.copies:
