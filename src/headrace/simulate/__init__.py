@@ -1,0 +1,1 @@
+"""The real engine over a runner that only pretends: costs, and a clock that is told."""

@@ -1,0 +1,185 @@
+"""A made-up next-token distribution: a pure function of the hash of all tokens before it.
+
+The likeliest tokens fall off geometrically, at a rate that the hash gives; the rest of the
+vocabulary shares what is left evenly. Small enough to draw from without an array, and honest: the
+probabilities sum to 1, and a draw goes by `backends/reference/sampling.py` (the plain cases without
+an array, all others through it). Knows no blocks and no plans.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.backends.reference.sampling import draw as reference_draw
+from headrace.core.step import Draw, TopLogprobs
+
+RANKED = 32  # tokens with a probability of their own
+_MASK = (1 << 64) - 1
+_SURE = 1e-6  # falling off so fast, the first token is all but certain
+
+ROOT = 0x243F6A8885A308D3  # the hash of no tokens
+
+
+def extend(prefix_hash: int, token_id: int) -> int:
+    """The hash of a prefix and one more token. One-to-one in each of the two."""
+    return (((prefix_hash ^ token_id) * 0x9E3779B97F4A7C15) + 0x7F4A7C15) & _MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    size: int
+    eos_id: int | None = None  # likely after `eos_rate` of all prefixes, nowhere else
+    eos_rate: float = 0.0
+
+
+class Distribution:
+    """Of the token after a prefix. Ranks 0, 1, ... are the likeliest tokens; the others tie."""
+
+    __slots__ = ("_ends", "_first", "_log_fall", "_others", "_ranked", "_stride", "_vocabulary")
+
+    def __init__(self, prefix_hash: int, vocabulary: Vocabulary) -> None:
+        x = prefix_hash  # splitmix64's finalizer: every bit of the hash in every bit of x
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+        self._vocabulary = vocabulary
+        eos_id = vocabulary.eos_id
+        # Tokens but for the end token, renumbered without a gap: first, first + stride, ...
+        self._others = vocabulary.size - (eos_id is not None)
+        self._ends = False
+        if eos_id is not None:
+            lottery = ((x * 0x2545F4914F6CDD1D) & _MASK) >> 11
+            self._ends = lottery < vocabulary.eos_rate * 2**53
+        self._ranked = min(RANKED, self._others)
+        self._first = x % self._others
+        self._stride = 1 + (x >> 40) % (self._others // self._ranked)
+        # Below a half, so that a token without a rank is never likelier than one with.
+        self._log_fall = math.log(_SURE if self._ends else 0.2 + 0.25 * ((x >> 11) / 2**53))
+
+    def top(self, count: int) -> TopLogprobs:
+        """The likeliest tokens with their logprobs, ties by id; all of them if there are fewer."""
+        found = [(token, self._of_rank(rank)) for rank, token in enumerate(self._ranks(count))]
+        if len(found) < count and (rest := self._rest()):
+            logprob = self.logprob(rest[0])
+            found += [(token, logprob) for token in rest[: count - len(found)]]
+        return found
+
+    def logprob(self, token_id: int) -> float:
+        ends, eos_id = self._ends, self._vocabulary.eos_id
+        if token_id == eos_id:
+            if ends:
+                return self._of_rank(0)
+        else:
+            number = token_id - (eos_id is not None and token_id > eos_id)
+            rank, off = divmod((number - self._first) % self._others, self._stride)
+            if not off and rank < self._ranked:
+                return self._of_rank(rank + ends)
+        ranks = self._ranked + ends
+        return ranks * self._log_fall - math.log(self._vocabulary.size - ranks)
+
+    def draw(self, how: Draw) -> int | None:
+        """A token, or None where nothing is left to draw from."""
+        if _adjusts(how):
+            return self._drawn_by_reference(how)
+        if how.temperature == 0:
+            if how.allowed is None and not how.banned:
+                return self._vocabulary.eos_id if self._ends else self._token(self._first)
+            return self._likeliest(how)
+        if (
+            how.allowed is None
+            and not how.banned
+            and how.temperature == 1
+            and how.top_k == 0
+            and how.min_p == 0
+            and how.top_p == how.typical_p == 1
+        ):
+            return self._drawn(how.uniform)
+        return self._drawn_by_reference(how)
+
+    def _token(self, number: int) -> int:
+        eos_id = self._vocabulary.eos_id
+        return number + (eos_id is not None and number >= eos_id)
+
+    def _ranks(self, count: int) -> list[int]:
+        """The first `count` tokens that have a rank."""
+        ranks = (
+            [self._vocabulary.eos_id] if self._ends and self._vocabulary.eos_id is not None else []
+        )
+        others = min(count - len(ranks), self._ranked)
+        number = self._first
+        for _ in range(others):
+            ranks.append(self._token(number))
+            number = (number + self._stride) % self._others
+        return ranks
+
+    def _rest(self) -> list[int]:
+        """Tokens without a rank, by id."""
+        ranked = set(self._ranks(self._vocabulary.size))
+        return [token for token in range(self._vocabulary.size) if token not in ranked]
+
+    def _of_rank(self, rank: int) -> float:
+        """log((1 - fall) * fall ** rank), over the sum of all ranks where nothing is without."""
+        fall = math.exp(self._log_fall)
+        ranks = self._ranked + self._ends
+        whole = math.log1p(-(fall**ranks)) if ranks == self._vocabulary.size else 0.0
+        return math.log1p(-fall) + rank * self._log_fall - whole
+
+    def _likeliest(self, how: Draw) -> int | None:
+        for token in self._ranks(self._vocabulary.size):
+            if _may(token, how):
+                return token
+        for token in range(self._vocabulary.size) if how.allowed is None else sorted(how.allowed):
+            if _may(token, how):
+                return token
+        return None
+
+    def _drawn(self, uniform: float) -> int:
+        """The inverse of the running sum, which after rank i is 1 - fall ** (i + 1)."""
+        ranks = self._ranked + self._ends
+        fall_after = math.exp(ranks * self._log_fall)
+        if ranks == self._vocabulary.size:
+            uniform *= 1 - fall_after
+        rank = int(math.log1p(-uniform) / self._log_fall)
+        if rank < ranks:
+            if self._ends:
+                if rank == 0 and self._vocabulary.eos_id is not None:
+                    return self._vocabulary.eos_id
+                rank -= 1
+            return self._token((self._first + rank * self._stride) % self._others)
+        rest = self._rest()
+        if not rest:
+            return self._ranks(ranks)[-1]
+        share = (uniform - (1 - fall_after)) / fall_after
+        return rest[min(int(share * len(rest)), len(rest) - 1)]
+
+    def _drawn_by_reference(self, how: Draw) -> int | None:
+        logits = np.full(self._vocabulary.size, -np.inf)
+        if rest := self._rest():
+            logits[rest] = self.logprob(rest[0])
+        for rank, token in enumerate(self._ranks(self._vocabulary.size)):
+            logits[token] = self._of_rank(rank)
+        if how.allowed is not None:
+            outside = np.ones(len(logits), bool)
+            outside[list(how.allowed)] = False
+            logits[outside] = -np.inf
+        logits[list(how.banned)] = -np.inf
+        if logits.max() == -np.inf:
+            return None
+        return reference_draw(logits, how)[0]
+
+
+def _may(token: int, how: Draw) -> bool:
+    return token not in how.banned and (how.allowed is None or token in how.allowed)
+
+
+def _adjusts(how: Draw) -> bool:
+    """Whether the order of tokens may change."""
+    return bool(
+        how.bias
+        or how.repetition_penalty != 1
+        or how.presence_penalty != 0
+        or how.frequency_penalty != 0
+    )

@@ -1,0 +1,86 @@
+"""The simulated KV memory: each slot of each block holds a hash of all tokens up to it.
+
+Read through a block table as attention would, so that a mistake in a table, a copy, a shared
+prefix or a recomputation ends in another hash, or in a slot that nobody wrote. Knows no tokens'
+meaning and no sequences.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import HeadraceError
+from headrace.simulate.distribution import ROOT, extend
+
+UNWRITTEN = -1
+
+
+class Slots:
+    def __init__(self, total_blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        # By block * block_tokens + place in the block.
+        self._hashes = [UNWRITTEN] * (total_blocks * block_tokens)
+        self._parents = [UNWRITTEN] * (total_blocks * block_tokens)  # hashes of the slots before
+
+    def prefix(self, table: list[int], tokens: int) -> int:
+        """The hash of a table's first tokens, as its last slot has it."""
+        if tokens == 0:
+            return ROOT
+        block, place = divmod(tokens - 1, self.block_tokens)
+        found = self._hashes[table[block] * self.block_tokens + place]
+        if found == UNWRITTEN:
+            raise mistaken(
+                f"position {tokens - 1} read from block {table[block]}, place {place}, which "
+                "nobody wrote",
+                "positions before `start` to be in the blocks",
+            )
+        return found
+
+    def write(self, table: list[int], start: int, token_ids: list[int]) -> list[int]:
+        """Compute tokens into their slots; the hash after each."""
+        hashes, parents, size = self._hashes, self._parents, self.block_tokens
+        value = self.prefix(table, start)
+        written = []
+        for position, token in enumerate(token_ids, start):
+            slot = table[position // size] * size + position % size
+            parents[slot] = value
+            value = extend(value, token)
+            hashes[slot] = value
+            written.append(value)
+        return written
+
+    def spoil(self, table: list[int], start: int, count: int) -> None:
+        """What a failed computation leaves in its slots: nothing that may be read."""
+        for position in range(start, start + count):
+            slot = table[position // self.block_tokens] * self.block_tokens
+            self._hashes[slot + position % self.block_tokens] = UNWRITTEN
+
+    def copy(self, source: int, target: int) -> None:
+        size = self.block_tokens
+        for values in (self._hashes, self._parents):
+            values[target * size : (target + 1) * size] = values[
+                source * size : (source + 1) * size
+            ]
+
+    def check_chain(self, table: list[int], tokens: int) -> None:
+        """Every one of a table's first tokens was computed after the one before it."""
+        size = self.block_tokens
+        hashes = [ROOT]
+        parents: list[int] = []
+        for block in table[: -(-tokens // size)]:
+            hashes += self._hashes[block * size : (block + 1) * size]
+            parents += self._parents[block * size : (block + 1) * size]
+        if parents[:tokens] == hashes[:tokens] and UNWRITTEN not in hashes[: tokens + 1]:
+            return
+        for position in range(tokens):
+            if parents[position] != hashes[position] or hashes[position + 1] == UNWRITTEN:
+                raise mistaken(
+                    f"position {position} in block {table[position // size]}, which does not "
+                    f"follow position {position - 1}",
+                    "a table whose tokens were computed one after the other",
+                )
+
+
+def mistaken(found: str, expected: str) -> HeadraceError:
+    return HeadraceError(
+        f"The step plan has {found}; expected {expected}.",
+        "This is a mistake in Headrace: please report it.",
+    )

@@ -1,0 +1,307 @@
+"""Whatever the load, a sequence's tokens are its own: random workloads against solo runs.
+
+The runner is simulated (`headrace.simulate.runner`): what it draws depends on the whole prefix as
+the blocks hold it, so that a mistake with blocks anywhere ends in other tokens. Time is virtual.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.clock import VirtualClock
+from headrace.core.config import Policy, SchedulerConfig
+from headrace.core.request import BeamParams, FinishReason, GenerateRequest, SamplingParams
+from headrace.core.step import RunnerLimits
+from headrace.engine.loop import Engine
+from headrace.simulate.cost import linear_cost
+from headrace.simulate.drive import Arrival, Outcome, drive
+from headrace.simulate.runner import SimulatedRunner
+
+T = TypeVar("T")
+
+VOCAB, EOS, EOS_RATE = 40, 39, 0.04
+CONTEXT_TOKENS = 64
+# What prompts begin with: requests of a family share blocks.
+FAMILIES = [[(7 * family + 3 * at) % VOCAB for at in range(40)] for family in range(3)]
+
+ROOMY = RunnerLimits(
+    max_batch_tokens=4096,
+    max_sequences=64,
+    total_blocks=1024,
+    block_tokens=16,
+    context_tokens=CONTEXT_TOKENS,
+)
+
+INJECTED = ("made to fail", "as raise_on_step() asked")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Preemptions and failures are logged; here they come by the thousand."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An engine to be put under load."""
+
+    limits: RunnerLimits
+    config: SchedulerConfig
+    fail: frozenset[int] = field(default_factory=frozenset)  # sequences
+    raise_on: frozenset[int] = field(default_factory=frozenset)  # steps
+
+
+def make(setting: Setting) -> tuple[Engine, VirtualClock]:
+    clock = VirtualClock()
+    runner = SimulatedRunner(
+        setting.limits,
+        cost=linear_cost(1.0, 0.01),
+        clock=clock,
+        vocab_size=VOCAB,
+        eos_id=EOS,
+        eos_rate=EOS_RATE,
+        strict=True,
+    )
+    runner.fail(setting.fail)
+    for number in setting.raise_on:
+        runner.raise_on_step(number)
+    return Engine(runner, frozenset({EOS}), setting.config, clock), clock
+
+
+def solo(request: GenerateRequest) -> Outcome:
+    """The request by itself, in a large pool and as few steps as can be."""
+    engine, clock = make(Setting(limits=ROOMY, config=SchedulerConfig(prefix_cache=False)))
+    (outcome,) = drive(engine, clock, [Arrival(request=replace(request, timeout_s=None))])
+    assert outcome.refused is None
+    return outcome
+
+
+def assert_same(outcome: Outcome, expected: Outcome) -> None:
+    """What ended by itself is the solo run; what was ended is the beginning of it."""
+    for index, found in outcome.continuations.items():
+        alone = expected.continuations[index]
+        if found.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert found.tokens == alone.tokens
+        else:
+            bare = [replace(token, finish_reason=None) for token in alone.tokens]
+            assert found.tokens == bare[: len(found.tokens)]
+            assert found.error is None or found.finish_reason is FinishReason.ERROR
+    if outcome.arrival.request.beam is not None and any(
+        one.tokens for one in outcome.continuations.values()
+    ):
+        assert outcome.continuations.keys() == expected.continuations.keys()
+
+
+def assert_ended_well(outcome: Outcome, setting: Setting) -> None:
+    request = outcome.arrival.request
+    reasons = {c.finish_reason for c in outcome.continuations.values()}
+    if outcome.cancelled:
+        assert outcome.arrival.cancel_at_s is not None
+        return
+    assert None not in reasons
+    assert FinishReason.ABORT not in reasons
+    if FinishReason.TIMEOUT in reasons:
+        assert request.timeout_s is not None
+    for one in outcome.continuations.values():
+        if one.finish_reason is FinishReason.ERROR:
+            assert setting.fail or setting.raise_on
+            # Ours, and not the runner's complaint of a plan.
+            assert any(text in (one.error or "") for text in INJECTED), one.error
+    if outcome.refused is not None:
+        most = len(request.prompt_token_ids) + (request.params.max_tokens or 0) - 1
+        width = 1 if request.beam is None else request.beam.beam_width
+        blocks = width * (-(-most // setting.limits.block_tokens) + (width > 1))
+        slots = min(setting.limits.max_sequences, setting.limits.max_batch_tokens)
+        assert blocks > setting.limits.total_blocks or most >= CONTEXT_TOKENS or width > slots
+
+
+def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
+    engine, clock = make(setting)
+    outcomes = list(
+        # A request may have to wait for all before it, token by token, and be computed again often.
+        drive(engine, clock, arrivals, max_idle_steps=3000, after_step=engine.check_integrity)
+    )
+    assert sorted(o.request_id for o in outcomes) == sorted(a.request.request_id for a in arrivals)
+    for outcome in outcomes:
+        assert_ended_well(outcome, setting)
+        if outcome.refused is None:
+            assert_same(outcome, solo(outcome.arrival.request))
+    blocks = engine.blocks
+    assert not engine.has_work
+    assert blocks.used_blocks == 0
+    assert blocks.free_blocks + blocks.cached_blocks == blocks.total_blocks
+    if not setting.config.prefix_cache:
+        assert blocks.cached_blocks == 0
+    assert engine.step() == []
+
+
+# -- what hypothesis draws ---------------------------------------------------------------------
+
+
+def rarely(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
+    return st.integers(0, 5).flatmap(lambda dice: strategy if dice == 5 else st.none())
+
+
+def short_answers() -> GenerateRequest:
+    """After these the engine expects short answers, admits more at a time, and has to preempt."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, n=64)
+    return GenerateRequest(request_id="short answers", prompt_token_ids=[1], params=params)
+
+
+@st.composite
+def requests(draw: st.DrawFn, number: int, beams: bool) -> GenerateRequest:
+    shared = FAMILIES[draw(st.integers(0, 2))][: draw(st.sampled_from([0, 4, 11, 16, 30]))]
+    own = [(11 * number + 5 * at) % VOCAB for at in range(draw(st.integers(1, 20)))]
+    max_tokens = draw(st.sampled_from([1, 3, 8, 16, 30]))
+    n = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    prompt_logprobs = draw(st.sampled_from([None, None, None, 0, 2]))
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 1.0, 0.7])),
+        top_k=draw(st.sampled_from([0, 0, 3])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])),
+        max_tokens=max_tokens,
+        min_tokens=draw(st.sampled_from([0, 0, 3])) % (max_tokens + 1),
+        seed=draw(st.integers(0, 3)),
+        stop_token_ids=draw(st.lists(st.integers(0, VOCAB - 1), max_size=2)),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, 2])),
+        prompt_logprobs=prompt_logprobs,
+        n=n,
+        best_of=draw(st.sampled_from([None, n + 1])),
+    )
+    beam = None
+    if beams and draw(st.booleans()):
+        beam = BeamParams(beam_width=draw(st.integers(1, 3)), max_tokens=max_tokens)
+        params = SamplingParams(max_tokens=max_tokens)
+    return GenerateRequest(
+        request_id=f"r{number}",
+        prompt_token_ids=shared + own,
+        params=params,
+        beam=beam,
+        priority=draw(st.integers(-1, 1)),
+        cache_salt=draw(st.sampled_from(["", "", "tenant"])),
+        timeout_s=draw(rarely(st.sampled_from([1.0, 7.5, 30.0]))),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn, beams: bool) -> list[Arrival]:
+    arrivals = []
+    at_s = 0.0
+    if draw(st.booleans()):
+        arrivals.append(Arrival(request=short_answers()))
+        at_s = 100.0
+    for number in range(draw(st.integers(1, 9))):
+        at_s += draw(st.sampled_from([0.0, 0.0, 1.0, 3.0, 12.0]))
+        cancel_after_s = draw(rarely(st.integers(0, 25)))
+        arrivals.append(
+            Arrival(
+                request=draw(requests(number, beams)),
+                at_s=at_s,
+                cancel_at_s=None if cancel_after_s is None else at_s + cancel_after_s,
+            )
+        )
+    return arrivals
+
+
+@st.composite
+def engine_settings(draw: st.DrawFn) -> Setting:
+    limits = RunnerLimits(
+        max_batch_tokens=draw(st.sampled_from([1, 2, 3, 5, 8, 16, 64])),
+        max_sequences=draw(st.integers(1, 8)),
+        total_blocks=draw(st.sampled_from([8, 12, 16, 24, 40])),
+        block_tokens=draw(st.sampled_from([2, 4, 8])),
+        context_tokens=CONTEXT_TOKENS,
+        steps_in_flight=draw(st.integers(1, 2)),
+    )
+    config = SchedulerConfig(
+        policy=draw(st.sampled_from(list(Policy))),
+        prefix_cache=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.02, 0.3])),
+        max_step_growth=draw(st.sampled_from([1.0, 2.0, 100.0])),
+    )
+    return Setting(
+        limits=limits,
+        config=config,
+        fail=frozenset(draw(rarely(st.sets(st.integers(0, 80), max_size=9))) or ()),
+        raise_on=frozenset(draw(rarely(st.sets(st.integers(0, 80), max_size=2))) or ()),
+    )
+
+
+under_load = settings(
+    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@under_load
+@given(engine_settings(), workloads(beams=False))
+def test_no_request_can_tell_what_else_is_going_on(
+    setting: Setting, arrivals: list[Arrival]
+) -> None:
+    check_workload(setting, arrivals)
+
+
+@st.composite
+def tight_settings(draw: st.DrawFn) -> Setting:
+    """Hardly room for one of the longest requests, and many at a time."""
+    setting = draw(engine_settings())
+    limits = replace(
+        setting.limits,
+        max_batch_tokens=draw(st.sampled_from([8, 16, 64])),
+        max_sequences=8,
+        total_blocks=draw(st.integers(9, 16)),
+        block_tokens=4,
+    )
+    return replace(setting, limits=limits, config=replace(setting.config, watermark=0.0))
+
+
+@st.composite
+def tight_workloads(draw: st.DrawFn) -> list[Arrival]:
+    arrivals = [Arrival(request=short_answers())]
+    at_s = 100.0
+    for number in range(draw(st.integers(3, 8))):
+        at_s += draw(st.sampled_from([0.0, 0.0, 1.0, 12.0]))
+        prompt = draw(st.sampled_from([FAMILIES[0][:9], [number], FAMILIES[0][:4] + [number] * 3]))
+        params = SamplingParams(
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            presence_penalty=draw(st.sampled_from([0.0, 0.0, 1.0])),
+            max_tokens=draw(st.integers(10, 28)),
+            seed=number,
+            ignore_eos=draw(st.booleans()),
+            prompt_logprobs=draw(rarely(st.just(1))),
+            n=draw(st.sampled_from([1, 1, 2])),
+        )
+        request = GenerateRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=prompt,
+            params=params,
+            priority=draw(st.integers(-1, 1)),
+        )
+        cancel_after_s = draw(rarely(st.integers(0, 25)))
+        cancel_at_s = None if cancel_after_s is None else at_s + cancel_after_s
+        arrivals.append(Arrival(request=request, at_s=at_s, cancel_at_s=cancel_at_s))
+    return arrivals
+
+
+@under_load
+@given(tight_settings(), tight_workloads())
+def test_nor_when_blocks_run_out(setting: Setting, arrivals: list[Arrival]) -> None:
+    check_workload(setting, arrivals)
+
+
+@under_load
+@given(engine_settings(), workloads(beams=True))
+def test_nor_can_a_beam_search(setting: Setting, arrivals: list[Arrival]) -> None:
+    check_workload(setting, arrivals)

@@ -1,0 +1,145 @@
+"""Same tokens whatever the load, on the real CPU backend: bit for bit, logprobs included.
+
+What `test_properties.py` shows of the engine, this shows of engine and kernels together.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from headrace.backends.cpu.runner import CpuRunner
+from headrace.core.clock import VirtualClock
+from headrace.core.config import Policy, SchedulerConfig
+from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
+from headrace.engine.loop import Engine
+from headrace.models.decoder import DecoderWeights
+from headrace.models.spec import ModelSpec
+from headrace.simulate.drive import Arrival, Continuation, Outcome, drive
+from headrace.weights.weight import Weight
+
+TinyModel = tuple[ModelSpec, DecoderWeights[Weight]]
+
+EOS = 3
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Preemptions are logged."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def run(
+    runner: CpuRunner, config: SchedulerConfig, arrivals: list[Arrival]
+) -> tuple[Engine, list[Outcome]]:
+    """A step takes a second, whatever it takes."""
+    clock = VirtualClock()
+    engine = Engine(runner, frozenset({EOS}), config, clock)
+
+    def after_step() -> None:
+        clock.advance(1.0)
+        engine.check_integrity()
+
+    outcomes = list(drive(engine, clock, arrivals, max_idle_steps=500, after_step=after_step))
+    assert engine.blocks.used_blocks == 0
+    return engine, outcomes
+
+
+class Alone:
+    """Each request by itself: a large pool, no prefix cache, prompts in one piece."""
+
+    def __init__(self, model: TinyModel) -> None:
+        self._runner = CpuRunner(*model, total_blocks=64)
+
+    def run(self, request: GenerateRequest) -> dict[int, Continuation]:
+        arrivals = [Arrival(request=replace(request, timeout_s=None))]
+        _, outcomes = run(self._runner, SchedulerConfig(prefix_cache=False), arrivals)
+        assert outcomes[0].refused is None
+        return outcomes[0].continuations
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: TinyModel) -> Alone:
+    return Alone(tiny_model)
+
+
+def workload(chooser: random.Random) -> list[Arrival]:
+    # After many short answers the engine expects more of them, and has to preempt.
+    short = SamplingParams(temperature=0.0, max_tokens=1, n=64)
+    arrivals = [
+        Arrival(request=GenerateRequest(request_id="short", prompt_token_ids=[5], params=short))
+    ]
+    shared = [chooser.randrange(200) for _ in range(40)]
+    at_s = 100.0
+    for number in range(8):
+        at_s += chooser.choice([0, 0, 2, 20])
+        own = [chooser.randrange(200) for _ in range(chooser.randint(1, 20))]
+        params = SamplingParams(
+            temperature=chooser.choice([0.0, 1.0]),
+            top_p=chooser.choice([1.0, 0.9]),
+            presence_penalty=chooser.choice([0.0, 0.0, 0.5]),
+            max_tokens=chooser.choice([2, 20, 30]),
+            seed=number,
+            ignore_eos=chooser.random() < 0.7,
+            logprobs=chooser.choice([None, 3]),
+            prompt_logprobs=chooser.choice([None, None, None, 1]),
+            n=chooser.choice([1, 1, 2]),
+        )
+        request = GenerateRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=shared[: chooser.choice([0, 16, 33])] + own,
+            params=params,
+            priority=chooser.randrange(2),
+        )
+        cancel_at_s = at_s + chooser.randint(0, 30) if chooser.random() < 0.2 else None
+        arrivals.append(Arrival(request=request, at_s=at_s, cancel_at_s=cancel_at_s))
+    return arrivals
+
+
+def assert_same(outcome: Outcome, expected: dict[int, Continuation]) -> None:
+    assert outcome.refused is None
+    for index, found in outcome.continuations.items():
+        whole = expected[index].tokens
+        if not outcome.cancelled:
+            assert found.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), found.error
+        if found.finish_reason is not None:
+            assert found.tokens == whole
+        else:
+            assert found.tokens == whole[: len(found.tokens)]
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize(("max_batch_tokens", "overlap"), [(5, False), (17, True), (64, True)])
+def test_tokens_and_logprobs_are_those_of_the_solo_run(
+    tiny_model: TinyModel, alone: Alone, max_batch_tokens: int, overlap: bool, prefix_cache: bool
+) -> None:
+    preemptions = copies = hits = 0
+    with CpuRunner(
+        *tiny_model,
+        total_blocks=8,
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=6,
+        threads=2,
+        overlap=overlap,
+    ) as runner:
+        for seed in range(4):
+            config = SchedulerConfig(
+                policy=list(Policy)[seed % 3], prefix_cache=prefix_cache, watermark=0.0
+            )
+            engine, outcomes = run(runner, config, workload(random.Random(seed)))
+            assert len(outcomes) == 9
+            for outcome in outcomes:
+                assert_same(outcome, alone.run(outcome.arrival.request))
+            preemptions += engine.stats.preemptions
+            copies += engine.stats.cow_copies
+            hits += engine.stats.prefix_hits_tokens
+    # It went through what it is meant to go through.
+    assert preemptions > 0
+    assert copies > 0
+    assert (hits > 0) == prefix_cache
