@@ -159,6 +159,7 @@ def _load(
             max_batch_tokens=config.max_batch_tokens,
             max_sequences=config.max_sequences,
             context_tokens=sizing.context_tokens,
+            steps_in_flight=2 if config.overlap else 1,
         )
         return reference, None
     from headrace.backends.cpu.machine import choose_threads

@@ -363,7 +363,7 @@ class Scheduler:
             token_id=found.token_id,
             logprob=found.logprob,
             index=sequence.index,
-            top=found.top,
+            top=found.top[: sequence.top_logprobs],  # a prompt's may have been more
             finish_reason=reason,
             prompt_scores=scores or None,
         )
@@ -520,4 +520,4 @@ def _keep_scores(sequence: Sequence, entry: StepEntry, found: EntryResult) -> No
         zip(found.target_logprobs, tops, strict=True), start=entry.start
     ):
         if at == len(sequence.prompt_scores) and at < last:
-            sequence.prompt_scores.append((logprob, top))
+            sequence.prompt_scores.append((logprob, top[: sequence.request.params.prompt_logprobs]))
