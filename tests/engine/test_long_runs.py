@@ -20,7 +20,7 @@ from headrace.core.config import Policy, SchedulerConfig
 from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
 from headrace.core.step import Draw, RunnerLimits
 from headrace.engine.loop import Engine
-from headrace.engine.sequence import child_seed, uniform
+from headrace.engine.sequence import RUN, child_seed, uniforms
 from headrace.simulate.cost import Cost, linear_cost
 from headrace.simulate.distribution import ROOT, Distribution, Vocabulary, extend
 from headrace.simulate.drive import Arrival, drive
@@ -69,7 +69,8 @@ def expected_tokens(request: GenerateRequest, index: int) -> list[int]:
         value = extend(value, token)
     tokens: list[int] = []
     while len(tokens) < (params.max_tokens or 0):
-        how = Draw(temperature=params.temperature, uniform=uniform(seed, len(tokens)))
+        run, at = divmod(len(tokens), RUN)
+        how = Draw(temperature=params.temperature, uniform=uniforms(seed, run)[at])
         drawn = Distribution(value, vocabulary).draw(how)
         assert drawn is not None
         tokens.append(drawn)

@@ -11,7 +11,7 @@ from headrace.core.errors import ContextLengthError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
 from headrace.engine.loop import Engine
-from headrace.engine.sequence import uniform
+from headrace.engine.sequence import RUN, uniforms
 
 EOS = 99
 
@@ -38,6 +38,7 @@ class CountingRunner:
         self.eos_at = eos_at
         self.seen: dict[int, int] = {}
         self.plans: list[StepPlan] = []
+        self.uniforms: dict[int, list[float]] = {}
         self.fail: set[int] = set()
         self._results: deque[StepResult] = deque()
 
@@ -57,6 +58,7 @@ class CountingRunner:
             if entry.sequence_id in self.fail:
                 result.error = "broken"
             elif entry.draw is not None:
+                self.uniforms.setdefault(entry.sequence_id, []).append(entry.draw.uniform)
                 result.token_id = EOS if end == self.eos_at else end
             results.append(result)
         self.plans.append(plan)
@@ -179,19 +181,18 @@ def test_what_can_never_run_is_refused_at_once_with_both_numbers() -> None:
 
 
 def test_randomness_follows_from_seed_and_place_alone() -> None:
-    numbers = [uniform(seed, index) for seed in range(50) for index in range(50)]
-    assert len(set(numbers)) == 2500
+    numbers = [n for seed in range(50) for run in range(7) for n in uniforms(seed, run)]
+    assert len(set(numbers)) == 50 * 7 * RUN
     assert all(0 <= n < 1 for n in numbers)
-    assert 0.45 < sum(numbers) / 2500 < 0.55
-    assert uniform(7, 3) == uniform(7, 3)
+    assert 0.48 < sum(numbers) / len(numbers) < 0.52
+    assert uniforms(7, 3) == uniforms(7, 3)
 
-    def uniforms(batch: int) -> list[float]:
+    def drawn(batch: int) -> list[float]:
         runner = CountingRunner(max_batch_tokens=batch)
         engine = engine_over(runner)
         engine.add(request("other", 3, max_tokens=5))
-        engine.add(request("a", 9, max_tokens=4, seed=5))
+        engine.add(request("a", 9, max_tokens=10, seed=5))
         finish(engine)
-        draws = [e.draw for p in runner.plans for e in p.entries if e.sequence_id == 1]
-        return [draw.uniform for draw in draws if draw is not None]
+        return runner.uniforms[1]
 
-    assert uniforms(8) == uniforms(3) == [uniform(5, i) for i in range(4)]
+    assert drawn(8) == drawn(3) == [*uniforms(5, 0), *uniforms(5, 1)][:10]

@@ -22,6 +22,8 @@ class Forks(Protocol):
 
     def drop(self, sequence: Sequence) -> None: ...
 
+    def resume(self, sequence: Sequence) -> None: ...
+
 
 @dataclass(slots=True)
 class Beam:
@@ -113,6 +115,7 @@ class BeamGroup:
                 scheduler.drop(beam.sequence)
         for beam in following:  # only now: a fork copies its parent's tokens
             beam.sequence.token_ids.append(beam.tokens[-1][0])
+            scheduler.resume(beam.sequence)
         self._beams = following
 
     def _end(self, tokens: list[tuple[int, float]], total: float, reason: FinishReason) -> None:

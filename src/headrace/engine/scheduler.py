@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain
 
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
@@ -53,6 +54,7 @@ class Scheduler:
         self._clock = clock
         self._waiting = WaitingQueue(config)
         self._running: dict[int, Sequence] = {}
+        self._parked: dict[int, Sequence] = {}  # wait for others of their group, not for room
         self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
         self._flights: deque[Flight] = deque()
         self._times = StepTimes(config.max_step_growth, limits.block_tokens)
@@ -164,7 +166,8 @@ class Scheduler:
     def _admit(self, draft: _Draft) -> None:
         while draft.room and len(self._running) < self._slots:
             sequence = self._waiting.first()
-            if sequence is None:
+            # One that was preempted while its last token is being drawn must know that token first.
+            if sequence is None or sequence.wanted_tokens == 0:
                 return
             found = self._find_prefix(sequence)
             if not self._admission.fits(sequence, found, self._running.values()):
@@ -291,8 +294,9 @@ class Scheduler:
         self._waiting.push(victim)
 
     def _reclaim_waiting(self, keep: Sequence | None) -> bool:
-        """Take blocks from sequences that wait with some (forks not yet admitted)."""
-        held = [s for s in self._waiting if s.blocks and s is not keep]
+        """Take blocks from sequences that wait with some: forks not yet admitted, parked beams."""
+        waiting = chain(self._waiting, self._parked.values())
+        held = [s for s in waiting if s.blocks and s is not keep]
         for sequence in held:
             self._lose_blocks(sequence)
         return bool(held)
@@ -353,6 +357,8 @@ class Scheduler:
             for token in tokens:
                 if token.finish_reason is not None:
                     self._count_finish(token.finish_reason)
+            if not sequence.is_finished and sequence.wanted_tokens == 0:
+                self._park(sequence)
             return tokens
         reason = sequence.append(found.token_id)
         scores = sequence.prompt_scores
@@ -423,10 +429,22 @@ class Scheduler:
         self._waiting.push(child)
         return child
 
+    def _park(self, sequence: Sequence) -> None:
+        """Give up its place among the running: those it waits for may need one."""
+        if self._running.pop(sequence.sequence_id, None) is not None:
+            sequence.status = Status.WAITING
+            self._parked[sequence.sequence_id] = sequence
+
+    def resume(self, sequence: Sequence) -> None:
+        """Its group has moved on: if it was parked, it queues at its request's place."""
+        if self._parked.pop(sequence.sequence_id, None) is not None:
+            self._waiting.push(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out, its blocks with it. Says nothing to anyone."""
         sequence.status = Status.FINISHED
         self._running.pop(sequence.sequence_id, None)
+        self._parked.pop(sequence.sequence_id, None)
         self._waiting.remove(sequence)
         self.blocks.give_back(sequence.blocks)
         sequence.blocks = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import struct
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
 
 GREEDY = Draw(temperature=0.0)
+RUN = 8  # places that one hash has numbers for
 
 
 class Status(Enum):
@@ -64,6 +66,9 @@ class Sequence:
     needs_history: bool = False  # a draw depends on tokens before it, not only through the model
     _plain: bool = True
     _constant_draw: Draw | None = None
+    _draws: tuple[Draw, ...] = ()  # two, as two plans may be in flight
+    _run_number: int = -1
+    _run: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         params = self.request.params
@@ -79,6 +84,8 @@ class Sequence:
         self._plain = self._is_plain()
         if self.beams is not None or (self._plain and params.temperature == 0):
             self._constant_draw = GREEDY
+        elif self._plain:
+            self._draws = (self._plain_draw(), self._plain_draw())
         if self.needs_history:
             self.seen = set(self.token_ids)
 
@@ -110,14 +117,10 @@ class Sequence:
             return self._constant_draw
         params = self.request.params
         place = len(self.token_ids) - self.prompt_tokens + self.draws_in_flight
-        if self._plain:
-            return Draw(
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=params.top_k,
-                min_p=params.min_p,
-                uniform=uniform(self.seed, place),
-            )
+        if self._plain:  # made once and used again: this runs for every token of every sequence
+            draw = self._draws[place % 2]
+            draw.uniform = self._uniform(place)
+            return draw
         return Draw(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -132,7 +135,7 @@ class Sequence:
             bias=params.logit_bias,
             allowed=params.allowed_token_ids,
             banned=self._banned(place),
-            uniform=0.0 if params.temperature == 0 else uniform(self.seed, place),
+            uniform=0.0 if params.temperature == 0 else self._uniform(place),
         )
 
     def append(self, token_id: int) -> FinishReason | None:
@@ -145,6 +148,21 @@ class Sequence:
         if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if generated >= self.max_tokens else None
+
+    def _plain_draw(self) -> Draw:
+        params = self.request.params
+        return Draw(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+        )
+
+    def _uniform(self, place: int) -> float:
+        run, at = divmod(place, RUN)
+        if run != self._run_number:
+            self._run_number, self._run = run, uniforms(self.seed, run)
+        return self._run[at]
 
     def _is_plain(self) -> bool:
         """Whether a draw is a matter of the usual filters alone."""
@@ -205,14 +223,17 @@ def choose_seed(request: GenerateRequest) -> int:
 
 def child_seed(seed: int, index: int) -> int:
     """The seed of a request's index-th continuation; the first one's is the request's own."""
-    return seed if index == 0 else _hash(seed, index, b"child")
+    if index == 0:
+        return seed
+    return int.from_bytes(_hash(seed, index, b"child")[:8], "little")
 
 
-def uniform(seed: int, place: int) -> float:
-    """The number in [0, 1) for a place of a seed: the same in every batch, on every machine."""
-    return (_hash(seed, place, b"draw") >> 11) / 2**53
+def uniforms(seed: int, run: int) -> tuple[float, ...]:
+    """Numbers in [0, 1) for RUN places of a seed: the same in every batch, on every machine."""
+    words = struct.unpack(f"<{RUN}Q", _hash(seed, run, b"draw"))
+    return tuple((word >> 11) / 2**53 for word in words)
 
 
-def _hash(a: int, b: int, person: bytes) -> int:
-    data = (a << 64 | b).to_bytes(16, "little")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8, person=person).digest(), "little")
+def _hash(seed: int, number: int, person: bytes) -> bytes:
+    data = (seed << 64 | number).to_bytes(16, "little")
+    return hashlib.blake2b(data, digest_size=64, person=person).digest()
