@@ -148,7 +148,7 @@ class Scheduler:
             wanted = sequence.wanted_tokens
             if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
                 if sequence.status is Status.RUNNING:  # not preempted by one before it
-                    self._schedule_tokens(sequence, 1, draft)
+                    self._schedule_next(sequence, draft)
             elif wanted > 0:
                 prompts.append(sequence)
         draft.decode_tokens = len(draft.entries)
@@ -160,8 +160,9 @@ class Scheduler:
         self._admit(draft)
         if not draft.entries:
             return None
-        self._flights.append([(s, s.epoch) for s in draft.sequences.values()])
-        return StepPlan(entries=list(draft.entries.values()), copies=draft.copies)
+        drafted = draft.entries.values()
+        self._flights.append([(sequence, sequence.epoch) for sequence, _ in drafted])
+        return StepPlan(entries=[entry for _, entry in drafted], copies=draft.copies)
 
     def _admit(self, draft: _Draft) -> None:
         while draft.room and len(self._running) < self._slots:
@@ -201,6 +202,29 @@ class Scheduler:
             sequence.scheduled_tokens = sequence.computed_tokens
         sequence.status = Status.RUNNING
         self._running[sequence.sequence_id] = sequence
+
+    def _schedule_next(self, sequence: Sequence, draft: _Draft) -> None:
+        """`_schedule_tokens` for the case that comes for every sequence in every step: one token
+        after the prompt, and a draw."""
+        start, blocks = sequence.scheduled_tokens, sequence.blocks
+        at = start // self.blocks.block_tokens
+        ready = at < len(blocks) and self.blocks.is_writable(blocks[at])
+        if not ready and not self._make_room(sequence, start, start + 1, draft):
+            return
+        known = sequence.token_ids
+        entry = StepEntry(
+            sequence_id=sequence.sequence_id,
+            token_ids=[known[start] if start < len(known) else PREVIOUS],
+            start=start,
+            block_table=sequence.blocks,
+        )
+        if start + 1 == len(known) + sequence.draws_in_flight:
+            entry.draw = sequence.next_draw()
+            entry.top_logprobs = sequence.top_logprobs
+            sequence.draws_in_flight += 1
+        sequence.scheduled_tokens = start + 1
+        draft.entries[sequence.sequence_id] = (sequence, entry)
+        draft.budget -= 1
 
     def _schedule_tokens(self, sequence: Sequence, count: int, draft: _Draft) -> None:
         """Put the next `count` tokens of a sequence into the draft, with blocks to hold them."""
@@ -495,8 +519,7 @@ class _Draft:
         self.budget = budget
         self.prompt_budget = budget
         self.decode_tokens = 0
-        self.entries: dict[int, StepEntry] = {}
-        self.sequences: dict[int, Sequence] = {}
+        self.entries: dict[int, tuple[Sequence, StepEntry]] = {}
         self.copies: list[tuple[int, int]] = []
 
     @property
@@ -505,16 +528,14 @@ class _Draft:
         return min(self.budget, self.prompt_budget)
 
     def add(self, sequence: Sequence, entry: StepEntry) -> None:
-        self.entries[sequence.sequence_id] = entry
-        self.sequences[sequence.sequence_id] = sequence
+        self.entries[sequence.sequence_id] = (sequence, entry)
         self.budget -= len(entry.token_ids)
         self.prompt_budget -= len(entry.token_ids)
 
     def remove(self, sequence: Sequence) -> None:
-        entry = self.entries.pop(sequence.sequence_id, None)
-        if entry is None:
+        if sequence.sequence_id not in self.entries:
             return
-        del self.sequences[sequence.sequence_id]
+        _, entry = self.entries.pop(sequence.sequence_id)
         self.budget += len(entry.token_ids)
         self.prompt_budget += len(entry.token_ids)
         if entry.draw is not None:
