@@ -128,7 +128,7 @@ def test_tokens_and_logprobs_are_those_of_the_solo_run(
         threads=2,
         overlap=overlap,
     ) as runner:
-        for seed in range(4):
+        for seed in range(8):
             config = SchedulerConfig(
                 policy=list(Policy)[seed % 3], prefix_cache=prefix_cache, watermark=0.0
             )

@@ -67,8 +67,9 @@ def _check_pool(request: GenerateRequest, limits: RunnerLimits, prompt: int, con
 
 
 class Admission:
-    """Looks at the blocks a sequence will really need, and at those that the running ones still
-    will, so that preemption is rare."""
+    """Looks ahead: at the most blocks that the running sequences and the new one will hold together
+    at any time, if each ends where answers usually end. Reserving every one's whole length would
+    leave half the pool empty, as they do not all peak at once; reserving nothing would preempt."""
 
     SMOOTHING = 0.1
 
@@ -80,30 +81,41 @@ class Admission:
     def learn(self, generated_tokens: int) -> None:
         self._output_tokens += self.SMOOTHING * (generated_tokens - self._output_tokens)
 
-    def fits(self, sequence: Sequence, found: list[int], running: Iterable[Sequence]) -> bool:
-        """Whether the sequence may start, given blocks `found` by its prefix."""
+    def fits(
+        self, sequence: Sequence, found: list[int], running: Collection[Sequence], held_blocks: int
+    ) -> bool:
+        """Whether the sequence may start, given blocks `found` by its prefix; `held_blocks` are
+        held by sequences that do not run."""
         pool = self._pool
-        # Cached blocks that it would take over are no longer available to others.
-        taken_over = sum(1 for block in found if pool.is_cached(block))
-        available = pool.available_blocks - taken_over
-        own = self.outstanding(sequence) - len(found)
-        others = list(running)
-        if not others:  # it alone may use everything: check_request() saw to it that it fits
-            held = len(sequence.blocks) + len(found)
-            return pool.blocks_for(len(sequence.token_ids)) + 1 - held <= available or (
+        if not running:  # it alone may use everything: check_request() saw to it that it fits
+            taken_over = sum(1 for block in found if pool.is_cached(block))
+            own = pool.blocks_for(len(sequence.token_ids)) + 1 - len(sequence.blocks) - len(found)
+            return own <= pool.available_blocks - taken_over or (
                 pool.used_blocks == len(sequence.blocks)
             )
-        reserved = sum(self.outstanding(other) for other in others)
-        return own + reserved + self._watermark_blocks <= available
+        shared = sum(1 for block in found if not pool.is_cached(block))
+        peak = self.peak_blocks([*running, sequence]) - shared
+        return peak + held_blocks + self._watermark_blocks <= pool.total_blocks
 
-    def outstanding(self, sequence: Sequence) -> int:
-        """Blocks that a sequence is expected to take yet."""
-        # Those that run longer than most are taken to be half way.
-        expected = max(int(self._output_tokens), 2 * sequence.generated_tokens)
-        expected = min(expected, sequence.max_tokens)
-        tokens = min(sequence.most_tokens, sequence.prompt_tokens + expected)
-        shared_tail = (
-            1 if sequence.blocks and not self._pool.is_writable(sequence.blocks[-1]) else 0
-        )
-        tokens = max(tokens, len(sequence.token_ids))
-        return max(0, self._pool.blocks_for(tokens) - len(sequence.blocks)) + shared_tail
+    def peak_blocks(self, sequences: Iterable[Sequence]) -> int:
+        """The most that these will hold at one time, growing a token a step each.
+
+        When the one with k-th most to go ends, the k that remain have all grown by what it had to
+        go: the peak is at one of these moments.
+        """
+        size = self._pool.block_tokens
+        usual = int(self._output_tokens)
+        futures: list[tuple[int, int]] = []
+        for s in sequences:
+            length = len(s.token_ids)
+            generated = length - s.prompt_tokens
+            # Those that run longer than most are taken to be half way.
+            expected = min(max(usual, 2 * generated, 1), s.max_tokens)
+            futures.append((expected - generated, length))
+        futures.sort(reverse=True)
+        peak = tokens = 0
+        for count, (left, length) in enumerate(futures, start=1):
+            tokens += length
+            # Each may have filled its last block only partly.
+            peak = max(peak, (tokens + count * left) // size + count)
+        return peak

@@ -55,6 +55,7 @@ class Scheduler:
         self._waiting = WaitingQueue(config)
         self._running: dict[int, Sequence] = {}
         self._parked: dict[int, Sequence] = {}  # wait for others of their group, not for room
+        self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
         self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
         self._flights: deque[Flight] = deque()
         self._times = StepTimes(config.max_step_growth, limits.block_tokens)
@@ -171,11 +172,13 @@ class Scheduler:
             if sequence is None or sequence.wanted_tokens == 0:
                 return
             found = self._find_prefix(sequence)
-            if not self._admission.fits(sequence, found, self._running.values()):
+            held = sum(len(s.blocks) for s in self._idle_holders() if s is not sequence)
+            if not self._admission.fits(sequence, found, self._running.values(), held):
                 if self._running or not self._reclaim_waiting(sequence):
                     return
                 continue
             self._waiting.remove(sequence)
+            self._forks.pop(sequence.sequence_id, None)
             self._start_running(sequence, found)
             self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
 
@@ -319,11 +322,13 @@ class Scheduler:
 
     def _reclaim_waiting(self, keep: Sequence | None) -> bool:
         """Take blocks from sequences that wait with some: forks not yet admitted, parked beams."""
-        waiting = chain(self._waiting, self._parked.values())
-        held = [s for s in waiting if s.blocks and s is not keep]
+        held = [s for s in self._idle_holders() if s is not keep]
         for sequence in held:
             self._lose_blocks(sequence)
         return bool(held)
+
+    def _idle_holders(self) -> list[Sequence]:
+        return [s for s in chain(self._forks.values(), self._parked.values()) if s.blocks]
 
     def _lose_blocks(self, sequence: Sequence) -> None:
         self.blocks.give_back(sequence.blocks)
@@ -450,6 +455,7 @@ class Scheduler:
         for block in blocks:
             self.blocks.share(block)
         self._requests[parent.request.request_id].append(child)
+        self._forks[child.sequence_id] = child
         self._waiting.push(child)
         return child
 
@@ -462,6 +468,7 @@ class Scheduler:
     def resume(self, sequence: Sequence) -> None:
         """Its group has moved on: if it was parked, it queues at its request's place."""
         if self._parked.pop(sequence.sequence_id, None) is not None:
+            self._forks[sequence.sequence_id] = sequence
             self._waiting.push(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -469,6 +476,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
         self._running.pop(sequence.sequence_id, None)
         self._parked.pop(sequence.sequence_id, None)
+        self._forks.pop(sequence.sequence_id, None)
         self._waiting.remove(sequence)
         self.blocks.give_back(sequence.blocks)
         sequence.blocks = []
