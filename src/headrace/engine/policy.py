@@ -36,9 +36,9 @@ class StepTimes:
     SMOOTHING = 0.25
     MIXED_STEPS = 64  # in a row, before the measure is taken again
 
-    def __init__(self, growth: float, least_tokens: int) -> None:
+    def __init__(self, growth: float, first_tokens: int) -> None:
         self._growth = growth
-        self._least = least_tokens
+        self._first = first_tokens  # as long as nothing is known
         self._decode_s: float | None = None  # a step without prompts
         self._prompt_token_s: float | None = None  # what a prompt token adds
         self._mixed_steps = 0
@@ -48,9 +48,10 @@ class StepTimes:
         if self._decode_s is None or self._mixed_steps >= self.MIXED_STEPS:
             return 0
         if self._prompt_token_s is None:
-            return min(self._least, budget)
+            return min(self._first, budget)
         room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
-        return min(max(self._least, int(room)), budget)
+        # Late in a long prompt a single token may cost as much as a step.
+        return min(max(1, int(room)), budget)
 
     def learn(self, compute_s: float, decode_tokens: int, prompt_tokens: int) -> None:
         if not decode_tokens:
