@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.engine.blocks import BlockPool
+from headrace.engine.sequence import Sequence
 
 UNSALTED_REMEMBERED = 4  # times the pool
 
@@ -57,10 +58,7 @@ class PrefixCache:
         """The blocks that hold a beginning of the tokens; not yet held. Extends `keys` by the keys
         of all full blocks. The last token is never matched: its logits are wanted."""
         size = self._pool.block_tokens
-        parent = keys[-1] if keys else root_key(salt)
-        for at in range(len(keys) * size, len(token_ids) - size + 1, size):
-            parent = chain_key(parent, token_ids[at : at + size])
-            keys.append(parent)
+        _extend_keys(keys, salt, token_ids, len(token_ids) // size, size)
         found: list[int] = []
         for key in keys[: (len(token_ids) - 1) // size]:
             block = self._pool.find(key)
@@ -91,6 +89,22 @@ class PrefixCache:
         while len(self._unsalted) > UNSALTED_REMEMBERED * self._pool.total_blocks:
             self._unsalted.popitem(last=False)
 
+    def publish_full(self, sequence: Sequence) -> None:
+        """Make a sequence's newly filled blocks findable."""
+        size = self._pool.block_tokens
+        full = min(sequence.computed_tokens, len(sequence.token_ids)) // size
+        if full <= sequence.published_blocks:
+            return
+        salt = sequence.request.cache_salt
+        _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
+        plain = sequence.keys
+        if salt:
+            _extend_keys(sequence.plain_keys, "", sequence.token_ids, full, size)
+            plain = sequence.plain_keys
+        for at in range(sequence.published_blocks, full):
+            self.publish(sequence.blocks[at], sequence.keys[at], plain[at])
+        sequence.published_blocks = full
+
     def _plain_key(self, token_ids: list[int], keys: list[bytes], hits: int, salt: str) -> bytes:
         """The key of block `hits` had there been no salt."""
         if not salt:
@@ -100,3 +114,12 @@ class PrefixCache:
         for at in range(0, (hits + 1) * size, size):
             parent = chain_key(parent, token_ids[at : at + size])
         return parent
+
+
+def _extend_keys(
+    keys: list[bytes], salt: str, token_ids: list[int], full_blocks: int, size: int
+) -> None:
+    parent = keys[-1] if keys else root_key(salt)
+    for at in range(len(keys), full_blocks):
+        parent = chain_key(parent, token_ids[at * size : (at + 1) * size])
+        keys.append(parent)

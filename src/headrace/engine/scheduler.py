@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
 from itertools import chain
 
 from headrace.core.clock import Clock
@@ -26,8 +25,9 @@ from headrace.core.step import (
 from headrace.engine.admission import Admission, check_request
 from headrace.engine.beam import BeamGroup
 from headrace.engine.blocks import BlockPool
+from headrace.engine.draft import Draft
 from headrace.engine.policy import StepTimes, victim_key
-from headrace.engine.prefix import PrefixCache, chain_key, root_key
+from headrace.engine.prefix import PrefixCache
 from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
 from headrace.engine.stats import EngineStats
 from headrace.engine.waiting import WaitingQueue
@@ -143,7 +143,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed now."""
-        draft = _Draft(self.limits.max_batch_tokens)
+        draft = Draft(self.limits.max_batch_tokens)
         prompts: list[Sequence] = []
         for sequence in list(self._running.values()):
             wanted = sequence.wanted_tokens
@@ -165,7 +165,7 @@ class Scheduler:
         self._flights.append([(sequence, sequence.epoch) for sequence, _ in drafted])
         return StepPlan(entries=[entry for _, entry in drafted], copies=draft.copies)
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         while draft.room and len(self._running) < self._slots:
             sequence = self._waiting.first()
             # One that was preempted while its last token is being drawn must know that token first.
@@ -206,7 +206,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._running[sequence.sequence_id] = sequence
 
-    def _schedule_next(self, sequence: Sequence, draft: _Draft) -> None:
+    def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
         """`_schedule_tokens` for the case that comes for every sequence in every step: one token
         after the prompt, and a draw."""
         start, blocks = sequence.scheduled_tokens, sequence.blocks
@@ -229,7 +229,7 @@ class Scheduler:
         draft.entries[sequence.sequence_id] = (sequence, entry)
         draft.budget -= 1
 
-    def _schedule_tokens(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+    def _schedule_tokens(self, sequence: Sequence, count: int, draft: Draft) -> None:
         """Put the next `count` tokens of a sequence into the draft, with blocks to hold them."""
         start, known = sequence.scheduled_tokens, len(sequence.token_ids)
         # A token that is not known yet comes in an entry of its own, after all that are.
@@ -265,7 +265,7 @@ class Scheduler:
         entry.targets = targets + [0] * (len(entry.token_ids) - len(targets))
         entry.top_logprobs = max(entry.top_logprobs, top)
 
-    def _make_room(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> bool:
+    def _make_room(self, sequence: Sequence, start: int, end: int, draft: Draft) -> bool:
         """Blocks for positions start..end, the first of them the sequence's own to write to."""
         pool = self.blocks
         at, held = start // pool.block_tokens, len(sequence.blocks)
@@ -301,7 +301,7 @@ class Scheduler:
             sequence.blocks.append(pool.take())
         return True
 
-    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+    def _preempt(self, victim: Sequence, draft: Draft) -> None:
         lost = victim.computed_tokens
         draft.remove(victim)
         self.stats.preemptions += 1
@@ -361,12 +361,12 @@ class Scheduler:
                 tokens += self.end(sequence.request.request_id, FinishReason.ERROR, found.error)
                 continue
             if entry.targets is not None:
-                _keep_scores(sequence, entry, found)
+                sequence.keep_scores(entry, found)
             if found.token_id is not None:
                 tokens += self._take_token(sequence, found)
             full = sequence.computed_tokens // size
             if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
-                self._publish(sequence)
+                self.prefix.publish_full(sequence)
         self.stats.prompt_tokens += prompt_tokens
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
         return tokens
@@ -406,7 +406,7 @@ class Scheduler:
             self._fork_siblings(sequence)
         if reason is not None:
             if self.config.prefix_cache:
-                self._publish(sequence)
+                self.prefix.publish_full(sequence)
             self._admission.learn(sequence.generated_tokens)
             self._count_finish(reason)
             self.drop(sequence)
@@ -485,22 +485,6 @@ class Scheduler:
         if not self._requests[request_id]:
             del self._requests[request_id]
 
-    def _publish(self, sequence: Sequence) -> None:
-        """Make the sequence's newly filled blocks findable."""
-        size = self.blocks.block_tokens
-        full = min(sequence.computed_tokens, len(sequence.token_ids)) // size
-        if full <= sequence.published_blocks:
-            return
-        salt = sequence.request.cache_salt
-        _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
-        plain = sequence.keys
-        if salt:
-            _extend_keys(sequence.plain_keys, "", sequence.token_ids, full, size)
-            plain = sequence.plain_keys
-        for at in range(sequence.published_blocks, full):
-            self.prefix.publish(sequence.blocks[at], sequence.keys[at], plain[at])
-        sequence.published_blocks = full
-
     def _count_finish(self, reason: FinishReason) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
@@ -518,53 +502,3 @@ class Scheduler:
             assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
             held = len(sequence.blocks) * self.blocks.block_tokens
             assert sequence.scheduled_tokens <= held, "computed outside its blocks"
-
-
-class _Draft:
-    """A plan being written."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.prompt_budget = budget
-        self.decode_tokens = 0
-        self.entries: dict[int, tuple[Sequence, StepEntry]] = {}
-        self.copies: list[tuple[int, int]] = []
-
-    @property
-    def room(self) -> int:
-        """For prompt tokens."""
-        return min(self.budget, self.prompt_budget)
-
-    def add(self, sequence: Sequence, entry: StepEntry) -> None:
-        self.entries[sequence.sequence_id] = (sequence, entry)
-        self.budget -= len(entry.token_ids)
-        self.prompt_budget -= len(entry.token_ids)
-
-    def remove(self, sequence: Sequence) -> None:
-        if sequence.sequence_id not in self.entries:
-            return
-        _, entry = self.entries.pop(sequence.sequence_id)
-        self.budget += len(entry.token_ids)
-        self.prompt_budget += len(entry.token_ids)
-        if entry.draw is not None:
-            sequence.draws_in_flight -= 1
-
-
-def _extend_keys(
-    keys: list[bytes], salt: str, token_ids: list[int], full_blocks: int, size: int
-) -> None:
-    parent = keys[-1] if keys else root_key(salt)
-    for at in range(len(keys), full_blocks):
-        parent = chain_key(parent, token_ids[at * size : (at + 1) * size])
-        keys.append(parent)
-
-
-def _keep_scores(sequence: Sequence, entry: StepEntry, found: EntryResult) -> None:
-    """Prompt tokens' logprobs, each position once, whatever was computed again."""
-    last = sequence.prompt_tokens - 1
-    tops: Iterable[list[tuple[int, float]]] = found.target_top or [[]] * len(found.target_logprobs)
-    for at, (logprob, top) in enumerate(
-        zip(found.target_logprobs, tops, strict=True), start=entry.start
-    ):
-        if at == len(sequence.prompt_scores) and at < last:
-            sequence.prompt_scores.append((logprob, top[: sequence.request.params.prompt_logprobs]))

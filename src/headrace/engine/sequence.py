@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from headrace.core.request import FinishReason, GenerateRequest
-from headrace.core.step import Draw, TopLogprobs
+from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
@@ -148,6 +148,15 @@ class Sequence:
         if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if generated >= self.max_tokens else None
+
+    def keep_scores(self, entry: StepEntry, found: EntryResult) -> None:
+        """Prompt tokens' logprobs, each position once, whatever was computed again."""
+        wanted = self.request.params.prompt_logprobs
+        tops = found.target_top or [[]] * len(found.target_logprobs)
+        scores = zip(found.target_logprobs, tops, strict=True)
+        for at, (logprob, top) in enumerate(scores, start=entry.start):
+            if at == len(self.prompt_scores) and at < self.prompt_tokens - 1:
+                self.prompt_scores.append((logprob, top[:wanted]))
 
     def _plain_draw(self) -> Draw:
         params = self.request.params
