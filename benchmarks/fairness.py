@@ -1,8 +1,8 @@
 """One long prompt arrives among decoding sequences: how far do their gaps between tokens grow?
 
-    python benchmarks/fairness.py [--prompt-tokens 8000] [--sequences 8]
+    python benchmarks/fairness.py [--prompt-tokens 8000] [--sequences 8] [--growth 2 1e9]
 
-Also with chunks as large as the step allows (`max_step_growth` off), for comparison.
+`--growth` are values of max_step_growth; 1e9 gives chunks as large as a step allows.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--growth", type=float, nargs="+", default=[2.0, 1e9])
     args = parser.parse_args()
     assembled = assemble(args.model, kv_tokens=60_000)
-    for name, growth in (("chunks by measured time (default)", 2.0), ("largest chunks", 1e9)):
-        print(name)
+    for growth in args.growth:
+        print(f"max_step_growth {growth:g}")
         config = SchedulerConfig(prefix_cache=False, max_step_growth=growth)
         engine = Engine(assembled.runner, frozenset(), config)
         measure(engine, assembled.spec.vocab_size, args.prompt_tokens, args.sequences)

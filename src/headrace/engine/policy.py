@@ -51,7 +51,7 @@ class StepTimes:
             return min(self._first, budget)
         room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
         # Late in a long prompt a single token may cost as much as a step.
-        return min(max(1, int(room)), budget)
+        return min(max(1, round(room)), budget)
 
     def learn(self, compute_s: float, decode_tokens: int, prompt_tokens: int) -> None:
         if not decode_tokens:
