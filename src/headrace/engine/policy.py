@@ -42,6 +42,7 @@ class StepTimes:
         self._decode_s: float | None = None  # a step without prompts
         self._prompt_token_s: float | None = None  # what a prompt token adds
         self._mixed_steps = 0
+        self._last_tokens = first_tokens  # of prompts, in the last step that had some
 
     def prompt_tokens(self, budget: int) -> int:
         """How many prompt tokens may join a step in which others decode; 0 to take the measure."""
@@ -50,8 +51,10 @@ class StepTimes:
         if self._prompt_token_s is None:
             return min(self._first, budget)
         room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
-        # Late in a long prompt a single token may cost as much as a step.
-        return min(max(1, round(room)), budget)
+        # At most twice what was seen to go well: a step that was measured wrong, on a machine that
+        # others share, must not let in a chunk that takes a second. At least one: late in a long
+        # prompt a single token may cost as much as a step.
+        return min(max(1, min(round(room), 2 * self._last_tokens)), budget)
 
     def learn(self, compute_s: float, decode_tokens: int, prompt_tokens: int) -> None:
         if not decode_tokens:
@@ -61,6 +64,7 @@ class StepTimes:
             self._mixed_steps = 0
         elif self._decode_s is not None:
             self._mixed_steps += 1
+            self._last_tokens = prompt_tokens
             extra = max(compute_s - self._decode_s, 0.0) / prompt_tokens
             self._prompt_token_s = self._blend(self._prompt_token_s, extra)
 
