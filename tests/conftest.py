@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import settings
 from headrace.models.resolve import resolve_model
 
 # Timing never decides a test, and a shared machine may stop for a second anywhere.
-settings.register_profile("headrace", deadline=None)
+# CI runs the same examples every time; on a developer's machine every run looks for new ones.
+settings.register_profile("headrace", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("headrace")
 
 # Started in the background by a shell, we inherit that SIGINT is ignored, and so would every

@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import TracebackType
 
 from headrace.assemble import Assembled
@@ -102,7 +103,7 @@ class AsyncEngine:
                     if event is None:
                         continue
                     if event.finish_reason is not None and token.finish_reason is None:
-                        self._post(lambda index=token.index: self._stop(request, index))  # type: ignore[misc]
+                        self._post(partial(self._engine.stop, request.request_id, token.index))
                     yield event
         finally:
             self._post(lambda: self._forget(request.request_id, caller))
@@ -165,9 +166,6 @@ class AsyncEngine:
             caller.send(error)
         else:
             self._callers[request.request_id] = caller
-
-    def _stop(self, request: GenerateRequest, index: int) -> None:
-        self._engine.stop(request.request_id, index)
 
     def _forget(self, request_id: str, caller: _Caller) -> None:
         # A request that was refused for its id must not take down the one that has it.

@@ -51,12 +51,12 @@ def test_plain_draws_are_the_reference_draws(
     how = Draw(temperature=temperature, uniform=uniform)
     token = distribution.draw(how)
     expected = reference_draw(row, how)[0]
-    if token != expected:  # running sums round otherwise: only neighbours, only on the very edge
+    if token != expected:  # running sums round otherwise: only on the very edge
         order = np.argsort(-row, kind="stable").tolist()
         sums = np.cumsum(np.exp(row[order]))
-        low = min(order.index(token), order.index(expected))
-        assert abs(order.index(token) - order.index(expected)) == 1
-        assert sums[low] == pytest.approx(uniform, abs=1e-12)
+        low, high = sorted((order.index(token), order.index(expected)))
+        # Far in the tail several tokens lie within a rounding of each other.
+        assert sums[low:high] == pytest.approx(uniform, abs=1e-12)
 
 
 @given(hashes, st.data())

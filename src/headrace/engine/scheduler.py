@@ -116,11 +116,7 @@ class Scheduler:
     ) -> list[SampledToken]:
         """End a request wherever it is; its blocks are free at once. One event a continuation."""
         sequences = self._requests.get(request_id, [])
-        indexes = sorted(
-            index
-            for s in sequences
-            for index in (range(s.index, s.index + 1 + s.siblings) if s.siblings else [s.index])
-        )
+        indexes = sorted(i for s in sequences for i in range(s.index, s.index + 1 + s.siblings))
         if sequences and (beams := sequences[0].beams) is not None:
             indexes = list(range(beams.width))
         for sequence in list(sequences):
