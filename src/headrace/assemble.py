@@ -81,7 +81,7 @@ def assemble(
         file=file,
         spec=spec,
         tokenizer=tokenizer,
-        chat_template=_chat_template(tokenizer),
+        chat_template=read_chat_template(tokenizer),
         config=config,
         runner=runner,
         engine=Engine(runner, tokenizer.eos_ids, config),
@@ -201,7 +201,7 @@ def read_tokenizer(file: WeightsFile) -> Tokenizer:
     return Tokenizer.from_folder(file.path)
 
 
-def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+def read_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     try:
         return ChatTemplate(tokenizer.chat_template, tokenizer)
     except TemplateError:

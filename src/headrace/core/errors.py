@@ -37,6 +37,52 @@ class ContextLengthError(InvalidRequestError):
     """A prompt (plus what it may generate) does not fit the context. Never cut silently."""
 
 
+class PayloadTooLargeError(HeadraceError):
+    """A request is larger than what is read."""
+
+    status = 413
+
+
+class AuthenticationError(HeadraceError):
+    """No key, or one that is not known."""
+
+    status = 401
+
+
+class ClientTimeoutError(HeadraceError):
+    """A client began a request and did not send the rest."""
+
+    status = 408
+
+
+class RetryLaterError(HeadraceError):
+    """Not now; `retry_after_s` says when it may work."""
+
+    status = 503
+
+    def __init__(
+        self, cause: str, remedy: str = "", *, retry_after_s: float, param: str | None = None
+    ) -> None:
+        super().__init__(cause, remedy, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(RetryLaterError):
+    """There is no engine to answer: it starts, restarts, or the server is being shut down."""
+
+
+class TooManyRequestsError(RetryLaterError):
+    """A bound of the queue or of a key is reached."""
+
+    status = 429
+
+
+class QueueTimeoutError(RetryLaterError):
+    """A request's time passed, or would pass, before its turn."""
+
+    status = 503
+
+
 class ModelNotFoundError(HeadraceError):
     """The MODEL argument names nothing that is known, on disk or cached."""
 

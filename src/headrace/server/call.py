@@ -1,0 +1,117 @@
+"""One HTTP request being answered, and what the answer may be. The endpoints' side of HTTP.
+
+An endpoint is `async (service, call) -> Reply`. It reads `call`, and raises HeadraceError for
+whatever it can't do; how bytes come and go is app.py's affair.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.core.errors import (
+    AuthenticationError,
+    ContextLengthError,
+    HeadraceError,
+    ModelNotFoundError,
+    RetryLaterError,
+    TooManyRequestsError,
+)
+from headrace.server.service import Service
+
+Headers = Mapping[str, str]
+encode_json = msgspec.json.encode
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    method: str
+    path: str
+    headers: Headers  # names in lower case
+    request_id: str
+    query: str = ""
+    body: bytes = b""
+    key_name: str | None = None
+    warnings: list[str] = field(default_factory=list)  # sent as a header
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamReply:
+    """Server-sent events: each item is whole ones."""
+
+    chunks: AsyncIterator[bytes]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+AnyReply = Reply | StreamReply
+Endpoint = Callable[[Service, Call], Awaitable[AnyReply]]
+
+
+def json_reply(payload: object, status: int = 200) -> Reply:
+    return Reply(body=encode_json(payload), status=status)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def error_payload(error: HeadraceError) -> dict[str, object]:
+    """In OpenAI's shape, with a remedy beside the message."""
+    kind, code = _kind(error)
+    return {
+        "error": {
+            "message": str(error),
+            "type": kind,
+            "param": error.param,
+            "code": code,
+            "remedy": error.remedy or None,
+        }
+    }
+
+
+def error_reply(error: HeadraceError) -> Reply:
+    reply = json_reply(error_payload(error), error.status)
+    if isinstance(error, RetryLaterError):
+        reply.headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
+    if isinstance(error, AuthenticationError):
+        reply.headers["www-authenticate"] = "Bearer"
+    return reply
+
+
+def error_event(error: HeadraceError) -> bytes:
+    """The end of a stream that can't go on."""
+    payload = error_payload(error)
+    payload["error"]["status"] = error.status  # type: ignore[index]
+    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+
+
+def _kind(error: HeadraceError) -> tuple[str, str | None]:
+    """OpenAI's `type` and `code`."""
+    if isinstance(error, ContextLengthError):
+        return "invalid_request_error", "context_length_exceeded"
+    if isinstance(error, ModelNotFoundError):
+        return "invalid_request_error", "model_not_found"
+    if isinstance(error, AuthenticationError):
+        return "authentication_error", "invalid_api_key"
+    if isinstance(error, TooManyRequestsError):
+        return "rate_limit_error", "rate_limit_exceeded"
+    if isinstance(error, RetryLaterError):
+        return "service_unavailable", "unavailable"
+    if error.status < 500:
+        return "invalid_request_error", None
+    return "server_error", None

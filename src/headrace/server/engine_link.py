@@ -1,0 +1,219 @@
+"""One engine process as the HTTP process sees it: requests in, their tokens out.
+
+Lives as long as the process: when it dies, every open stream ends with an error and a new link is
+made for its successor (supervisor.py). Knows messages and processes; no text, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from headrace.core.errors import (
+    ContextLengthError,
+    HeadraceError,
+    InvalidRequestError,
+    UnavailableError,
+)
+from headrace.core.request import GenerateRequest, SampledToken
+from headrace.server import wire
+
+READ_BYTES = 1 << 18
+ENGINE_MODULE = "headrace.server.engine_process"
+
+log = logging.getLogger(__name__)
+
+
+class RequestStream:
+    """A request's tokens as they come. Leaving the `with` ends the request wherever it is."""
+
+    def __init__(self, link: EngineLink, request: GenerateRequest) -> None:
+        self._link = link
+        self.request = request
+        self._arrived: list[SampledToken] = []
+        self._error: HeadraceError | None = None
+        self._news = asyncio.Event()
+
+    async def tokens(self) -> list[SampledToken]:
+        """All that has come since the last call; waits for at least one."""
+        while not self._arrived:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def stop(self, index: int) -> None:
+        self._link.send(wire.StopOne(self.request.request_id, index))
+
+    def push(self, token: SampledToken) -> None:
+        self._arrived.append(token)
+        self._news.set()
+
+    def fail(self, error: HeadraceError) -> None:
+        self._error = error
+        self._news.set()
+
+    def __enter__(self) -> RequestStream:
+        self._link.open(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._link.close(self)
+
+
+class EngineLink:
+    """Made by `start`. `ready` is set by the engine's own word; `lost` ends it."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_phase: Callable[[wire.Phase], None],
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._on_phase = on_phase
+        self._encoder = wire.Encoder()
+        self._decoder = wire.from_engine_decoder()
+        self._streams: dict[str, RequestStream] = {}
+        self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self.served = False  # a token has come
+        self._progress = -1
+        self._progress_s = time.monotonic()
+        self._pump = asyncio.create_task(self._read_all())
+
+    @classmethod
+    async def start(
+        cls, configure: wire.Configure, on_phase: Callable[[wire.Phase], None]
+    ) -> EngineLink:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                ENGINE_MODULE,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                process_group=0,  # a terminal's Ctrl-C is for the HTTP process alone
+            )
+        finally:
+            theirs.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        link = cls(process, reader, writer, on_phase)
+        link.send(configure)
+        return link
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._streams)
+
+    def send(self, message: wire.ToEngine) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(self._encoder.frame(message))
+
+    def open(self, stream: RequestStream) -> None:
+        self._streams[stream.request.request_id] = stream
+        self.send(wire.Add(stream.request))
+
+    def close(self, stream: RequestStream) -> None:
+        if self._streams.pop(stream.request.request_id, None) is not None:
+            self.send(wire.Cancel(stream.request.request_id))
+
+    def stream(self, request: GenerateRequest) -> RequestStream:
+        return RequestStream(self, request)
+
+    def stuck_s(self) -> float:
+        """How long the engine has made no progress."""
+        return time.monotonic() - self._progress_s
+
+    async def lost(self) -> int:
+        """Waits for the end of the process; its exit status."""
+        await self._pump
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def shut_down(self, timeout_s: float) -> None:
+        """Ask it to end, and make sure that it does."""
+        self.send(wire.Shutdown())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        self._writer.close()
+        await self._pump
+
+    def fail_streams(self, error: HeadraceError) -> None:
+        for stream in self._streams.values():
+            stream.fail(error)
+        self._streams.clear()
+
+    # -- what the engine says --------------------------------------------------------------------
+
+    async def _read_all(self) -> None:
+        try:
+            while data := await self._reader.read(READ_BYTES):
+                for message in self._decoder.feed(data):
+                    self._hear(message)
+        except ConnectionError:
+            log.debug("the engine's socket was reset")
+        finally:
+            self._writer.close()
+            if not self.ready.done():
+                self.ready.set_exception(
+                    UnavailableError("The engine ended while it started.", retry_after_s=5.0)
+                )
+                self.ready.exception()  # whoever waits is told; nobody need be
+
+    def _hear(self, message: wire.FromEngine) -> None:
+        if isinstance(message, wire.Tokens):
+            self.served = True
+            for token in message.tokens:
+                if stream := self._streams.get(token.request_id):
+                    stream.push(token)
+        elif isinstance(message, wire.Beat):
+            if message.progress != self._progress:
+                self._progress, self._progress_s = message.progress, time.monotonic()
+        elif isinstance(message, wire.Refused):
+            if stream := self._streams.pop(message.request_id, None):
+                stream.fail(_error_of(message))
+        elif isinstance(message, wire.Phase):
+            self._on_phase(message)
+        elif isinstance(message, wire.Ready):
+            self._progress_s = time.monotonic()
+            self.ready.set_result(message)
+        elif isinstance(message, wire.Broken):
+            error = HeadraceError(message.cause, message.remedy, detail=message.detail)
+            self.ready.set_exception(error)
+
+
+def _error_of(message: wire.Refused) -> HeadraceError:
+    kind = ContextLengthError if message.is_context_length else InvalidRequestError
+    error = kind(message.cause, message.remedy, param=message.param)
+    error.status = message.status
+    return error

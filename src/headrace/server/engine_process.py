@@ -1,0 +1,165 @@
+"""The engine process: a model, the engine's loop, and a socket to the HTTP process.
+
+    python -m headrace.server.engine_process FD
+
+Each turn of the loop takes what was said, computes a step, and says what it found. A second thread
+only reports, twice a second, how far loop and runner have come: if that stands still, somebody
+outside will notice. Ends when the socket does. Knows token ids; no text, no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import cast
+
+from headrace.core.errors import ContextLengthError, HeadraceError
+from headrace.core.request import GenerateRequest
+from headrace.server import wire
+
+BEAT_S = 0.5
+IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
+READ_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """The socket, with whole messages in and out. Two threads send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._encoder = wire.Encoder()
+        self._decoder = wire.to_engine_decoder()
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def send(self, message: wire.FromEngine) -> None:
+        with self._lock:
+            try:
+                self._socket.sendall(self._encoder.frame(message))
+            except OSError:  # the HTTP process is gone
+                self.closed = True
+
+    def receive(self, timeout_s: float) -> list[wire.ToEngine]:
+        """What has come; waits for it no longer than `timeout_s`."""
+        readable, _, _ = select.select([self._socket], [], [], timeout_s)
+        if not readable:
+            return []
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+        return list(self._decoder.feed(data))
+
+
+class EngineProcess:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._turns = 0
+        self._ended = threading.Event()
+
+    def run(self) -> int:
+        configure = self._first_message()
+        if configure is None:
+            return 0
+        from headrace.assemble import BackendName, assemble
+
+        began = time.perf_counter()
+        try:
+            self._assembled = assemble(
+                configure.model_path,
+                backend=cast("BackendName", configure.backend),
+                config=configure.engine,
+                offline=True,
+            )
+        except HeadraceError as error:
+            self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
+            return 2
+        self._engine = self._assembled.engine
+        self._link.send(wire.Phase("weights", time.perf_counter() - began))
+        limits = self._assembled.runner.limits
+        self._link.send(
+            wire.Ready(
+                context_tokens=limits.context_tokens,
+                max_sequences=limits.max_sequences,
+                total_blocks=limits.total_blocks,
+                block_tokens=limits.block_tokens,
+                ledger_bytes={},
+                notes=list(self._assembled.notes),
+                pid=os.getpid(),
+            )
+        )
+        beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)
+        beat.start()
+        try:
+            self._loop()
+        finally:
+            self._ended.set()
+            beat.join()
+            self._assembled.close()
+        return 0
+
+    def _first_message(self) -> wire.Configure | None:
+        while not self._link.closed:
+            for message in self._link.receive(IDLE_S):
+                if isinstance(message, wire.Configure):
+                    return message
+        return None
+
+    def _loop(self) -> None:
+        link, engine = self._link, self._engine
+        while not link.closed:
+            for message in link.receive(0.0 if engine.has_work else IDLE_S):
+                if isinstance(message, wire.Shutdown):
+                    return
+                self._obey(message)
+            if engine.has_work and (tokens := engine.step()):
+                link.send(wire.Tokens(tokens))
+            self._turns += 1
+
+    def _obey(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Add):
+            self._add(message.request)
+        elif isinstance(message, wire.Cancel):
+            self._engine.cancel(message.request_id)
+        elif isinstance(message, wire.StopOne):
+            self._engine.stop(message.request_id, message.index)
+
+    def _add(self, request: GenerateRequest) -> None:
+        try:
+            self._engine.add(request)
+        except HeadraceError as error:
+            self._link.send(
+                wire.Refused(
+                    request_id=request.request_id,
+                    status=error.status,
+                    cause=error.cause,
+                    remedy=error.remedy,
+                    param=error.param,
+                    is_context_length=isinstance(error, ContextLengthError),
+                )
+            )
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._link.send(wire.Beat(progress=self._turns))
+
+
+def main() -> int:
+    # The HTTP process decides when to stop: a Ctrl-C on the terminal reaches both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return EngineProcess(Link(socket.socket(fileno=int(sys.argv[1])))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Which endpoint answers at which path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.server.call import AnyReply, Call, Endpoint, json_reply
+from headrace.server.chat import chat_completions
+from headrace.server.service import Service
+from headrace.server.supervisor import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    path: str
+    endpoint: Endpoint
+    methods: tuple[str, ...] = ("GET",)
+    is_open: bool = False  # answers without a key
+
+
+async def health(service: Service, call: Call) -> AnyReply:
+    return json_reply({"status": "ok"})
+
+
+async def ready(service: Service, call: Call) -> AnyReply:
+    good = service.supervisor.state is State.READY and not service.draining
+    return json_reply({"ready": good}, 200 if good else 503)
+
+
+async def models(service: Service, call: Call) -> AnyReply:
+    model = service.model
+    card = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "headrace"}
+    return json_reply({"object": "list", "data": [card]})
+
+
+def all_routes() -> list[Route]:
+    return [
+        Route(path="/health", endpoint=health, is_open=True),
+        Route(path="/ready", endpoint=ready, is_open=True),
+        Route(path="/v1/models", endpoint=models),
+        Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
+    ]

@@ -1,0 +1,75 @@
+"""A request's sampling fields as SamplingParams, with the server's bounds and the model's habits.
+
+Knows names and ranges; no endpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.core.errors import InvalidRequestError, ModelNotFoundError
+from headrace.core.request import MAX_SEED, SamplingParams
+from headrace.server.schema import SamplingFields
+from headrace.server.service import Service
+
+# Sent under the same name, and with the same meaning.
+_SAME = (
+    *("n", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p"),
+    *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"),
+    *("ignore_eos", "stop"),
+)
+
+
+def check_model(service: Service, name: str | None) -> None:
+    if name is not None and name != service.model.name:
+        raise ModelNotFoundError(
+            f"The model {name[:100]!r} is not served here; expected {service.model.name!r}.",
+            "GET /v1/models lists what is served.",
+            param="model",
+        )
+
+
+def sampling_params(
+    service: Service, sent: SamplingFields, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    check_model(service, sent.model)
+    config, model = service.config, service.model
+    _check_most("n", sent.n, config.max_n)
+    _check_most("logprobs", logprobs, config.max_logprobs)
+    if isinstance(sent.stop, list):
+        _check_most("stop", len(sent.stop), config.max_stop)
+    fields: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(sent, name)) is not None
+    }
+    if sent.seed is not None and -(2**63) <= sent.seed < 0:
+        fields["seed"] = sent.seed & MAX_SEED  # OpenAI's are signed
+    return SamplingParams(
+        temperature=model.temperature if sent.temperature is None else sent.temperature,
+        top_p=model.top_p if sent.top_p is None else sent.top_p,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        logit_bias=_logit_bias(sent.logit_bias or {}),
+        **fields,
+    )
+
+
+def _check_most(param: str, found: int | None, most: int) -> None:
+    if found is not None and found > most:
+        raise InvalidRequestError(
+            f"{param} is {found}; this server takes at most {most}.",
+            f"Lower it, or start the server with --max-{param}.",
+            param=param,
+        )
+
+
+def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for token, value in sent.items():
+        if not token.isascii() or not token.isdigit() or len(token) > 9:
+            raise InvalidRequestError(
+                f"logit_bias has the key {token[:40]!r}; expected token ids as digits.",
+                "POST /tokenize gives the ids of a text.",
+                param="logit_bias",
+            )
+        bias[int(token)] = value
+    return bias

@@ -1,0 +1,82 @@
+"""What clients may send, by endpoint: OpenAI's fields, and those that vLLM's users add.
+
+Types only: a field's range is checked where it is used (core/request.py). From these the OpenAPI
+description is made. `None` is what was not sent, or sent as null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+JsonObject = dict[str, Any]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and plain completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # Not OpenAI's: named as vLLM's.
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[JsonObject]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[Any]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+# OpenAI's own fields that do nothing here: ignored, with a warning to the client.
+IGNORED = {
+    ChatRequest: frozenset(
+        {
+            *("store", "metadata", "service_tier", "modalities", "audio", "prediction"),
+            *("reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key"),
+            *("safety_identifier", "prompt_cache_retention", "functions", "function_call"),
+        }
+    ),
+    CompletionRequest: frozenset[str](),
+}

@@ -1,0 +1,57 @@
+"""What every endpoint can reach: the model served, the engine behind it, the bounds.
+
+A plain holder, made once by serve.py. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import TemplateError, UnavailableError
+from headrace.core.server_config import ServerConfig
+from headrace.server.supervisor import Supervisor
+from headrace.tokenizer.chat_template import ChatTemplate
+from headrace.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model as clients see it: text in, text out."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    temperature: float = 1.0  # where a request says nothing
+    top_p: float = 1.0
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise TemplateError(
+                f"{self.name} has no chat template.", "Use /v1/completions with a plain prompt."
+            )
+        return self.template
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    config: ServerConfig
+    engine_config: EngineConfig
+    model: ServedModel
+    supervisor: Supervisor
+    draining: bool = False
+
+    @property
+    def context_tokens(self) -> int:
+        facts = self.supervisor.facts
+        if facts is None:
+            raise UnavailableError(
+                "The engine is starting.",
+                "Try again shortly.",
+                retry_after_s=self.supervisor.retry_after_s(),
+            )
+        return facts.context_tokens
