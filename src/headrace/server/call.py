@@ -7,6 +7,7 @@ whatever it can't do; how bytes come and go is app.py's affair.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Call:
     path: str
     headers: Headers  # names in lower case
     request_id: str
+    arrived_s: float = field(default_factory=time.monotonic)
     query: str = ""
     body: bytes = b""
     key_name: str | None = None

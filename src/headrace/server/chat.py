@@ -78,8 +78,8 @@ async def chat_completions(service: Service, call: Call) -> AnyReply:
     sent = read_struct(call, ChatRequest)
     request = await _make_request(service, sent)
     if sent.stream:
-        return StreamReply(chunks=_stream(service, sent, request))
-    return json_reply(await _complete(service, request))
+        return StreamReply(chunks=_stream(service, call, sent, request))
+    return json_reply(await _complete(service, call, request))
 
 
 async def _make_request(service: Service, sent: ChatRequest) -> GenerateRequest:
@@ -108,13 +108,13 @@ async def _make_request(service: Service, sent: ChatRequest) -> GenerateRequest:
     )
 
 
-async def _complete(service: Service, request: GenerateRequest) -> ChatCompletion:
+async def _complete(service: Service, call: Call, request: GenerateRequest) -> ChatCompletion:
     choices = [
         Choice(index=i, message=Message(role="assistant", content=""), finish_reason=None)
         for i in range(request.params.n)
     ]
     usage = Usage(prompt_tokens=len(request.prompt_token_ids))
-    async for events in generate(service, request):
+    async for events in generate(service, call, request):
         for event in events:
             usage.count(event.token_id is not None)
             choice = choices[event.index]
@@ -134,7 +134,7 @@ async def _complete(service: Service, request: GenerateRequest) -> ChatCompletio
 
 
 async def _stream(
-    service: Service, sent: ChatRequest, request: GenerateRequest
+    service: Service, call: Call, sent: ChatRequest, request: GenerateRequest
 ) -> AsyncIterator[bytes]:
     options = sent.stream_options
     wants_usage = options is not None and bool(options.include_usage)
@@ -149,7 +149,7 @@ async def _stream(
 
     opened = False
     try:
-        async for events in generate(service, request):
+        async for events in generate(service, call, request):
             out = b""
             if not opened:
                 opened = True

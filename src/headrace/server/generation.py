@@ -6,25 +6,80 @@ HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncGenerator
 
-from headrace.core.request import GenerateRequest, TokenEvent
+from headrace.core.errors import HeadraceError
+from headrace.core.request import GenerateRequest, SampledToken, TokenEvent
+from headrace.server.call import Call
+from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 from headrace.text import RequestText
 
 
-async def generate(service: Service, request: GenerateRequest) -> AsyncIterator[list[TokenEvent]]:
-    """The request's events, those of one step together. Leaving the loop ends the request."""
+async def generate(
+    service: Service, call: Call, request: GenerateRequest
+) -> AsyncGenerator[list[TokenEvent]]:
+    """The request's events, those of one step together. Leaving the loop ends the request; use
+    `contextlib.aclosing` where it may be left before its end."""
+    service.check_accepting()
+    record = _arrived(service, call, request)
     text = RequestText(service.model.tokenizer, request)
-    with service.supervisor.engine.stream(request) as stream:
-        while not text.is_complete:
-            events: list[TokenEvent] = []
-            for token in await stream.tokens():
-                event = text.push(token)
-                if event is None:
-                    continue
-                if event.finish_reason is not None and token.finish_reason is None:
-                    stream.stop(token.index)  # at a stop string, which the engine does not know
-                events.append(event)
-            if events:
-                yield events
+    try:
+        with service.supervisor.engine.stream(request) as stream:
+            while not text.is_complete:
+                tokens = await stream.tokens()
+                _watch_tokens(service, record, tokens)
+                events: list[TokenEvent] = []
+                for token in tokens:
+                    event = text.push(token)
+                    if event is None:
+                        continue
+                    if event.finish_reason is not None:
+                        record.finish_reason = event.finish_reason.value
+                        if token.finish_reason is None:
+                            stream.stop(token.index)  # a stop string: the engine knows none
+                    events.append(event)
+                if events:
+                    yield events
+    except HeadraceError as error:
+        record.finish_reason, record.error = "error", error.cause
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        record.finish_reason = "abort"
+        raise
+    finally:
+        record.ended_s = time.monotonic()
+        for watcher in service.watchers:
+            watcher.on_end(record)
+
+
+def _arrived(service: Service, call: Call, request: GenerateRequest) -> RequestRecord:
+    record = RequestRecord(
+        request_id=call.request_id,
+        endpoint=call.path,
+        arrived_s=call.arrived_s,
+        prompt_tokens=len(request.prompt_token_ids),
+        n=request.params.n,
+        max_tokens=request.params.max_tokens,
+        key_name=call.key_name,
+        traceparent=call.headers.get("traceparent"),
+    )
+    for watcher in service.watchers:
+        watcher.on_arrival(record)
+    return record
+
+
+def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledToken]) -> None:
+    count = sum(token.token_id >= 0 for token in tokens)
+    if not count:
+        return
+    now_s = time.monotonic()
+    gap_s = None if record.last_token_s is None else now_s - record.last_token_s
+    if record.first_token_s is None:
+        record.first_token_s = now_s
+    record.last_token_s = now_s
+    record.output_tokens += count
+    for watcher in service.watchers:
+        watcher.on_tokens(record, count, gap_s)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
 from headrace.core.server_config import ServerConfig
+from headrace.server.record import Watcher
 from headrace.server.supervisor import Supervisor
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -43,7 +44,16 @@ class Service:
     engine_config: EngineConfig
     model: ServedModel
     supervisor: Supervisor
+    watchers: list[Watcher] = field(default_factory=list)
     draining: bool = False
+
+    def check_accepting(self) -> None:
+        if self.draining:
+            raise UnavailableError(
+                "The server is shutting down.",
+                "Send the request to another replica, or again when this one is back.",
+                retry_after_s=self.config.drain_timeout_s,
+            )
 
     @property
     def context_tokens(self) -> int:
