@@ -1,0 +1,119 @@
+"""A real server with the default model, in processes of its own, for tests that speak HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+START_LIMIT_S = 60.0  # generous: machines are shared; nothing is asserted about it
+
+_SCRIPT = """
+import json, sys
+from pathlib import Path
+from headrace.core.config import EngineConfig
+from headrace.core.server_config import ServerConfig
+from headrace.server.serve import serve
+path, server, engine = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+sys.exit(serve(Path(path), "smollm2", ServerConfig(**server), EngineConfig(**engine), "cpu"))
+"""
+
+
+class RunningServer:
+    """A server that a test started; `log` is what both of its processes wrote."""
+
+    def __init__(
+        self, model: Path, folder: Path, server: dict[str, object], engine: dict[str, object]
+    ) -> None:
+        import json
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self._log_path = folder / f"server-{self.port}.log"
+        arguments = [json.dumps({"port": self.port, **server}), json.dumps(engine)]
+        with self._log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _SCRIPT, str(model), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def wait_ready(self) -> None:
+        self.wait_for(lambda: httpx.get(f"{self.base_url}/ready").status_code == 200)
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = START_LIMIT_S) -> None:
+        """Until the condition holds; fails with the log if it never does."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            with contextlib.suppress(httpx.TransportError):
+                if condition():
+                    return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"not within {limit_s:g} s; the server's log:\n{self.log}")
+
+    def engine_pids(self) -> list[int]:
+        """The server's children: the engine process, if there is one."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+StartServer = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def start_server(
+    default_model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartServer]:
+    """Starts a server with `server=` and `engine=` settings, and waits until it is ready."""
+    started: list[RunningServer] = []
+
+    def start(
+        server: dict[str, object] | None = None,
+        engine: dict[str, object] | None = None,
+        *,
+        ready: bool = True,
+    ) -> RunningServer:
+        folder = tmp_path_factory.mktemp("server")
+        engine = {"kv_tokens": 16384, **(engine or {})}
+        running = RunningServer(default_model_path, folder, server or {}, engine)
+        started.append(running)
+        if ready:
+            running.wait_ready()
+        return running
+
+    yield start
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer) -> RunningServer:
+    """One server that many tests share. Leave it as it was found."""
+    return start_server()
