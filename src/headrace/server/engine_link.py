@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from headrace.core.errors import (
@@ -25,7 +24,7 @@ from headrace.core.request import GenerateRequest, SampledToken
 from headrace.server import wire
 
 READ_BYTES = 1 << 18
-ENGINE_MODULE = "headrace.server.engine_process"
+ENGINE_COMMAND = (sys.executable, "-m", "headrace.server.engine_process")
 
 log = logging.getLogger(__name__)
 
@@ -99,19 +98,20 @@ class EngineLink:
 
     @classmethod
     async def start(
-        cls, configure: wire.Configure, on_phase: Callable[[wire.Phase], None]
+        cls,
+        command: Sequence[str],
+        configure: wire.Configure,
+        on_phase: Callable[[wire.Phase], None],
     ) -> EngineLink:
+        """Run `command` with one more argument, the number of its end of the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                ENGINE_MODULE,
+                *command,
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                process_group=0,  # a terminal's Ctrl-C is for the HTTP process alone
+                start_new_session=True,  # a terminal's Ctrl-C is for the HTTP process alone
             )
         finally:
             theirs.close()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
 from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.server import wire
-from headrace.server.engine_link import EngineLink
+from headrace.server.engine_link import ENGINE_COMMAND, EngineLink
 
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 0.25, 30.0
 WATCH_S = 0.25
@@ -46,7 +46,9 @@ class Supervisor:
         max_restarts: int,
         on_phase: Callable[[wire.Phase], None] = lambda phase: None,
         on_ready: Callable[[wire.Ready, float], None] = lambda ready, seconds: None,
+        command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
+        self._command = command
         self._configure = configure
         self._hang_timeout_s = hang_timeout_s
         self._max_restarts = max_restarts
@@ -82,7 +84,9 @@ class Supervisor:
             began = time.monotonic()
             self.state = State.STARTING
             self._back_at_s = began + self._start_s
-            self._link = link = await EngineLink.start(self._configure, self._on_phase)
+            self._link = link = await EngineLink.start(
+                self._command, self._configure, self._on_phase
+            )
             cause = await self._watch(link, began)
             link.fail_streams(
                 UnavailableError(

@@ -1,0 +1,167 @@
+"""The supervisor over engine processes that die, hang or dawdle on command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import HeadraceError, UnavailableError
+from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.server import supervisor as supervising
+from headrace.server import wire
+from headrace.server.supervisor import EngineGoneError, State, Supervisor
+
+SCRIPTED = Path(__file__).with_name("scripted_engine.py")
+
+
+@pytest.fixture(autouse=True)
+def _short_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "FIRST_BACK_OFF_S", 0.01)
+
+
+def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> Supervisor:
+    return Supervisor(
+        wire.Configure(
+            model_path="none",
+            backend="cpu",
+            engine=EngineConfig(),
+            log_level="info",
+            log_format="json",
+            max_grammar_bytes=1,
+        ),
+        hang_timeout_s=hang_timeout_s,
+        max_restarts=max_restarts,
+        command=(sys.executable, str(SCRIPTED), what),
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, HeadraceError):
+            await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def request(name: str, prompt: list[int]) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=prompt, params=SamplingParams())
+
+
+async def answer_of(supervisor: Supervisor, wanted: GenerateRequest) -> list[int]:
+    found: list[int] = []
+    with supervisor.engine.stream(wanted) as stream:
+        while True:
+            for token in await stream.tokens():
+                if token.finish_reason is not None:
+                    return found
+                found.append(token.token_id)
+
+
+def test_requests_go_in_and_their_own_tokens_come_out() -> None:
+    async def play() -> None:
+        supervisor = make("serve")
+        async with running(supervisor):
+            with pytest.raises(UnavailableError, match="starting"):
+                _ = supervisor.engine
+            await until(lambda: supervisor.state is State.READY)
+            found = await asyncio.gather(
+                *(answer_of(supervisor, request(f"r{i}", [i, i + 1])) for i in range(20))
+            )
+            assert found == [[i, i + 1] for i in range(20)]
+            assert supervisor.engine.open_requests == 0
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_never_gets_ready_is_given_up_after_so_many_tries() -> None:
+    async def play() -> None:
+        supervisor = make("die-at-start", max_restarts=2)
+        with pytest.raises(EngineGoneError, match=r"ended with 7, the last of 3 times in a row"):
+            await supervisor.run()
+        assert supervisor.state is State.STOPPED
+        assert supervisor.restarts == 2
+
+    asyncio.run(play())
+
+
+def test_a_model_that_can_not_be_loaded_is_not_tried_again() -> None:
+    async def play() -> None:
+        supervisor = make("broken")
+        with pytest.raises(HeadraceError, match="teapot"):
+            await supervisor.run()
+        assert supervisor.restarts == 0
+
+    asyncio.run(play())
+
+
+def test_requests_of_a_dead_engine_end_with_a_clean_error_and_new_ones_wait() -> None:
+    async def play() -> None:
+        supervisor = make("die-on-add", max_restarts=50)
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            with pytest.raises(UnavailableError, match="ended with 9") as caught:
+                await answer_of(supervisor, request("a", [1]))
+            assert caught.value.status == 503
+            assert caught.value.retry_after_s > 0
+            await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
+
+    asyncio.run(play())
+
+
+def test_a_hung_engine_is_killed_and_replaced() -> None:
+    async def play() -> None:
+        supervisor = make("hang-on-add", hang_timeout_s=0.5, max_restarts=50)
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            with pytest.raises(UnavailableError, match="made no progress"):
+                await answer_of(supervisor, request("a", [1]))
+            await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_falls_silent_is_killed_too() -> None:
+    async def play() -> None:
+        supervisor = make("silent", hang_timeout_s=0.3, max_restarts=50)
+        async with running(supervisor):
+            await until(lambda: supervisor.restarts >= 1)
+
+    asyncio.run(play())
+
+
+def test_a_long_step_that_makes_progress_is_no_hang() -> None:
+    async def play() -> None:
+        supervisor = make("slow-on-add", hang_timeout_s=2.0)
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            assert await answer_of(supervisor, request("a", [5])) == [5]
+            assert supervisor.restarts == 0
+
+    asyncio.run(play())
+
+
+def test_stopping_leaves_no_process_behind() -> None:
+    async def play() -> int:
+        supervisor = make("serve")
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            pid = supervisor.engine.pid
+        return pid
+
+    pid = asyncio.run(play())
+    assert not Path(f"/proc/{pid}").exists()
