@@ -1,8 +1,8 @@
 """What a plan asks of the logits, as flat arrays for the native program, and its answers back.
 
 One wanted row for each target to be scored and each token to be drawn. Rows whose logits need
-adjusting (bias, masks, allowed and banned tokens, penalties) are listed apart, so that the others cost
-nothing more. Does not know what a row's logits are; the order of operations is
+adjusting (bias, masks, allowed and banned tokens, penalties) are listed apart, so that the others
+cost nothing more. Does not know what a row's logits are; the order of operations is
 backends/reference/sampling.py's.
 """
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 _SCORED = (0.0, 1.0, 0.0, 1.0, 0.0)  # in place of a draw
 _FAILURES = {  # what the native sampler gives in place of a token
     -1: "The model gave logits that are not numbers.",
-    -2: "No token may follow: all that are allowed are banned or masked; expected at least one.",
+    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
     -3: "Bias and penalties took a logit past the range of float32.",
 }
 

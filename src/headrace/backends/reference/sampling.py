@@ -148,7 +148,7 @@ def _check_adjusted(logits: NDArray[np.float64]) -> None:
     found = float(np.max(logits))
     if found == -np.inf:
         raise HeadraceError(
-            "No token may follow: all that are allowed are banned or masked; expected at least one.",
+            "No token may follow: all that are allowed are banned or masked; expected one or more.",
             "Allow more tokens or ban fewer.",
         )
     if found == np.inf:
