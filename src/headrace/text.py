@@ -112,7 +112,7 @@ class RequestText:
     def push(self, token: SampledToken) -> TokenEvent | None:
         """The event for a token; None for one after a stop string, which nobody is to see."""
         if token.error is not None:
-            raise HeadraceError(f"Request {token.request_id} failed: {token.error}.")
+            raise HeadraceError(f"Request {token.request_id} failed: {token.error.rstrip('.')}.")
         if token.index in self._ended:
             return None
         params = self._request.params

@@ -63,6 +63,25 @@ numbers = {
     "uniform": st.floats(0, 1, exclude_max=True),
 }
 plain_draws = st.builds(Draw, **numbers)
+
+
+def packed(ids: frozenset[int], size_bytes: int) -> bytes:
+    """A mask of so many bytes, spelled from its definition."""
+    mask = bytearray(size_bytes)
+    for token in ids:
+        if token >> 3 < size_bytes:
+            mask[token >> 3] |= 1 << (token & 7)
+    return bytes(mask)
+
+
+ALL = frozenset(range(WIDTH + 99))
+# Sparse and dense, whole and cut off, ending anywhere in a word of 64 tokens, and too long.
+masks = st.builds(
+    packed,
+    st.frozensets(token_ids, max_size=60)
+    | st.frozensets(token_ids, max_size=60).map(lambda few: ALL - few),
+    st.sampled_from([0, 1, 8, 100, 183, 187, 188, 192, 200]),
+)
 full_draws = st.builds(
     Draw,
     **numbers,
@@ -74,6 +93,7 @@ full_draws = st.builds(
     bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=8),
     allowed=st.none() | st.frozensets(token_ids, max_size=200),
     banned=st.frozensets(token_ids, max_size=30),
+    mask=st.none() | masks,
 )
 
 
@@ -189,7 +209,7 @@ def test_one_filter_at_a_time_far_into_the_tail(
 
 def test_rows_of_one_step_do_not_touch_each_other() -> None:
     """Adjusted, plain, scored and failing rows side by side are what they are alone."""
-    logits = np.concatenate([rows_of(seed, 3.0, 0) for seed in range(9)])
+    logits = np.concatenate([rows_of(seed, 3.0, 0) for seed in range(10)])
     penal = Draw(
         temperature=0.9, repetition_penalty=1.5, seen=array("i", [3, 3, 9]), counts={9: 4},
         frequency_penalty=0.5, uniform=0.6,
@@ -199,7 +219,8 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
         Draw(temperature=0.8, top_p=0.9, uniform=0.37),
         Draw(temperature=0.0, allowed=[5, 6], banned=[6]),
         Draw(temperature=0.7, allowed=[5], banned=[5]),
-        Draw(temperature=1.0, typical_p=0.6, uniform=0.2),
+        Draw(temperature=1.0, typical_p=0.6, uniform=0.2, mask=packed(frozenset({3, 900}), 150)),
+        Draw(temperature=1.0, uniform=0.2),
         replace(penal, seen={4, 5}, bias={7: 30.0}),
     ]
     entries = [drawing(how, top_logprobs=number) for number, how in enumerate(hows)]
@@ -217,7 +238,8 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
         at += len(entry.token_ids)
         assert native(rows, [entry]) == [found]
     assert together[3].token_id == 5
-    assert [result.error is None for result in together] == [True] * 4 + [False] + [True] * 2
+    assert [result.error is None for result in together] == [True] * 4 + [False] + [True] * 3
+    assert together[5].token_id in (3, 900)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -373,9 +395,15 @@ def test_more_alternatives_than_tokens_are_refused() -> None:
 def test_offsets_that_do_not_fit_are_refused() -> None:
     none = np.zeros(2, np.int32), np.zeros(0, np.int32)
     nothing = (*none, np.zeros(0, np.float32))
+    no_masks = none[0], np.zeros(0, np.uint8)
     ids = np.zeros(2, np.int32)
     row, limited, penalties = np.zeros(1, np.int32), np.zeros(1, np.int32), np.ones((1, 3), "f4")
     for offsets in ([0, 3], [1, 2], [0, 1], [0, 2, 2], [0]):
         seen = np.array(offsets, np.int32), ids
         with pytest.raises(ValueError, match="bad offsets"):
-            _native.Adjustments(row, penalties, limited, nothing, none, none, seen, nothing)
+            _native.Adjustments(
+                row, penalties, limited, nothing, none, none, seen, nothing, no_masks
+            )
+        masks = np.array(offsets, np.int32), ids.astype(np.uint8)
+        with pytest.raises(ValueError, match="bad offsets of masks"):
+            _native.Adjustments(row, penalties, limited, nothing, none, none, none, nothing, masks)

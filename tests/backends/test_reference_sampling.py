@@ -129,6 +129,18 @@ def test_only_what_is_allowed_and_not_banned_is_drawn() -> None:
     assert logprob == pytest.approx(torch.tensor(logits).log_softmax(0)[3].item(), rel=1e-5)
 
 
+def test_a_mask_is_a_bit_a_token_and_ends_where_it_ends() -> None:
+    logits = row()
+    how = Draw(temperature=5, mask=bytes([0b1000_0001, 0, 0b10]))  # tokens 0, 7 and 17
+    assert reachable(logits, how) == {0, 7, 17}
+    assert reachable(logits, replace(how, allowed=[7, 8, 17], banned=[17])) == {7}
+    everything = replace(how, mask=b"\xff" * 100)  # longer than the vocabulary
+    assert draw(logits, everything) == draw(logits, Draw(temperature=5))
+    for mask in (b"", bytes(7), bytes(100)):
+        with pytest.raises(HeadraceError, match="No token may follow"):
+            draw(logits, Draw(temperature=1, mask=mask))
+
+
 @pytest.mark.parametrize(("allowed", "banned"), [([2, 3], [3, 2]), ([], []), (None, range(50))])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nothing_left_is_an_error(

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
+from headrace.core.constraint import GrammarKind, GrammarSpec
+from headrace.core.errors import HeadraceError
 from headrace.core.request import BeamParams, FinishReason, GenerateRequest, SamplingParams
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
@@ -51,6 +53,59 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+class Walk:
+    """A grammar: each token lies at most `stride` above the one before it (the first above 0),
+    round the vocabulary; an end may come after an even number of them, and must after `longest`."""
+
+    def __init__(self, stride: int, longest: int, taken: tuple[int, ...] = ()) -> None:
+        self.stride, self.longest, self.taken = stride, longest, taken
+
+    def allowed(self) -> set[int]:
+        last = self.taken[-1] if self.taken else 0
+        near = {(last + by) % (VOCAB - 1) for by in range(1, self.stride + 1)}
+        return near | ({EOS} if len(self.taken) % 2 == 0 else set())
+
+    def mask(self) -> bytes:
+        return sum(1 << token for token in self.allowed()).to_bytes(VOCAB // 8, "little")
+
+    def accept(self, token_id: int) -> None:
+        if self.is_stopped or token_id not in self.allowed():
+            raise HeadraceError(f"{token_id} may not follow {self.taken}")
+        self.taken = (*self.taken, token_id)
+
+    @property
+    def is_stopped(self) -> bool:
+        return len(self.taken) >= self.longest or EOS in self.taken
+
+    def fork(self) -> Walk:
+        return Walk(self.stride, self.longest, self.taken)
+
+
+def walk_of(request: GenerateRequest) -> Walk | None:
+    if request.grammar is None:
+        return None
+    stride, longest = map(int, request.grammar.source.split())
+    return Walk(stride, longest)
+
+
+def arrival_of(request: GenerateRequest, **when: float | None) -> Arrival:
+    constraint = (lambda: walk_of(request)) if request.grammar is not None else None
+    return Arrival(request=request, constraint=constraint, **when)  # type: ignore[arg-type]
+
+
+def assert_in_grammar(outcome: Outcome) -> None:
+    for one in outcome.continuations.values():
+        walk = walk_of(outcome.arrival.request)
+        if walk is None:
+            return
+        for token in one.tokens:
+            walk.accept(token.token_id)
+        if one.finish_reason is FinishReason.STOP and not walk.is_stopped:
+            params = outcome.arrival.request.params
+            assert walk.taken[-1] in params.stop_token_ids
+        assert not walk.is_stopped or one.finish_reason is FinishReason.STOP
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """An engine to be put under load."""
@@ -81,7 +136,7 @@ def make(setting: Setting) -> tuple[Engine, VirtualClock]:
 def solo(request: GenerateRequest) -> Outcome:
     """The request by itself, in a large pool and as few steps as can be."""
     engine, clock = make(Setting(limits=ROOMY, config=SchedulerConfig(prefix_cache=False)))
-    (outcome,) = drive(engine, clock, [Arrival(request=replace(request, timeout_s=None))])
+    (outcome,) = drive(engine, clock, [arrival_of(replace(request, timeout_s=None))])
     assert outcome.refused is None
     return outcome
 
@@ -134,6 +189,7 @@ def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
     assert sorted(o.request_id for o in outcomes) == sorted(a.request.request_id for a in arrivals)
     for outcome in outcomes:
         assert_ended_well(outcome, setting)
+        assert_in_grammar(outcome)
         if outcome.refused is None:
             assert_same(outcome, solo(outcome.arrival.request))
     blocks = engine.blocks
@@ -150,6 +206,13 @@ def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
 
 def rarely(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
     return st.integers(0, 5).flatmap(lambda dice: strategy if dice == 5 else st.none())
+
+
+grammars = st.builds(
+    lambda stride, longest: GrammarSpec(kind=GrammarKind.LARK, source=f"{stride} {longest}"),
+    st.sampled_from([1, 3, 7]),
+    st.sampled_from([1, 6, 1000]),
+)
 
 
 def short_answers() -> GenerateRequest:
@@ -190,6 +253,7 @@ def requests(draw: st.DrawFn, number: int, beams: bool) -> GenerateRequest:
         beam=beam,
         priority=draw(st.integers(-1, 1)),
         cache_salt=draw(st.sampled_from(["", "", "tenant"])),
+        grammar=draw(rarely(grammars)) if beam is None and params.min_tokens == 0 else None,
         timeout_s=draw(rarely(st.sampled_from([1.0, 7.5, 30.0]))),
     )
 
@@ -205,8 +269,8 @@ def workloads(draw: st.DrawFn, beams: bool) -> list[Arrival]:
         at_s += draw(st.sampled_from([0.0, 0.0, 1.0, 3.0, 12.0]))
         cancel_after_s = draw(rarely(st.integers(0, 25)))
         arrivals.append(
-            Arrival(
-                request=draw(requests(number, beams)),
+            arrival_of(
+                draw(requests(number, beams)),
                 at_s=at_s,
                 cancel_at_s=None if cancel_after_s is None else at_s + cancel_after_s,
             )
@@ -288,10 +352,11 @@ def tight_workloads(draw: st.DrawFn) -> list[Arrival]:
             prompt_token_ids=prompt,
             params=params,
             priority=draw(st.integers(-1, 1)),
+            grammar=draw(rarely(grammars)),
         )
         cancel_after_s = draw(rarely(st.integers(0, 25)))
         cancel_at_s = None if cancel_after_s is None else at_s + cancel_after_s
-        arrivals.append(Arrival(request=request, at_s=at_s, cancel_at_s=cancel_at_s))
+        arrivals.append(arrival_of(request, at_s=at_s, cancel_at_s=cancel_at_s))
     return arrivals
 
 

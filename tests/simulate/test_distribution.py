@@ -65,13 +65,22 @@ def test_allowed_and_banned_are_honoured(value: int, data: st.DataObject) -> Non
     some = st.sets(st.integers(0, 59))
     allowed = data.draw(st.none() | some)
     banned = data.draw(some)
+    masked = data.draw(st.none() | some)
+    size_bytes = data.draw(st.sampled_from([5, 8, 9]))
+    mask = None
+    if masked is not None:
+        value_of_mask = sum(1 << token for token in masked if token < 8 * size_bytes)
+        mask = value_of_mask.to_bytes(size_bytes, "little")
+        masked = {token for token in masked if token < 8 * size_bytes}
     left = (set(range(60)) if allowed is None else allowed) - banned
+    left = left if masked is None else left & masked
     distribution = Distribution(value, vocabulary)
     for temperature in (0.0, 0.7, 1.0):
         how = Draw(
             temperature=temperature,
             allowed=allowed,
             banned=banned,
+            mask=mask,
             uniform=data.draw(st.floats(0, 1, exclude_max=True)),
         )
         token = distribution.draw(how)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
@@ -157,6 +158,7 @@ class GenerateRequest:
     priority: int = 0  # lower goes first, where the policy looks at it
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     timeout_s: float | None = None  # from arrival; ends the request wherever it is
+    grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token

@@ -22,7 +22,7 @@ class Draw:
 
     `uniform` in [0, 1) is the only randomness, chosen by whoever plans: the same number gives the
     same token on every runner and in every batch. Order: `bias` is added, tokens outside `allowed`
-    and in `banned` are dropped, penalties, then temperature and the filters
+    or `mask` and in `banned` are dropped, penalties, then temperature and the filters
     (backends/reference/sampling.py spells it out).
     """
 
@@ -41,6 +41,9 @@ class Draw:
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Collection[int] | None = None
     banned: Collection[int] = ()
+    # A bit a token: t may be drawn if mask[t >> 3] >> (t & 7) & 1. Tokens past its end may not be;
+    # bits past the vocabulary mean nothing.
+    mask: bytes | None = None
     uniform: float = 0.0
 
 

@@ -45,6 +45,12 @@ def check_request(
             "Leave it out to wait as long as it takes.",
             param="timeout_s",
         )
+    if request.beam is not None and request.grammar is not None:
+        raise InvalidRequestError(
+            "The request asks for a beam search and a grammar; expected one or the other.",
+            "Sample (n, best_of) under a grammar, or search without one.",
+            param="grammar",
+        )
     return _check_pool(request, limits, prompt, context)
 
 

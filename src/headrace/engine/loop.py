@@ -13,6 +13,7 @@ from collections import deque
 
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import SchedulerConfig
+from headrace.core.constraint import Constraint
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.step import Runner, StepPlan
 from headrace.engine.blocks import BlockPool
@@ -53,9 +54,10 @@ class Engine:
     def check(self, request: GenerateRequest) -> None:
         self.scheduler.check(request)
 
-    def add(self, request: GenerateRequest) -> None:
-        """Queue a request, or refuse it now."""
-        self.scheduler.add(request)
+    def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
+        """Queue a request, or refuse it now. One with a grammar brings the constraint that was
+        compiled of it, just started; it is the engine's from here on."""
+        self.scheduler.add(request, constraint)
         if request.timeout_s is not None:
             deadline = self._clock.now_s() + request.timeout_s
             heapq.heappush(self._deadlines, (deadline, request.request_id))

@@ -13,6 +13,7 @@ from itertools import chain
 
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
+from headrace.core.constraint import Constraint
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.step import (
     PREVIOUS,
@@ -25,6 +26,12 @@ from headrace.core.step import (
 from headrace.engine.admission import Admission, check_request
 from headrace.engine.beam import BeamGroup
 from headrace.engine.blocks import BlockPool
+from headrace.engine.constrained import (
+    check_constraint,
+    fork_constraints,
+    reason_of,
+    start_constraint,
+)
 from headrace.engine.draft import Draft
 from headrace.engine.policy import StepTimes, victim_key
 from headrace.engine.prefix import PrefixCache
@@ -78,9 +85,10 @@ class Scheduler:
     def waiting_sequences(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: GenerateRequest) -> None:
+    def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
         """Queue a request, or refuse it now: one that is queued will run."""
         room = check_request(request, self.limits, self._requests)
+        check_constraint(request, constraint)
         beams = None if request.beam is None else BeamGroup(request.beam)
         sequence = start_sequence(
             self._take_id(),
@@ -90,11 +98,13 @@ class Scheduler:
             room_tokens=room,
             eos_ids=self.eos_ids,
             beams=beams,
+            constraint=constraint,
         )
         if beams is not None:
             beams.start(sequence)
         else:
             sequence.siblings = (request.params.best_of or request.params.n) - 1
+        start_constraint(sequence)
         self._next_order += 1
         self._requests[request.request_id] = [sequence]
         self._waiting.push(sequence)
@@ -385,7 +395,15 @@ class Scheduler:
             if not sequence.is_finished and sequence.wanted_tokens == 0:
                 self._park(sequence)
             return tokens
-        reason = sequence.append(found.token_id)
+        try:
+            reason = sequence.append(found.token_id)
+            if sequence.siblings:
+                self._fork_siblings(sequence)
+        except Exception as error:  # its grammar's: no other request is to suffer for it
+            if sequence.constraint is None:
+                raise
+            log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)
+            return self.end(sequence.request.request_id, FinishReason.ERROR, reason_of(error))
         scores = sequence.prompt_scores
         if scores and sequence.generated_tokens != 1:
             scores = []  # they came with the first token
@@ -398,8 +416,6 @@ class Scheduler:
             finish_reason=reason,
             prompt_scores=scores or None,
         )
-        if sequence.siblings:
-            self._fork_siblings(sequence)
         if reason is not None:
             if self.config.prefix_cache:
                 self.prefix.publish_full(sequence)
@@ -412,16 +428,20 @@ class Scheduler:
         """The request's other continuations start from the prompt's blocks. Each computes the last
         prompt token again, into a copy of its block, for logits of its own."""
         shared = parent.prompt_tokens - 1
-        for index in range(1, parent.siblings + 1):
-            child = self.fork(parent, shared)
+        # All of them first: should one fail, nothing has changed.
+        for index, started in enumerate(fork_constraints(parent), start=1):
+            child = self.fork(parent, shared, None if started is None else started[0])
+            child.mask = None if started is None else started[1]
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
             child.seed = child_seed(parent.seed, index)
             if child.needs_history:
                 child.seen, child.counts = set(child.token_ids), {}
-        parent.siblings = 0
+        parent.siblings, parent.unstarted = 0, None
 
-    def fork(self, parent: Sequence, computed_tokens: int) -> Sequence:
+    def fork(
+        self, parent: Sequence, computed_tokens: int, constraint: Constraint | None = None
+    ) -> Sequence:
         """A sequence that shares the parent's blocks of its first `computed_tokens`; it waits to be
         admitted, at its request's place in the queue."""
         blocks = parent.blocks[: self.blocks.blocks_for(computed_tokens)]
@@ -446,6 +466,7 @@ class Scheduler:
             published_blocks=full,
             prompt_scores=parent.prompt_scores,
             beams=parent.beams,
+            constraint=constraint,
             epoch=1,  # its prompt was looked up in the prefix cache by its parent
         )
         for block in blocks:

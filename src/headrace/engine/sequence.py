@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from headrace.core.constraint import Constraint
 from headrace.core.request import FinishReason, GenerateRequest
 from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
 
@@ -61,6 +62,9 @@ class Sequence:
     seen: set[int] = field(default_factory=set)  # prompt and output
     siblings: int = 0  # to be forked once the prompt is computed
     beams: BeamGroup | None = None
+    constraint: Constraint | None = None  # has accepted exactly the generated tokens
+    mask: bytes | None = None  # the constraint's, for the next token
+    unstarted: tuple[Constraint, bytes] | None = None  # to fork siblings from; its first mask
     prompt_tokens: int = 0
     top_logprobs: int = 0  # alternatives wanted with each drawn token
     needs_history: bool = False  # a draw depends on tokens before it, not only through the model
@@ -75,6 +79,7 @@ class Sequence:
         self.prompt_tokens = len(self.request.prompt_token_ids)
         self.needs_history = (
             self.beams is not None
+            or self.constraint is not None
             or params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
@@ -135,19 +140,31 @@ class Sequence:
             bias=params.logit_bias,
             allowed=params.allowed_token_ids,
             banned=self._banned(place),
+            mask=self.mask,
             uniform=0.0 if params.temperature == 0 else self._uniform(place),
         )
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Take a drawn token; why the sequence ends with it, if it does."""
+        """Take a drawn token; why the sequence ends with it, if it does. Raises what its
+        constraint raises."""
         self.token_ids.append(token_id)
         if self.needs_history:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
             self.seen.add(token_id)
         generated = len(self.token_ids) - self.prompt_tokens
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+            if self.constraint.is_stopped:
+                return FinishReason.STOP
         if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
             return FinishReason.STOP
-        return FinishReason.LENGTH if generated >= self.max_tokens else None
+        if generated >= self.max_tokens:
+            return FinishReason.LENGTH
+        if self.constraint is not None:
+            # Now rather than when it is needed: this is a place where it may fail, and another step
+            # may be under way.
+            self.mask = self.constraint.mask()
+        return None
 
     def keep_scores(self, entry: StepEntry, found: EntryResult) -> None:
         """Prompt tokens' logprobs, each position once, whatever was computed again."""
@@ -205,6 +222,7 @@ def start_sequence(
     eos_ids: frozenset[int],
     seed: int | None = None,
     beams: BeamGroup | None = None,
+    constraint: Constraint | None = None,
 ) -> Sequence:
     """A request's continuation, with room for `room_tokens` of output."""
     params = request.params
@@ -222,6 +240,7 @@ def start_sequence(
         token_ids=list(request.prompt_token_ids),
         seed=child_seed(choose_seed(request) if seed is None else seed, index),
         beams=beams,
+        constraint=constraint,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.backends.reference.sampling import draw as reference_draw
+from headrace.backends.reference.sampling import masked_in
 from headrace.core.step import Draw, TopLogprobs
 
 RANKED = 32  # tokens with a probability of their own
@@ -85,12 +86,11 @@ class Distribution:
         if _adjusts(how):
             return self._drawn_by_reference(how)
         if how.temperature == 0:
-            if how.allowed is None and not how.banned:
+            if not _limits(how):
                 return self._vocabulary.eos_id if self._ends else self._token(self._first)
             return self._likeliest(how)
         if (
-            how.allowed is None
-            and not how.banned
+            not _limits(how)
             and how.temperature == 1
             and how.top_k == 0
             and how.min_p == 0
@@ -165,6 +165,8 @@ class Distribution:
             outside = np.ones(len(logits), bool)
             outside[list(how.allowed)] = False
             logits[outside] = -np.inf
+        if how.mask is not None:
+            logits[~masked_in(how.mask, len(logits))] = -np.inf
         logits[list(how.banned)] = -np.inf
         if logits.max() == -np.inf:
             return None
@@ -172,7 +174,16 @@ class Distribution:
 
 
 def _may(token: int, how: Draw) -> bool:
+    if how.mask is not None:
+        at = token >> 3
+        if at >= len(how.mask) or not how.mask[at] >> (token & 7) & 1:
+            return False
     return token not in how.banned and (how.allowed is None or token in how.allowed)
+
+
+def _limits(how: Draw) -> bool:
+    """Whether some tokens may not be drawn at all."""
+    return bool(how.allowed is not None or how.mask is not None or how.banned)
 
 
 def _adjusts(how: Draw) -> bool:

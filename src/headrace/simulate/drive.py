@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.core.clock import VirtualClock
+from headrace.core.constraint import Constraint
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.engine.loop import Engine
@@ -21,6 +22,7 @@ class Arrival:
     request: GenerateRequest
     at_s: float = 0.0
     cancel_at_s: float | None = None
+    constraint: Callable[[], Constraint] | None = None  # started anew; for a request's grammar
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +102,8 @@ class _Drive:
             arrival, self._next = self._next, next(self._arrivals, None)
             outcome = Outcome(arrival=arrival)
             try:
-                self._engine.add(arrival.request)
+                make = arrival.constraint
+                self._engine.add(arrival.request, None if make is None else make())
             except InvalidRequestError as error:
                 outcome.refused = error
                 yield outcome

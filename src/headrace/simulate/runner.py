@@ -166,7 +166,7 @@ class SimulatedRunner:
             after = Distribution(hashes[-1], self._vocabulary)
             token = after.draw(entry.draw)
             if token is None:
-                result.error = "no token is left to draw: all are banned"
+                result.error = "no token is left to draw: all are banned or masked"
                 return result
             result.token_id = token
             result.logprob = after.logprob(token)

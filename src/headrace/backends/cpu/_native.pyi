@@ -42,8 +42,9 @@ class Matrix:
 
 class Adjustments:
     """What is done to some of the wanted rows before drawing: row numbers among the wanted, and
-    for each its penalties (repetition, presence, frequency), whether only `allowed` may be drawn,
-    and sparse parts: (offsets, ids) or (offsets, ids, values), one more offset than rows."""
+    for each its penalties (repetition, presence, frequency), what limits it (1: `allowed`,
+    2: its mask, 3: both), and sparse parts: (offsets, ids), (offsets, ids, values) or (offsets,
+    mask bytes), one more offset than rows."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Adjustments:
         banned: tuple[Ints, Ints],
         seen: tuple[Ints, Ints],
         counts: tuple[Ints, Ints, Floats],
+        masks: tuple[Ints, NDArray[np.uint8]],
     ) -> None: ...
 
 class Program:
@@ -111,6 +113,12 @@ class Program:
     def softcap(self, in_: int, out: int, cap: float, /) -> None: ...
     def select(self, in_: int, out: int, /) -> None: ...
     def finish(self, logits: int = -1) -> None: ...
+    @property
+    def progress(self) -> int:
+        """Instructions begun so far; may be read while a step runs."""
+    @property
+    def sample_s(self) -> float:
+        """What sampling took in the last step."""
     @property
     def activation_bytes(self) -> int:
         """Slots, rope tables and scratch; all there once finished."""

@@ -1,8 +1,8 @@
 """What a plan asks of the logits, as flat arrays for the native program, and its answers back.
 
 One wanted row for each target to be scored and each token to be drawn. Rows whose logits need
-adjusting (bias, allowed and banned tokens, penalties) are listed apart, so that the others cost
-nothing more. Does not know what a row's logits are; the order of operations is
+adjusting (bias, masks, allowed and banned tokens, penalties) are listed apart, so that the others
+cost nothing more. Does not know what a row's logits are; the order of operations is
 backends/reference/sampling.py's.
 """
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 _SCORED = (0.0, 1.0, 0.0, 1.0, 0.0)  # in place of a draw
 _FAILURES = {  # what the native sampler gives in place of a token
     -1: "The model gave logits that are not numbers.",
-    -2: "No token may follow: all that are allowed are banned; expected at least one.",
+    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
     -3: "Bias and penalties took a logit past the range of float32.",
 }
 
@@ -132,6 +132,7 @@ def _counts(draw: Draw) -> bool:
 def _adjusts(draw: Draw) -> bool:
     return (
         draw.allowed is not None
+        or draw.mask is not None
         or len(draw.bias) > 0
         or len(draw.banned) > 0
         or _repeats(draw)
@@ -148,12 +149,13 @@ def _adjustments(adjusted: list[tuple[int, Draw]]) -> _native.Adjustments:
             [(d.repetition_penalty, d.presence_penalty, d.frequency_penalty) for d in draws],
             np.float32,
         ),
-        np.array([draw.allowed is not None for draw in draws], np.int32),
+        np.array([(d.allowed is not None) | (d.mask is not None) << 1 for d in draws], np.int32),
         (*_ids([d.bias for d in draws]), _values([d.bias.values() for d in draws])),
         _ids([() if d.allowed is None else d.allowed for d in draws]),
         _ids([d.banned for d in draws]),
         _ids([d.seen if _repeats(d) else () for d in draws]),
         (*_ids(counts), _values([c.values() for c in counts])),
+        _bytes([d.mask or b"" for d in draws]),
     )
 
 
@@ -162,6 +164,13 @@ def _ids(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return offsets, np.concatenate([_flat(row) for row in rows])
+
+
+def _bytes(rows: Sequence[bytes]) -> tuple[Ints, NDArray[np.uint8]]:
+    """Offsets, and all rows' bytes one after the other."""
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return offsets, np.frombuffer(b"".join(rows), np.uint8)
 
 
 def _flat(ids: Collection[int]) -> Ints:

@@ -2,7 +2,8 @@
 
 Adjusting, where a draw asks for any of it; in float32, one operation after the other:
  1. logit + bias.
- 2. Tokens outside `allowed`, and those in `banned`, are dropped: their logit is -infinity.
+ 2. Tokens outside `allowed`, those whose bit in `mask` is not set (or that lie past its end), and
+    those in `banned` are dropped: their logit is -infinity.
  3. Tokens in `seen`: divided by repetition_penalty if above 0, else multiplied by it.
  4. logit - frequency_penalty * count, then - presence_penalty, for tokens whose count is above 0.
     If all are dropped now, or one has left float32's range, the draw fails.
@@ -57,10 +58,12 @@ def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogpro
 
 
 def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
-    """Bias, allowed and banned tokens, penalties: 1. to 4. The row itself if nothing is asked."""
+    """Bias, allowed, masked and banned tokens, penalties: 1. to 4. The row itself if nothing is
+    asked."""
     repeats = how.repetition_penalty != 1 and len(how.seen) > 0
     counted = (how.presence_penalty != 0 or how.frequency_penalty != 0) and len(how.counts) > 0
-    if not (how.bias or how.allowed is not None or how.banned or repeats or counted):
+    limited = how.allowed is not None or how.mask is not None or how.banned
+    if not (how.bias or limited or repeats or counted):
         return logits
     row = logits.astype(np.float32)
     for token, bias in how.bias.items():
@@ -69,6 +72,8 @@ def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
         outside = np.ones(len(row), bool)
         outside[list(how.allowed)] = False
         row[outside] = -np.inf
+    if how.mask is not None:
+        row[~masked_in(how.mask, len(row))] = -np.inf
     row[list(how.banned)] = -np.inf
     with np.errstate(over="ignore"):  # past float32: infinite, which is refused afterwards
         if repeats:
@@ -81,6 +86,14 @@ def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
                     row[token] -= np.float32(how.frequency_penalty) * np.float32(count)
                     row[token] -= np.float32(how.presence_penalty)
     return row
+
+
+def masked_in(mask: bytes, size: int) -> NDArray[np.bool_]:
+    """Which tokens of a vocabulary of `size` a mask lets through."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:size]
+    allowed = np.zeros(size, bool)
+    allowed[: len(bits)] = bits == 1
+    return allowed
 
 
 def _sampled(logits: NDArray[np.float64], how: Draw) -> int:
@@ -135,7 +148,7 @@ def _check_adjusted(logits: NDArray[np.float64]) -> None:
     found = float(np.max(logits))
     if found == -np.inf:
         raise HeadraceError(
-            "No token may follow: all that are allowed are banned; expected at least one.",
+            "No token may follow: all that are allowed are banned or masked; expected one or more.",
             "Allow more tokens or ban fewer.",
         )
     if found == np.inf:

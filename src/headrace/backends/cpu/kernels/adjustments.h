@@ -15,10 +15,12 @@ class Adjustments {
  public:
   using Ids = std::tuple<IntArray, IntArray>;
   using Valued = std::tuple<IntArray, IntArray, FloatArray>;
+  using Masks = std::tuple<IntArray, Bytes>;
 
   Adjustments(IntArray rows, FloatMatrix penalties, IntArray limited, Valued bias, Ids allowed,
-              Ids banned, Ids seen, Valued counts)
-      : rows_(rows), bias_(bias), allowed_(allowed), banned_(banned), seen_(seen), counts_(counts) {
+              Ids banned, Ids seen, Valued counts, Masks masks)
+      : rows_(rows), bias_(bias), allowed_(allowed), banned_(banned), seen_(seen), counts_(counts),
+        masks_(masks) {
     const size_t n = rows.size();
     require(penalties.shape(0) == n && penalties.shape(1) == 3 && limited.size() == n,
             "arrays about the adjusted rows differ in length");
@@ -30,10 +32,13 @@ class Adjustments {
       require(std::get<1>(*part).size() == std::get<2>(*part).size(),
               "token ids and their values differ in length");
     }
+    check_offsets(std::get<0>(masks_), n, std::get<1>(masks_).size(), "bad offsets of masks");
     for (size_t i = 0; i < n; ++i) {
       const float* p = penalties.data() + 3 * i;
-      made_.push_back({p[0], p[1], p[2], limited.data()[i] != 0, valued(bias_, i), ids(allowed_, i),
-                       ids(banned_, i), ids(seen_, i), valued(counts_, i)});
+      const int limits = limited.data()[i];
+      made_.push_back({p[0], p[1], p[2], (limits & ALLOWED) != 0, (limits & MASKED) != 0,
+                       valued(bias_, i), ids(allowed_, i), ids(banned_, i), ids(seen_, i),
+                       valued(counts_, i), mask(i)});
     }
   }
 
@@ -49,6 +54,9 @@ class Adjustments {
   }
 
  private:
+  // Bits of `limited`: what a row may draw is named by ids, by a mask, by both or by neither.
+  enum Limits { ALLOWED = 1, MASKED = 2 };
+
   template <typename Part>
   static std::span<const int32_t> ids(const Part& part, size_t i) {
     const int32_t* offsets = std::get<0>(part).data();
@@ -59,10 +67,16 @@ class Adjustments {
     return {named, {std::get<2>(part).data() + std::get<0>(part).data()[i], named.size()}};
   }
 
+  std::span<const uint8_t> mask(size_t i) const {
+    const int32_t* offsets = std::get<0>(masks_).data();
+    return {std::get<1>(masks_).data() + offsets[i], std::get<1>(masks_).data() + offsets[i + 1]};
+  }
+
   IntArray rows_;
   Valued bias_;
   Ids allowed_, banned_, seen_;
   Valued counts_;
+  Masks masks_;
   std::vector<Adjustment> made_;  // their spans are of the arrays above
 };
 

@@ -201,6 +201,8 @@ void bind_program(nb::module_& m) {
            "pool"_a, "kv"_a.none(), "max_rows"_a, "max_wanted"_a, "context"_a, "path"_a.none())
       .def("slot", [](P& p, int width, bool head) { return p.program.slot(width, head); },
            "width"_a, "head"_a = false)
+      .def_prop_ro("progress", [](const P& p) { return p.program.progress(); })
+      .def_prop_ro("sample_s", [](const P& p) { return p.program.sample_s(); })
       .def_prop_ro("activation_bytes", [](const P& p) { return p.program.activation_bytes(); })
       .def("embed",
            [](P& p, int out, const Table& t, float scale) {
@@ -295,9 +297,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &Matrix::bytes);
   nb::class_<Adjustments>(m, "Adjustments")
       .def(nb::init<IntArray, FloatMatrix, IntArray, Adjustments::Valued, Adjustments::Ids,
-                    Adjustments::Ids, Adjustments::Ids, Adjustments::Valued>(),
+                    Adjustments::Ids, Adjustments::Ids, Adjustments::Valued, Adjustments::Masks>(),
            "rows"_a, "penalties"_a, "limited"_a, "bias"_a, "allowed"_a, "banned"_a, "seen"_a,
-           "counts"_a);
+           "counts"_a, "masks"_a);
   bind_program(m);
   m.def("paths", [] {
     std::vector<std::string> names;

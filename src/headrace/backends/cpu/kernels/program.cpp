@@ -209,20 +209,27 @@ void Program::sample(const Extent& e) {
 }
 
 void Program::work(const Step& step, int thread) {
+  using Clock = std::chrono::steady_clock;
+  advance(thread);
   fill_ropes(step, thread);
   pool_->barrier();
   for (const Instruction& instruction : body_) {
+    advance(thread);
     instruction(Extent{step, step.rows, 0, thread});
     pool_->barrier();
   }
   for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
     const Extent extent{step, std::min(max_wanted_, step.wanted - first), first, thread};
     for (const Instruction& instruction : head_) {
+      advance(thread);
       instruction(extent);
       pool_->barrier();
     }
+    advance(thread);
+    const Clock::time_point began = Clock::now();
     sample(extent);
-    pool_->barrier();
+    pool_->barrier();  // counted too: until the slowest thread has drawn, nobody goes on
+    if (thread == 0) sample_s_ += std::chrono::duration<double>(Clock::now() - began).count();
   }
 }
 
@@ -232,6 +239,7 @@ void Program::run(const Step& step) {
     Program* program;
     const Step& step;
   } context{this, step};
+  sample_s_ = 0;
   pool_->run(
       [](void* p, int thread) {
         const auto& c = *static_cast<Context*>(p);

@@ -6,6 +6,8 @@
 // never exist all at once.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -96,6 +98,12 @@ class Program {
 
   void run(const Step& step);
 
+  // Instructions begun since the program was made. Any thread may read it while a step runs: as long
+  // as it moves, work is being done.
+  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  // The first thread's time in sampling, of the last step. Not to be read while one runs.
+  double sample_s() const { return sample_s_; }
+
   // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
   // scratch, and the samplers' lists at their longest. backends/cpu/layout.py predicts it.
   size_t activation_bytes() const;
@@ -122,6 +130,9 @@ class Program {
   void work(const Step& step, int thread);
   void fill_ropes(const Step& step, int thread);
   void sample(const Extent& e);
+  void advance(int thread) {
+    if (thread == 0) progress_.fetch_add(1, std::memory_order_relaxed);
+  }
   void record(Instruction instruction);
   float* row(int slot, int r) {
     return slots_[slot].data.floats() + static_cast<size_t>(r) * slots_[slot].width;
@@ -143,6 +154,8 @@ class Program {
   int max_inputs_ = 0;
   int logits_ = -1;
   bool in_head_ = false;
+  std::atomic<uint64_t> progress_{0};
+  double sample_s_ = 0;
 };
 
 }  // namespace headrace

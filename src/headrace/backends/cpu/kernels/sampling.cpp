@@ -1,6 +1,7 @@
 #include "sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -51,6 +52,11 @@ double total_of(const float* x, int n, float bound) {
       lanes[j] += static_cast<double>(x[i + j] >= bound ? x[i + j] : 0.0f);
   for (; i < n; ++i) lanes[0] += static_cast<double>(x[i] >= bound ? x[i] : 0.0f);
   return std::accumulate(lanes, lanes + LANES, 0.0);
+}
+
+bool is_set(std::span<const uint8_t> mask, int id) {
+  const size_t at = static_cast<size_t>(id) / 8;
+  return at < mask.size() && (mask[at] >> (id % 8) & 1);
 }
 
 float highest_of(const float* x, int n) {
@@ -121,7 +127,10 @@ void Sampler::adjust(const Adjustment& a) {
   adjusted_.resize(vocabulary_);
   if (a.limited) {
     std::fill(adjusted_.begin(), adjusted_.end(), -INFINITY);
-    for (const int id : a.allowed) adjusted_[id] = logits_[id];
+    for (const int id : a.allowed)
+      if (!a.masked || is_set(a.mask, id)) adjusted_[id] = logits_[id];
+  } else if (a.masked) {
+    keep_masked(a.mask);
   } else {
     std::memcpy(adjusted_.data(), logits_, sizeof(float) * vocabulary_);
   }
@@ -147,6 +156,30 @@ void Sampler::adjust(const Adjustment& a) {
     x = x - often;
     x = x - a.presence;
   }
+}
+
+// A grammar allows a handful of tokens or nearly all: most words of the mask are all zeros or ones.
+void Sampler::keep_masked(std::span<const uint8_t> mask) {
+  constexpr int WORD = 64;
+  float* out = adjusted_.data();
+  std::fill(adjusted_.begin(), adjusted_.end(), -INFINITY);
+  const int end = static_cast<int>(std::min<size_t>(vocabulary_, mask.size() * 8));
+  int first = 0;
+  for (; first + WORD <= end; first += WORD) {
+    uint64_t word;
+    std::memcpy(&word, mask.data() + first / 8, sizeof word);
+    if constexpr (std::endian::native == std::endian::big) word = __builtin_bswap64(word);
+    if (word == ~uint64_t{0}) {
+      std::memcpy(out + first, logits_ + first, WORD * sizeof(float));
+      continue;
+    }
+    for (; word; word &= word - 1) {
+      const int id = first + std::countr_zero(word);
+      out[id] = logits_[id];
+    }
+  }
+  for (int id = first; id < end; ++id)
+    if (is_set(mask, id)) out[id] = logits_[id];
 }
 
 int Sampler::choose(const float* logits, float highest, const DrawParams& params) {

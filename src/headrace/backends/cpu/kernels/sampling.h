@@ -19,10 +19,12 @@ struct Adjustment {
   };
   float repetition, presence, frequency;
   bool limited;  // only `allowed` may be drawn
+  bool masked;   // only tokens whose bit is set in `mask`; those past its end are dropped
   Valued bias;
   std::span<const int32_t> allowed, banned;
   std::span<const int32_t> seen;  // may hold an id more than once
   Valued counts;
+  std::span<const uint8_t> mask;  // token t: bit t % 8 of byte t / 8
 };
 
 struct DrawParams {
@@ -49,6 +51,7 @@ class Sampler {
 
  private:
   void adjust(const Adjustment& adjustment);
+  void keep_masked(std::span<const uint8_t> mask);
   int choose(const float* logits, float highest, const DrawParams& params);
   double collect_enough(const float* logits, float least, const DrawParams& params);
   void collect(const float* logits, float least);
