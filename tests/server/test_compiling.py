@@ -1,4 +1,4 @@
-"""Grammars are compiled beside the loop: results, failures, callers that leave, threads that stick."""
+"""Grammars compiled beside the loop: results, failures, callers that leave, threads that stick."""
 
 from __future__ import annotations
 

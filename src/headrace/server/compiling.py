@@ -6,6 +6,7 @@ request is refused and another thread takes over. Knows requests that wait; not 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -75,10 +76,8 @@ class Compiling:
 
     def take(self) -> list[Compiled]:
         """Those that have finished, or were given up, since the last call."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._readable, 4096)
-        except BlockingIOError:
-            pass
         with self._lock:
             self._give_up_slow()
             finished, self._finished = self._finished, deque()
