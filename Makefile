@@ -8,10 +8,14 @@ NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
 .PHONY: serve test lint chat model clean
 
-serve: model
-	$(BIN)/headrace chat
+# make serve SERVE_FLAGS="--port 9000 --api-key secret"
+SERVE_FLAGS ?=
 
-chat: serve
+serve: model
+	$(BIN)/headrace serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
+
+chat: model
+	$(BIN)/headrace chat
 
 test: $(VENV)/.dev lint model
 	$(BIN)/python -m pytest

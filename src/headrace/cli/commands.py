@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli.flags import with_engine_flags
+from headrace.cli.flags import SectionedCommand, with_engine_flags
 from headrace.cli.models import models_app
+from headrace.cli.serve import serve
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError, OfflineError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 RUN_MAX_TOKENS = 512
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.7, 0.95  # of models that the catalog does not know
-EXIT_UNEXPECTED, EXIT_ERROR, EXIT_INTERRUPT, EXIT_PIPE = 1, 2, 130, 141
+EXIT_UNEXPECTED, EXIT_INTERRUPT, EXIT_PIPE = 1, 130, 141
 
 ModelName = Annotated[
     str | None,
@@ -59,7 +60,7 @@ class _Group(TyperGroup):
             _print_error(error.cause, error.remedy, error.detail)
             if _debug():
                 raise
-            raise typer.Exit(EXIT_ERROR) from error
+            raise typer.Exit(error.exit_status) from error
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPT) from None
         except BrokenPipeError:
@@ -71,12 +72,13 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     name="headrace",
-    help="Runs language models: one answer, a chat, or the facts about both.",
+    help="Runs language models: one answer, a chat, a server, or the facts about them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
 )
+app.command(cls=SectionedCommand)(serve)
 app.add_typer(models_app, name="models", invoke_without_command=True)
 
 
@@ -112,9 +114,9 @@ def _print_error(cause: str, remedy: str, detail: str = "") -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from headrace.cli.info import version
+        from headrace.core.version import headrace_version
 
-        typer.echo(f"headrace {version()}")
+        typer.echo(f"headrace {headrace_version()}")
         raise typer.Exit
 
 

@@ -1,61 +1,136 @@
-"""Flags out of EngineConfig: one for each field that has a help text, with its name and default.
+"""Flags out of config dataclasses: one for each field that has a help text, with its name.
 
-A command takes `engine: EngineConfig` and is shown to the user with the flags instead. What the
-fields mean and which values they may have is core/config.py's affair.
+A command takes `engine: EngineConfig`, or `given: dict` of those flags of all settings that were
+given, and is shown to the user with the flags instead. What the fields mean and which values they
+may have is core/'s affair.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import Field, fields
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from headrace.core.config import EngineConfig
+from headrace.core.settings import Setting, all_settings
 
-PARAMETER = "engine"
+ENGINE, GIVEN = "engine", "given"
+_TITLES = {"server": "Server", "engine": "Engine"}
 
 
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     """The command with flags in the place of its `engine`."""
-    chosen = [field for field in fields(EngineConfig) if "help" in field.metadata]
-    flags = [_parameter(field) for field in chosen]
+    chosen = [setting for setting in all_settings() if setting.table == "engine"]
 
+    def take(given: dict[str, Any]) -> dict[str, Any]:
+        settings = {setting.name: _take(given, setting) for setting in chosen}
+        return {ENGINE: EngineConfig(**settings)}
+
+    return _replaced(command, ENGINE, [_engine_flag(setting) for setting in chosen], take)
+
+
+def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with flags in the place of its `given`: the names and values of those settings
+    that were given, so that what was not may come from elsewhere."""
+    chosen = [setting for setting in all_settings() if setting.table]
+
+    def take(given: dict[str, Any]) -> dict[str, Any]:
+        taken = {setting.name: _take(given, setting) for setting in chosen}
+        return {GIVEN: {name: value for name, value in taken.items() if value is not None}}
+
+    return _replaced(command, GIVEN, [_open_flag(setting) for setting in chosen], take)
+
+
+class SectionedCommand(TyperCommand):
+    """A command whose help lists the flags of each config apart."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        tables = {_flag_name(setting): setting.table for setting in all_settings()}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            plain = "Arguments" if param.param_type_name == "argument" else "Options"
+            title = _TITLES.get(tables.get(param.name or "", ""), plain)
+            sections.setdefault(title, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _replaced(
+    command: Callable[..., None],
+    parameter: str,
+    flags: Iterable[inspect.Parameter],
+    take: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Callable[..., None]:
     @wraps(command)
     def call(**given: Any) -> None:
-        settings = {field.name: _take(given, field) for field in chosen}
-        command(**given, **{PARAMETER: EngineConfig(**settings)})
+        taken = take(given)
+        command(**given, **taken)
 
     own = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in own.parameters.items() if name != PARAMETER]
+    parameters = [p for name, p in own.parameters.items() if name != parameter] + list(flags)
     # Typer reads a command's signature, and its annotations once more.
-    call.__signature__ = own.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *flags]}
+    call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
     del call.__wrapped__  # whose annotations would be read instead
     return call
 
 
-def _parameter(field: Field[Any]) -> inspect.Parameter:
-    option = typer.Option(f"--{_flag_name(field).replace('_', '-')}", help=field.metadata["help"])
-    shown = get_type_hints(EngineConfig)[field.name]
-    if shown == int | str | None:  # sizes are written as text; a bare number is such a text too
-        shown = str | None
+def _engine_flag(setting: Setting) -> inspect.Parameter:
+    option = typer.Option(_spelled(setting), help=setting.help)
+    default = False if setting.is_bool else setting.default
+    return _parameter(setting, _written_kind(setting), option, default)
+
+
+def _open_flag(setting: Setting) -> inspect.Parameter:
+    """One that can be told from not being given. What is on or off can be said either way, since
+    a file may have said the other."""
+    spelled = [_spelled(setting)]
+    help = setting.help
+    if setting.is_bool:
+        on_off = (setting.flag, f"--no-{setting.flag[2:]}")
+        spelled = ["/".join(on_off[::-1] if setting.default else on_off)]
+    elif setting.default is not None:
+        help += f"  [default: {setting.default}]"
+    if setting.name.endswith("_s"):
+        spelled.append(setting.flag.removesuffix("-s"))  # as other servers have it
+    option = typer.Option(*spelled, help=help, show_default=False)
+    return _parameter(setting, _written_kind(setting) | None, option, None)
+
+
+def _parameter(setting: Setting, kind: Any, option: Any, default: object) -> inspect.Parameter:
     return inspect.Parameter(
-        _flag_name(field),
+        _flag_name(setting),
         inspect.Parameter.KEYWORD_ONLY,
-        default=False if isinstance(field.default, bool) else field.default,
-        annotation=Annotated[shown, option],
+        default=default,
+        annotation=Annotated[kind, option],
     )
 
 
-def _flag_name(field: Field[Any]) -> str:
+def _written_kind(setting: Setting) -> Any:
+    """Sizes are written as text; a bare number is such a text too."""
+    if setting.kind == int | str | None:
+        return str | None
+    return str if setting.kind == int | str else setting.kind
+
+
+def _spelled(setting: Setting) -> str:
+    return f"--{_flag_name(setting).replace('_', '-')}"
+
+
+def _flag_name(setting: Setting) -> str:
     """What is on by default has a flag that turns it off."""
-    return f"no_{field.name}" if field.default is True else field.name
+    return f"no_{setting.name}" if setting.default is True else setting.name
 
 
-def _take(given: dict[str, Any], field: Field[Any]) -> Any:
-    value = given.pop(_flag_name(field))
-    return not value if field.default is True else value
+def _take(given: dict[str, Any], setting: Setting) -> Any:
+    value = given.pop(_flag_name(setting))
+    return not value if setting.default is True and value is not None else value

@@ -9,10 +9,10 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from headrace.core.version import headrace_version
 from headrace.models.cache import cache_folder
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger
@@ -21,13 +21,6 @@ from headrace.weights.tensor import Tensor
 Facts = dict[str, Any]  # JSON values
 
 KV_VALUE_BYTES = 2  # the CPU backend keeps keys and values as F16
-
-
-def version() -> str:
-    try:
-        return metadata.version("headrace")
-    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
 
 
 def machine_facts() -> Facts:
@@ -39,7 +32,7 @@ def machine_facts() -> Facts:
 
 def installation_facts() -> Facts:
     return {
-        "version": version(),
+        "version": headrace_version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "cache_folder": str(cache_folder()),

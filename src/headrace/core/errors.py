@@ -12,6 +12,7 @@ class HeadraceError(Exception):
     below it where there is one."""
 
     status = 500
+    exit_status = 2  # of a command that ends with it
 
     def __init__(
         self, cause: str, remedy: str = "", *, param: str | None = None, detail: str = ""

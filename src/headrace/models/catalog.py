@@ -83,6 +83,14 @@ def find_entry(name: str) -> CatalogEntry | None:
     return None
 
 
+def entry_of(path: Path) -> CatalogEntry | None:
+    """The entry that this very file was fetched for."""
+    for entry in CATALOG.values():
+        if path.absolute() == cached_path(entry) and is_cached(entry):
+            return entry
+    return None
+
+
 def get_entry(name: str) -> CatalogEntry:
     """As find_entry; a name that is not in the catalog is an error with near names."""
     entry = find_entry(name)

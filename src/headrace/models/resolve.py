@@ -18,6 +18,7 @@ from headrace.models.catalog import (
     cached_bytes,
     cached_path,
     catalog_names,
+    entry_of,
     find_entry,
     get_entry,
     is_cached,
@@ -65,6 +66,16 @@ def resolve_model(
         "Give a name that `headrace models` lists, a GGUF file, a folder with config.json and "
         "safetensors, or a hub id (org/name).",
     )
+
+
+def name_model(path: Path, typed: str | None) -> str:
+    """What to call a model that was resolved to `path`, where nobody chose a name."""
+    if entry := entry_of(path):
+        return entry.name
+    if typed and not _exists(Path(typed).expanduser()):
+        return typed  # a hub id
+    absolute = path.absolute()
+    return absolute.name if absolute.is_dir() else absolute.stem
 
 
 def _from_catalog(entry: CatalogEntry, offline: bool, progress: Progress) -> Path:

@@ -8,6 +8,7 @@ from headrace.server.call import AnyReply, Call, Endpoint, json_reply
 from headrace.server.chat import chat_completions
 from headrace.server.service import Service
 from headrace.server.supervisor import State
+from headrace.server.version import version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ def all_routes() -> list[Route]:
     return [
         Route(path="/health", endpoint=health, is_open=True),
         Route(path="/ready", endpoint=ready, is_open=True),
+        Route(path="/version", endpoint=version),
         Route(path="/v1/models", endpoint=models),
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
     ]

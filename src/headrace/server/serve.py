@@ -1,6 +1,8 @@
 """Starts everything: the engine process first, then what HTTP needs while that one loads.
 
 `serve()` is the whole life of a server and returns its exit status. Knows the order of things.
+What HTTP needs is imported after the engine process was started: on a few cores that is half of the
+time until the server is ready.
 """
 
 from __future__ import annotations
@@ -9,47 +11,65 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvicorn
-
-from headrace.assemble import read_chat_template, read_tokenizer
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.server import wire
-from headrace.server.app import App
-from headrace.server.routes import all_routes
-from headrace.server.service import ServedModel, Service
+from headrace.server.listen import bind, is_loopback, listen, url_of
+from headrace.server.startup import Serving, StartUp
 from headrace.server.supervisor import Supervisor
-from headrace.weights.describe import describe_file
-from headrace.weights.load import open_weights
+
+if TYPE_CHECKING:
+    from headrace.server.http_server import HttpServer
+    from headrace.server.service import Service
+
+BACKLOG = 2048
 
 log = logging.getLogger(__name__)
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn, with signals left to us."""
+def serve(
+    path: Path,
+    name: str,
+    config: ServerConfig,
+    engine: EngineConfig,
+    backend: str,
+    *,
+    sock: socket.socket | None = None,
+    start_up: StartUp | None = None,
+) -> int:
+    """Until it is told to stop. `sock` is bound already, where the caller had reasons to."""
+    sock = sock or bind(config.host, config.port)
+    with sock:
+        start_up = start_up or StartUp(config.log_format)
+        return asyncio.run(_Life(path, name, config, engine, backend, sock, start_up).run())
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
-
-def serve(path: Path, name: str, config: ServerConfig, engine: EngineConfig, backend: str) -> int:
-    return asyncio.run(_Serving(path, name, config, engine, backend).run())
-
-
-class _Serving:
+class _Life:
     def __init__(
-        self, path: Path, name: str, config: ServerConfig, engine: EngineConfig, backend: str
+        self,
+        path: Path,
+        name: str,
+        config: ServerConfig,
+        engine: EngineConfig,
+        backend: str,
+        sock: socket.socket,
+        start_up: StartUp,
     ) -> None:
-        self._began = time.perf_counter()
         self._path = path
         self._name = name
         self._config = config
         self._engine = engine
+        self._backend = backend
+        self._socket = sock
+        self._start_up = start_up
+        self._service: Service | None = None
+        self._listening = False
+        self._announced = False
         self._signals = 0
         self._supervisor = Supervisor(
             wire.Configure(
@@ -62,57 +82,114 @@ class _Serving:
             ),
             hang_timeout_s=config.hang_timeout_s,
             max_restarts=config.max_restarts,
-            on_phase=lambda phase: print(f"  {phase.name} {phase.seconds:.2f} s"),
-            on_ready=lambda ready, seconds: print(f"ready after {seconds:.2f} s"),
+            on_phase=lambda phase: self._start_up.phase(phase.name, phase.seconds),
+            on_ready=self._on_ready,
         )
 
     async def run(self) -> int:
         watching = asyncio.create_task(self._supervisor.run())
-        await asyncio.sleep(0)
-        service = Service(
-            config=self._config,
-            engine_config=self._engine,
-            model=await asyncio.to_thread(self._read_model),
-            supervisor=self._supervisor,
-        )
-        server = _HttpServer(
-            uvicorn.Config(
-                App(service, all_routes()),
-                host=self._config.host,
-                port=self._config.port,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-            )
-        )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop, server, service)
-        serving = asyncio.create_task(server.serve())
-        await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
-        server.should_exit = True
-        await serving
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
+        await asyncio.sleep(0)  # the process is started here
+        try:
+            service, server = await asyncio.to_thread(self._prepare)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._stop, server, service)
+            await self._serve(server, watching)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
         return 0
 
-    def _read_model(self) -> ServedModel:
-        file = open_weights(self._path)
+    async def _serve(self, server: HttpServer, watching: asyncio.Task[None]) -> None:
+        began = time.perf_counter()
+        listen(self._socket, BACKLOG)
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        started = asyncio.create_task(server.has_started.wait())
         try:
-            spec, _ = describe_file(file, self._engine.context_tokens)
-            tokenizer = read_tokenizer(file)
+            await asyncio.wait({serving, started}, return_when=asyncio.FIRST_COMPLETED)
+            if started.done():
+                host, port = self._socket.getsockname()[:2]
+                where = f"listening on {host}, port {port}"
+                self._start_up.phase("http", time.perf_counter() - began, where)
+                self._listening = True
+                self._announce()
+            await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            file.close()
-        return ServedModel(
-            name=self._config.served_model_name or self._name,
-            tokenizer=tokenizer,
-            template=read_chat_template(tokenizer),
-            vocab_size=spec.vocab_size,
+            started.cancel()
+            server.should_exit = True
+            await serving
+
+    def _prepare(self) -> tuple[Service, HttpServer]:
+        """All that HTTP needs. In a thread: the engine's first words come meanwhile."""
+        began = time.perf_counter()
+        from headrace.server.app import App
+        from headrace.server.http_server import make_server
+        from headrace.server.routes import all_routes
+        from headrace.server.served import read_served
+        from headrace.server.service import Service
+
+        imported = time.perf_counter()
+        self._start_up.phase("code", imported - began, "of the HTTP side")
+        served = read_served(
+            self._path,
+            self._name,
+            backend=self._backend,
+            server=self._config,
+            engine=self._engine,
+        )
+        self._service = service = Service(
+            config=self._config,
+            engine_config=self._engine,
+            model=served.model,
+            supervisor=self._supervisor,
+            fingerprint=served.fingerprint,
+            identity=served.identity,
+        )
+        what = f"{served.model.tokenizer.vocab_size:,} tokens"
+        if served.model.template is None:
+            what += ", no chat template"
+        self._start_up.phase("tokenizer", time.perf_counter() - imported, what)
+        return service, make_server(App(service, all_routes()), BACKLOG)
+
+    def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
+        if self._announced:
+            log.info("the engine is back after %.2f s", seconds, extra={"event": "engine_back"})
+            return
+        self._start_up.phase("engine", seconds, f"process {ready.pid}, all of it")
+        for note in ready.notes:
+            self._start_up.note(note)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Once there is both somebody to answer and somewhere to ask."""
+        facts, service = self._supervisor.facts, self._service
+        if facts is None or service is None or not self._listening or self._announced:
+            return
+        self._announced = True
+        has_keys = bool(self._config.api_key or self._config.api_keys_file)
+        if not has_keys and not is_loopback(self._config.host):
+            self._start_up.note(
+                f"{self._config.host} may be reached from other machines, and no key is set: "
+                "--api-key or --api-keys-file sets some"
+            )
+        self._start_up.ready(
+            Serving(
+                url=url_of(self._socket),
+                model=service.model.name,
+                fingerprint=service.fingerprint,
+                context_tokens=facts.context_tokens,
+                kv_tokens=facts.total_blocks * facts.block_tokens,
+                has_chat=service.model.template is not None,
+                has_keys=has_keys,
+            )
         )
 
-    def _stop(self, server: uvicorn.Server, service: Service) -> None:
+    def _stop(self, server: HttpServer, service: Service) -> None:
         self._signals += 1
         service.draining = True
         server.should_exit = True
+        if self._signals > 1:
+            server.force_exit = True
+        else:
+            self._start_up.stopping(self._config.drain_timeout_s)

@@ -46,6 +46,8 @@ class Service:
     supervisor: Supervisor
     watchers: list[Watcher] = field(default_factory=list)
     draining: bool = False
+    fingerprint: str = ""
+    identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
 
     def check_accepting(self) -> None:
         if self.draining:

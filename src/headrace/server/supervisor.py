@@ -36,6 +36,8 @@ class State(Enum):
 class EngineGoneError(HeadraceError):
     """The engine can't be brought back."""
 
+    exit_status = 3
+
 
 class Supervisor:
     def __init__(

@@ -1,0 +1,101 @@
+"""`headrace serve --dry-run`: the settings as they came out, and what they would make of a model.
+
+Shows; fetches and loads nothing. What does not work is said after what was found until then.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import typer
+
+from headrace.cli.info import model_facts, shown_lines
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.settings import Settings, all_settings
+from headrace.models.resolve import name_model, resolve_model
+from headrace.server.listen import bind
+
+
+def show_dry_run(settings: Settings, *, as_json: bool) -> None:
+    """Raises what a start would raise, after having shown what led to it."""
+    report: dict[str, Any] = {"settings": settings.facts()}
+    error = None
+    try:
+        _examine(settings, report)
+    except HeadraceError as found:
+        error = found
+        report["error"] = {"cause": found.cause, "remedy": found.remedy, "detail": found.detail}
+    typer.echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+    if error is not None:
+        raise error
+
+
+def _examine(settings: Settings, report: dict[str, Any]) -> None:
+    from headrace.assemble import BackendName, plan_memory
+    from headrace.server.served import read_served
+    from headrace.weights.load import open_weights
+
+    report["notes"] = _port_notes(settings)
+    path = resolve_model(settings.model, offline=True)
+    report["model"] = model_facts(path)
+    file = open_weights(path)
+    try:
+        backend = cast("BackendName", settings.backend)
+        _, _, sizing = plan_memory(file, backend=backend, config=settings.engine)
+    finally:
+        file.close()
+    report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
+    report["context_tokens"] = sizing.context_tokens
+    report["notes"] += sizing.notes
+    served = read_served(
+        path,
+        name_model(path, settings.model),
+        backend=settings.backend,
+        server=settings.server,
+        engine=settings.engine,
+    )
+    report["served_model_name"] = served.model.name
+    report["fingerprint"] = served.fingerprint
+    report["identity"] = served.identity
+
+
+def _port_notes(settings: Settings) -> list[str]:
+    """A port that is taken now may be free when it matters: by this server, running."""
+    try:
+        bind(settings.server.host, settings.server.port).close()
+    except ConfigError as error:
+        if error.param != "port":
+            raise
+        return [f"{error.cause[0].lower()}{error.cause[1:]}"]
+    return []
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = ["settings"]
+    for setting in all_settings():
+        found = report["settings"][setting.name]
+        value = "none" if found["value"] is None else found["value"]
+        lines.append(f"  {setting.name:<24}{value!s:<24}{found['origin']}".rstrip())
+    if "model" in report:
+        lines += shown_lines({"model": report["model"]})
+    if "ledger" in report:
+        lines += ["ledger", *(f"  {line}" for line in report["ledger"]["shown"].splitlines())]
+        lines.append(f"  a context of {report['context_tokens']:,} tokens")
+    if "fingerprint" in report:
+        lines += _identity_lines(report)
+    return lines + [f"note: {note}" for note in report.get("notes", ())]
+
+
+def _identity_lines(report: dict[str, Any]) -> list[str]:
+    identity = report["identity"]
+    rows = {
+        "served as": report["served_model_name"],
+        "headrace": identity["headrace"],
+        "model": identity["model"]["sampled_sha256"],
+        "tokenizer": identity["tokenizer_sha256"],
+        "chat template": identity["chat_template_sha256"] or "none",
+        "backend": f"{identity['backend']['name']}, {identity['backend']['path']}",
+    }
+    shown = [f"  {name:<24}{value}" for name, value in rows.items()]
+    return [f"fingerprint {report['fingerprint']}", *shown]

@@ -1,0 +1,106 @@
+"""`headrace serve`: settings from everywhere into one, checked; then the server, or a dry run.
+
+Reads the environment, the file and the flags; which of them wins is core/settings.py's affair, and
+what a server does is server/'s. Nothing heavy is imported before the port is known to be free.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from headrace.cli.flags import with_settings_flags
+from headrace.core.errors import ConfigError
+from headrace.core.settings import Settings, resolve_settings
+from headrace.core.settings_file import find_file, read_settings_file
+
+
+@with_settings_flags
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A catalog name, a GGUF file, a folder, a hub id; default: smollm2.",
+        ),
+    ] = None,
+    backend: Annotated[
+        Literal["cpu", "reference"] | None,
+        typer.Option(help="reference: slow and exact.  [default: cpu]"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file of settings; default: ./headrace.toml, else "
+            "~/.config/headrace/headrace.toml, where there is one."
+        ),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show settings, memory and fingerprint; fetch and load nothing."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: as one JSON object.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect it.
+
+    Every setting below can also be given in headrace.toml and as a variable: max_body in [server],
+    HEADRACE_MAX_BODY. A flag wins over a variable, and that over the file. Exits with 0 once it has
+    stopped as asked, 2 where something can't work as asked, 3 if the engine can't be kept alive.
+    """
+    began_s = time.perf_counter()
+    flags = {**given, "model": model, "backend": backend}
+    settings = read_settings({n: v for n, v in flags.items() if v is not None}, config)
+    if as_json and not dry_run:
+        raise ConfigError("--json is for --dry-run.", "Add --dry-run, or drop --json.")
+    if dry_run:
+        from headrace.cli.dry_run import show_dry_run
+
+        show_dry_run(settings, as_json=as_json)
+        return
+    raise typer.Exit(_serve(settings, offline, began_s))
+
+
+def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
+    variables = dict(os.environ)
+    if chosen is None and variables.get("HEADRACE_CONFIG"):
+        chosen = Path(variables["HEADRACE_CONFIG"])
+    path = find_file(chosen, Path.cwd(), variables)
+    return resolve_settings(flags, variables, None if path is None else read_settings_file(path))
+
+
+def _serve(settings: Settings, offline: bool, began_s: float) -> int:
+    from headrace.server.listen import bind
+    from headrace.server.startup import StartUp
+
+    sock = bind(settings.server.host, settings.server.port)
+    with sock:
+        from headrace.cli.progress import shown_progress
+        from headrace.models.resolve import name_model, resolve_model
+
+        start_up = StartUp(settings.server.log_format, began_s)
+        resolving_s = time.perf_counter()
+        with shown_progress() as progress:
+            path = resolve_model(settings.model, offline=offline, progress=progress)
+        start_up.phase("model", time.perf_counter() - resolving_s, str(path))
+        from headrace.server.serve import serve as serve_model
+
+        return serve_model(
+            path,
+            name_model(path, settings.model),
+            settings.server,
+            settings.engine,
+            settings.backend,
+            sock=sock,
+            start_up=start_up,
+        )

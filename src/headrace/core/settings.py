@@ -1,0 +1,326 @@
+"""One value for every setting, out of flags, variables, a file and defaults, and its origin.
+
+Values in, configs out: this file reads no environment and no disk. What a value may be is the
+config's affair (core/config.py, core/server_config.py); here is how it is written in each place,
+and which place wins: a flag, then a variable, then the file, then the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError
+from headrace.core.server_config import ServerConfig
+
+PREFIX = "HEADRACE_"
+DEFAULT = "default"
+SECRETS = frozenset({"api_key"})
+HIDDEN = "***"
+BACKENDS = ("cpu", "reference")
+# Variables with that prefix that are no settings: some of ours, and those of tests and benchmarks.
+OTHER_VARIABLES = frozenset(
+    f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG", "LONG_STEPS", "EXAMPLES")
+)
+TEST_PREFIX = f"{PREFIX}TEST_"
+# Kubernetes tells every container about Services: of one named "headrace" in these words.
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
+# Several spellings of one thing: whoever gives one means it instead of the others.
+_ALTERNATIVES = (("kv_memory", "kv_tokens", "kv_fraction"),)
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field that a user may set, by the same words everywhere."""
+
+    name: str
+    table: str  # of the file: "server", "engine", or "" for the top
+    kind: Any  # the field's type
+    default: object
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+    @property
+    def choices(self) -> type[StrEnum] | None:
+        kind = self.kind
+        return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """A file's values, table by table, and the lines that they are on."""
+
+    name: str
+    values: Mapping[str, object]
+    lines: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    def place(self, table: str, key: str) -> str:
+        line = self.lines.get((table, key))
+        return self.name if line is None else f"{self.name}:{line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    model: str | None
+    backend: str
+    server: ServerConfig
+    engine: EngineConfig
+    origins: Mapping[str, str]  # of every setting: "--port", "HEADRACE_PORT", "headrace.toml:3"
+
+    def value(self, setting: Setting) -> object:
+        owner = {"server": self.server, "engine": self.engine}.get(setting.table, self)
+        return getattr(owner, setting.name)
+
+    def facts(self) -> dict[str, dict[str, object]]:
+        """Every setting: its value, as JSON has it and without secrets, and where it came from."""
+        return {
+            each.name: {
+                "value": shown_value(each.name, self.value(each)),
+                "origin": self.origins[each.name],
+            }
+            for each in all_settings()
+        }
+
+
+def all_settings() -> list[Setting]:
+    return [
+        Setting("model", "", str | None, None, "A catalog name, a GGUF file, a folder, a hub id."),
+        Setting("backend", "", str, "cpu", "What computes: cpu, or reference (slow and exact)."),
+        *_of("server", ServerConfig),
+        *_of("engine", EngineConfig),
+    ]
+
+
+def _of(table: str, config: type[ServerConfig] | type[EngineConfig]) -> list[Setting]:
+    hints = get_type_hints(config)
+    chosen: Iterable[Field[Any]] = (each for each in fields(config) if "help" in each.metadata)
+    return [
+        Setting(each.name, table, hints[each.name], each.default, each.metadata["help"])
+        for each in chosen
+    ]
+
+
+def shown_value(name: str, value: object) -> object:
+    if name in SECRETS and value is not None:
+        return HIDDEN
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def resolve_settings(
+    flags: Mapping[str, object],
+    variables: Mapping[str, str],
+    file: SettingsFile | None = None,
+) -> Settings:
+    """`flags` has those that were given, typed; `variables` may be the whole environment."""
+    known = {setting.name: setting for setting in all_settings()}
+    # In order: what comes later wins.
+    sources = [
+        _from_file(file, known) if file is not None else {},
+        _from_variables(variables, known),
+        {name: (value, known[name].flag) for name, value in flags.items()},
+    ]
+    found: dict[str, tuple[object, str]] = {}
+    for source in sources:
+        for alternatives in _ALTERNATIVES:
+            if any(name in source for name in alternatives):
+                for name in alternatives:
+                    found.pop(name, None)
+        found |= source
+    values = {name: value for name, (value, _) in found.items()}
+    origins = {name: found[name][1] if name in found else DEFAULT for name in known}
+    _check_backend(values.get("backend", known["backend"].default), origins)
+
+    def build(table: str, config: Any) -> Any:
+        chosen = {n: v for n, v in values.items() if known[n].table == table}
+        try:
+            return config(**chosen)
+        except ConfigError as error:
+            raise _with_origin(error, origins) from error
+
+    return Settings(
+        model=values.get("model"),  # type: ignore[arg-type]
+        backend=values.get("backend", known["backend"].default),  # type: ignore[arg-type]
+        server=build("server", ServerConfig),
+        engine=build("engine", EngineConfig),
+        origins=origins,
+    )
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _from_file(file: SettingsFile, known: Mapping[str, Setting]) -> dict[str, tuple[object, str]]:
+    found = {}
+    for table, entries in _tables(file):
+        names = [name for name, setting in known.items() if setting.table == table]
+        for key, value in entries.items():
+            place = file.place(table, key)
+            if key not in names:
+                raise _unknown_key(key, table, place, known)
+            found[key] = (_typed(known[key], value, place), place)
+    return found
+
+
+def _tables(file: SettingsFile) -> list[tuple[str, Mapping[str, object]]]:
+    top = dict(file.values)
+    tables: list[tuple[str, Mapping[str, object]]] = []
+    for name in ("server", "engine"):
+        entries = top.pop(name, {})
+        if not isinstance(entries, Mapping):
+            raise ConfigError(
+                f"{file.place('', name)}: {name} is {entries!r}; expected a table.",
+                f"Write [{name}] on a line of its own, and its settings below.",
+                param=name,
+            )
+        tables.append((name, entries))
+    return [("", top), *tables]
+
+
+def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting]) -> ConfigError:
+    where = f"[{table}]" if table else "the top of the file"
+    if key in known:
+        right = f"[{known[key].table}]" if known[key].table else "the top of the file"
+        remedy = f"It belongs to {right}."
+    else:
+        here = [n for n, s in known.items() if s.table == table]
+        tables = [] if table else ["server", "engine"]
+        near = difflib.get_close_matches(key, [*here, *tables, *known], n=1)
+        remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(here + tables)}."
+    return ConfigError(f"{place}: {key!r} is no setting of {where}.", remedy, param=key)
+
+
+def _typed(setting: Setting, value: object, place: str) -> object:
+    """A value of the file, which has types of its own."""
+    accepted = tuple(_plain_types(setting.kind))
+    good = isinstance(value, accepted) and (setting.is_bool or not isinstance(value, bool))
+    if not good:
+        raise _wrong(setting, value, place)
+    return value
+
+
+def _plain_types(kind: Any) -> Iterable[type]:
+    for each in get_args(kind) if get_origin(kind) is UnionType else (kind,):
+        if each is NoneType:
+            continue
+        if each is float:
+            yield int
+        yield str if issubclass(each, StrEnum) else each
+
+
+# -- variables -------------------------------------------------------------------------------------
+
+
+def _from_variables(
+    variables: Mapping[str, str], known: Mapping[str, Setting]
+) -> dict[str, tuple[object, str]]:
+    settings = {setting.variable: setting for setting in known.values()}
+    found = {}
+    for name, text in variables.items():
+        if not name.startswith(PREFIX) or _is_for_others(name, text):
+            continue
+        setting = settings.get(name)
+        if setting is None:
+            near = difflib.get_close_matches(name, [*settings, *OTHER_VARIABLES], n=1)
+            remedy = f"Did you mean {near[0]}?" if near else "Unset it."
+            raise ConfigError(f"The variable {name} is no setting.", remedy, param=name)
+        found[setting.name] = (_parsed(setting, text), name)
+    return found
+
+
+def _is_for_others(name: str, text: str) -> bool:
+    if name in OTHER_VARIABLES or name.startswith(TEST_PREFIX):
+        return True
+    return bool(_SERVICE_LINK.fullmatch(name) or _SERVICE_URL.fullmatch(text))
+
+
+def _parsed(setting: Setting, text: str) -> object:
+    """A variable's text as the field's type."""
+    if not text:
+        # Not as if it were unset: an empty key would leave a server open that was to be closed.
+        raise ConfigError(
+            f"The variable {setting.variable} is empty; expected {_wanted(setting)}.",
+            "Give it a value, or unset it.",
+            param=setting.name,
+        )
+    if setting.is_bool:
+        if text.lower() in (*_YES, *_NO):
+            return text.lower() in _YES
+        raise _wrong(setting, text, setting.variable)
+    kinds = set(_plain_types(setting.kind))
+    if str in kinds:
+        return text
+    try:
+        return float(text) if float in kinds else int(text)
+    except ValueError:
+        raise _wrong(setting, text, setting.variable) from None
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def _check_backend(value: object, origins: Mapping[str, str]) -> None:
+    if value not in BACKENDS:
+        raise _with_origin(
+            ConfigError(
+                f"backend is {value!r}; expected one of {', '.join(BACKENDS)}.",
+                "Choose one.",
+                param="backend",
+            ),
+            origins,
+        )
+
+
+def _with_origin(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
+    """The same, saying where the value was set."""
+    name = error.param or ""
+    together = next((group for group in _ALTERNATIVES if name in group), (name,))
+    places = [origins[n] for n in together if origins.get(n, DEFAULT) != DEFAULT]
+    if not places:
+        return error
+    return ConfigError(
+        f"{error.cause.removesuffix('.')} (set by {' and '.join(dict.fromkeys(places))}).",
+        error.remedy,
+        param=error.param,
+        detail=error.detail,
+    )
+
+
+def _wrong(setting: Setting, value: object, place: str) -> ConfigError:
+    found = HIDDEN if setting.name in SECRETS else repr(value)
+    return ConfigError(
+        f"{setting.name} is {found}; expected {_wanted(setting)} (set by {place}).",
+        f"Correct it in {place}, or leave it out.",
+        param=setting.name,
+    )
+
+
+def _wanted(setting: Setting) -> str:
+    kinds = set(_plain_types(setting.kind))
+    if setting.choices is not None:
+        return f"one of {', '.join(setting.choices)}"
+    if setting.is_bool:
+        return "true or false"
+    if kinds == {int, str}:
+        return "a number of bytes, or a size such as 4GiB"
+    if str in kinds:
+        return "some text"
+    return "a number" if float in kinds else "a whole number"

@@ -1,0 +1,111 @@
+"""The socket that clients will reach, taken before anything is loaded.
+
+A server that finds its port taken after a minute of loading has wasted the minute. Bound and not
+yet listening, so that nobody connects before there is someone to answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.core.errors import ConfigError
+
+_TRIED_PORTS = 100
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def bind(host: str, port: int) -> socket.socket:
+    with _explained(host, port):
+        family, address = _resolve(host, port)
+        return _bind(family, address)
+
+
+def listen(sock: socket.socket, backlog: int) -> None:
+    host, port = sock.getsockname()[:2]
+    with _explained(host, port):
+        sock.listen(backlog)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def url_of(sock: socket.socket) -> str:
+    """As a client on this machine would write it."""
+    host, port = sock.getsockname()[:2]
+    host = WILDCARDS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Of a name with both kinds, IPv4: what most clients try for "localhost" reaches it.
+    family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, (str(address[0]), port)
+
+
+def _bind(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextmanager
+def _explained(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"host is {host!r}, which is no address: {error.strerror}.",
+            "Set --host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+            param="host",
+        ) from error
+    except OSError as error:
+        raise _refused(host, port, error) from error
+
+
+def _refused(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        free = _free_port(host, port)
+        remedy = f"Take a free one: --port {free}" if free else "Take a free one with --port"
+        return ConfigError(
+            f"Port {port} of {host} is taken by another process.",
+            f"{remedy}, or stop the other process.",
+            param="port",
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(
+            f"Port {port} of {host} may not be taken by this user.",
+            "Set --port to 1024 or more.",
+            param="port",
+        )
+    return ConfigError(
+        f"{host} port {port} can't be listened on: {error.strerror or error}.",
+        "Set --host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+        param="host",
+    )
+
+
+def _free_port(host: str, port: int) -> int | None:
+    for other in range(port + 1, min(port + _TRIED_PORTS, 65_536)):
+        try:
+            family, address = _resolve(host, other)
+            _bind(family, address).close()
+        except OSError:
+            continue
+        return other
+    return None

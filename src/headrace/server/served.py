@@ -1,0 +1,51 @@
+"""The model as the HTTP side needs it: tokenizer, template, habits, and who it is.
+
+Reads headers and a few bytes of each tensor; loads no weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.assemble import read_chat_template, read_tokenizer
+from headrace.core.config import EngineConfig
+from headrace.core.server_config import ServerConfig
+from headrace.models.catalog import entry_of
+from headrace.server.fingerprint import Identity, fingerprint, identify
+from headrace.server.service import ServedModel
+from headrace.weights.describe import describe_file
+from headrace.weights.load import open_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    model: ServedModel
+    fingerprint: str
+    identity: Identity
+
+
+def read_served(
+    path: Path, name: str, *, backend: str, server: ServerConfig, engine: EngineConfig
+) -> Served:
+    file = open_weights(path)
+    try:
+        spec, _ = describe_file(file, engine.context_tokens)
+        tokenizer = read_tokenizer(file)
+        identity = identify(
+            file, spec, tokenizer.chat_template, backend=backend, server=server, engine=engine
+        )
+    finally:
+        file.close()
+    entry = entry_of(path)
+    model = ServedModel(
+        name=server.served_model_name or name,
+        tokenizer=tokenizer,
+        template=read_chat_template(tokenizer),
+        vocab_size=spec.vocab_size,
+        temperature=1.0 if entry is None else entry.temperature,
+        top_p=1.0 if entry is None else entry.top_p,
+    )
+    # Where a request says nothing, these are part of its answer.
+    identity["sampling"] = {"temperature": model.temperature, "top_p": model.top_p}
+    return Served(model=model, fingerprint=fingerprint(identity), identity=identity)

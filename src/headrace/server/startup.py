@@ -1,0 +1,109 @@
+"""What a server says while it starts: a line for each phase, then where it is and what to try.
+
+On standard error, in words for a person; as log records where logs are JSON by choice. Decides
+nothing and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+
+from headrace.core.server_config import LogFormat
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What is worth knowing about a server that is ready."""
+
+    url: str
+    model: str
+    fingerprint: str
+    context_tokens: int
+    kv_tokens: int
+    has_chat: bool
+    has_keys: bool
+
+
+class StartUp:
+    def __init__(self, log_format: LogFormat, began_s: float | None = None) -> None:
+        self._as_log = log_format is LogFormat.JSON
+        self._began_s = time.perf_counter() if began_s is None else began_s
+
+    def phase(self, name: str, seconds: float, what: str = "") -> None:
+        if self._as_log:
+            log.info("start: %s", name, extra={"event": "phase", "phase": name, "seconds": seconds})
+        else:
+            _say(f"  {name:<12}{seconds:5.2f} s   {what}".rstrip())
+
+    def note(self, text: str) -> None:
+        if self._as_log:
+            log.warning("%s", text, extra={"event": "note"})
+        else:
+            _say(f"note: {text}")
+
+    def ready(self, serving: Serving) -> None:
+        seconds = time.perf_counter() - self._began_s
+        if self._as_log:
+            facts = {name: getattr(serving, name) for name in Serving.__slots__}
+            log.info("ready", extra={"event": "ready", "seconds": round(seconds, 3), **facts})
+        else:
+            _say(f"ready after {seconds:.2f} s\n\n{_described(serving)}\n")
+
+    def stopping(self, timeout_s: float) -> None:
+        text = (
+            f"stopping: running requests have {timeout_s:g} s to finish; "
+            "a second signal stops at once"
+        )
+        if self._as_log:
+            log.info("%s", text, extra={"event": "stopping"})
+        else:
+            _say(text)
+
+
+def _described(serving: Serving) -> str:
+    keys = "every request needs one" if serving.has_keys else "none: whoever reaches it may use it"
+    rows = {
+        "URL": f"{serving.url}/v1",
+        "model": f"{serving.model} ({serving.fingerprint})",
+        "context": f"{serving.context_tokens:,} tokens",
+        "KV pool": f"{serving.kv_tokens:,} tokens",
+        "keys": keys,
+    }
+    lines = [f"  {name:<9}{value}" for name, value in rows.items()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Try it:",
+            f"  {curl_line(serving)}",
+            "",
+            "Ctrl-C lets running requests finish, then stops; a second one stops at once.",
+        ]
+    )
+
+
+def curl_line(serving: Serving) -> str:
+    """To be pasted into a shell; a key is taken from there, and never printed."""
+    body: dict[str, object] = {"model": serving.model}
+    if serving.has_chat:
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "Name three rivers."}]
+    else:
+        path = "/v1/completions"
+        body |= {"prompt": "Once upon a time", "max_tokens": 32}
+    words = ["curl", f"{serving.url}{path}", "-H", "Content-Type: application/json"]
+    line = " ".join(shlex.quote(word) for word in words)
+    if serving.has_keys:
+        line += ' -H "Authorization: Bearer $HEADRACE_API_KEY"'
+    return f"{line} -d {shlex.quote(json.dumps(body))}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
