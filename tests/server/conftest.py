@@ -17,15 +17,7 @@ import pytest
 
 START_LIMIT_S = 60.0  # generous: machines are shared; nothing is asserted about it
 
-_SCRIPT = """
-import json, sys
-from pathlib import Path
-from headrace.core.config import EngineConfig
-from headrace.core.server_config import ServerConfig
-from headrace.server.serve import serve
-path, server, engine = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
-sys.exit(serve(Path(path), "smollm2", ServerConfig(**server), EngineConfig(**engine), "cpu"))
-"""
+_COMMAND = (sys.executable, "-c", "from headrace.cli.commands import main; main()", "serve")
 
 
 class RunningServer:
@@ -34,17 +26,15 @@ class RunningServer:
     def __init__(
         self, model: Path, folder: Path, server: dict[str, object], engine: dict[str, object]
     ) -> None:
-        import json
-
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.base_url = f"http://127.0.0.1:{self.port}"
         self._log_path = folder / f"server-{self.port}.log"
-        arguments = [json.dumps({"port": self.port, **server}), json.dumps(engine)]
+        settings = {"port": self.port, **server, **engine}
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SCRIPT, str(model), *arguments],
+                [*_COMMAND, str(model), *_flags({"served_model_name": "smollm2", **settings})],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -82,6 +72,17 @@ class RunningServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+
+def _flags(settings: dict[str, object]) -> list[str]:
+    flags: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", str(value)]
+    return flags
 
 
 StartServer = Callable[..., RunningServer]

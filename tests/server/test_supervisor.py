@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -151,6 +152,19 @@ def test_a_long_step_that_makes_progress_is_no_hang() -> None:
             await until(lambda: supervisor.state is State.READY)
             assert await answer_of(supervisor, request("a", [5])) == [5]
             assert supervisor.restarts == 0
+
+    asyncio.run(play())
+
+
+def test_a_server_that_stood_still_itself_does_not_blame_the_engine() -> None:
+    async def play() -> None:
+        supervisor = make("serve", hang_timeout_s=1.0)
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            time.sleep(2.5)  # nothing runs in this process
+            await asyncio.sleep(0.5)
+            assert supervisor.restarts == 0
+            assert await answer_of(supervisor, request("a", [5])) == [5]
 
     asyncio.run(play())
 

@@ -147,6 +147,10 @@ class EngineLink:
         """How long the engine has made no progress."""
         return time.monotonic() - self._progress_s
 
+    def forgive(self) -> None:
+        """Count from now: whoever listens was not listening."""
+        self._progress_s = time.monotonic()
+
     async def lost(self) -> int:
         """Waits for the end of the process; its exit status."""
         await self._pump
@@ -169,8 +173,9 @@ class EngineLink:
         await self._pump
 
     def fail_streams(self, error: HeadraceError) -> None:
-        for stream in self._streams.values():
+        for request_id, stream in self._streams.items():
             stream.fail(error)
+            self.send(wire.Cancel(request_id))
         self._streams.clear()
 
     # -- what the engine says --------------------------------------------------------------------

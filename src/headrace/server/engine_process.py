@@ -17,11 +17,16 @@ import socket
 import sys
 import threading
 import time
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
+from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import GenerateRequest
 from headrace.server import wire
+from headrace.server.compiling import Compiling
+
+if TYPE_CHECKING:
+    from headrace.grammar import GrammarCompiler
 
 BEAT_S = 0.5
 IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
@@ -47,10 +52,11 @@ class Link:
             except OSError:  # the HTTP process is gone
                 self.closed = True
 
-    def receive(self, timeout_s: float) -> list[wire.ToEngine]:
-        """What has come; waits for it no longer than `timeout_s`."""
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
-        if not readable:
+    def receive(self, timeout_s: float, *others: int) -> list[wire.ToEngine]:
+        """What has come; waits for it, or for other descriptors to have something to read, no
+        longer than `timeout_s`."""
+        readable, _, _ = select.select([self._socket.fileno(), *others], [], [], timeout_s)
+        if self._socket.fileno() not in readable:
             return []
         try:
             data = self._socket.recv(READ_BYTES)
@@ -66,6 +72,8 @@ class EngineProcess:
         self._link = link
         self._turns = 0
         self._ended = threading.Event()
+        self._compiling = Compiling(self._compile)
+        self._compiler: GrammarCompiler | None = None
 
     def run(self) -> int:
         configure = self._first_message()
@@ -104,6 +112,7 @@ class EngineProcess:
             self._loop()
         finally:
             self._ended.set()
+            self._compiling.close()
             beat.join()
             self._assembled.close()
         return 0
@@ -116,38 +125,63 @@ class EngineProcess:
         return None
 
     def _loop(self) -> None:
-        link, engine = self._link, self._engine
+        link, engine, compiling = self._link, self._engine, self._compiling
         while not link.closed:
-            for message in link.receive(0.0 if engine.has_work else IDLE_S):
+            for message in link.receive(0.0 if engine.has_work else IDLE_S, compiling.fileno()):
                 if isinstance(message, wire.Shutdown):
                     return
                 self._obey(message)
+            if not compiling.is_idle:
+                self._add_compiled()
             if engine.has_work and (tokens := engine.step()):
                 link.send(wire.Tokens(tokens))
             self._turns += 1
 
     def _obey(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Add):
-            self._add(message.request)
+            if message.request.grammar is None:
+                self._add(message.request, None)
+            else:
+                self._compiling.submit(message.request)
         elif isinstance(message, wire.Cancel):
+            self._compiling.forget(message.request_id)
             self._engine.cancel(message.request_id)
         elif isinstance(message, wire.StopOne):
             self._engine.stop(message.request_id, message.index)
 
-    def _add(self, request: GenerateRequest) -> None:
+    def _add_compiled(self) -> None:
+        for compiled in self._compiling.take():
+            if isinstance(compiled.result, HeadraceError):
+                self._refuse(compiled.request, compiled.result)
+            else:
+                self._add(compiled.request, compiled.result)
+
+    def _add(self, request: GenerateRequest, constraint: Constraint | None) -> None:
         try:
-            self._engine.add(request)
+            self._engine.add(request, constraint)
         except HeadraceError as error:
-            self._link.send(
-                wire.Refused(
-                    request_id=request.request_id,
-                    status=error.status,
-                    cause=error.cause,
-                    remedy=error.remedy,
-                    param=error.param,
-                    is_context_length=isinstance(error, ContextLengthError),
-                )
+            self._refuse(request, error)
+
+    def _refuse(self, request: GenerateRequest, error: HeadraceError) -> None:
+        self._link.send(
+            wire.Refused(
+                request_id=request.request_id,
+                status=error.status,
+                cause=error.cause,
+                remedy=error.remedy,
+                param=error.param,
+                is_context_length=isinstance(error, ContextLengthError),
             )
+        )
+
+    def _compile(self, spec: GrammarSpec) -> Constraint:
+        """In the compiling thread. What it takes to compile is made when it is first needed."""
+        if self._compiler is None:
+            from headrace.grammar import GrammarCompiler
+
+            assembled = self._assembled
+            self._compiler = GrammarCompiler(assembled.tokenizer, assembled.spec.vocab_size)
+        return self._compiler.compile(spec)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
 from pathlib import Path
@@ -46,7 +45,17 @@ def serve(
     sock = sock or bind(config.host, config.port)
     with sock:
         start_up = start_up or StartUp(config.log_format)
-        return asyncio.run(_Life(path, name, config, engine, backend, sock, start_up).run())
+        life = _Life(path, name, config, engine, backend, sock, start_up)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(life.run())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class _Life:
@@ -70,7 +79,6 @@ class _Life:
         self._service: Service | None = None
         self._listening = False
         self._announced = False
-        self._signals = 0
         self._supervisor = Supervisor(
             wire.Configure(
                 model_path=str(path),
@@ -91,9 +99,9 @@ class _Life:
         await asyncio.sleep(0)  # the process is started here
         try:
             service, server = await asyncio.to_thread(self._prepare)
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._stop, server, service)
+            from headrace.server.drain import Drain
+
+            Drain(service, server).listen()
             await self._serve(server, watching)
         finally:
             watching.cancel()
@@ -184,12 +192,3 @@ class _Life:
                 has_keys=has_keys,
             )
         )
-
-    def _stop(self, server: HttpServer, service: Service) -> None:
-        self._signals += 1
-        service.draining = True
-        server.should_exit = True
-        if self._signals > 1:
-            server.force_exit = True
-        else:
-            self._start_up.stopping(self._config.drain_timeout_s)

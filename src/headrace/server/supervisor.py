@@ -19,6 +19,7 @@ from headrace.server.engine_link import ENGINE_COMMAND, EngineLink
 
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 0.25, 30.0
 WATCH_S = 0.25
+LATE_S = 0.5
 STEADY_S = 60.0  # an engine that lived so long starts with a clean record
 SHUT_DOWN_S = 5.0
 USUAL_START_S = 3.0  # before one was measured
@@ -79,6 +80,16 @@ class Supervisor:
         """When the engine should be back, going by how long its last start took."""
         return max(1.0, self._back_at_s - time.monotonic())
 
+    def fail_requests(self, error: HeadraceError) -> None:
+        """End everything that runs."""
+        if self._link is not None:
+            self._link.fail_streams(error)
+
+    def kill(self) -> None:
+        """End the engine process without a word."""
+        if self._link is not None:
+            self._link.kill()
+
     async def run(self) -> None:
         """Until cancelled; raises if the engine can't start, or can't come back."""
         failures = 0
@@ -135,7 +146,11 @@ class Supervisor:
                 self.state = State.STOPPED
                 raise link.ready.exception()  # type: ignore[misc]
             while not ended.done():
+                looked_s = time.monotonic()
                 await asyncio.wait({ended}, timeout=WATCH_S)
+                if time.monotonic() - looked_s > WATCH_S + LATE_S:
+                    # It is this process that stood still: beats are waiting to be read.
+                    link.forgive()
                 stuck_s = link.stuck_s()
                 if self.state is State.READY and stuck_s > self._hang_timeout_s:
                     link.kill()
