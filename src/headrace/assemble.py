@@ -13,6 +13,7 @@ from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.sizes import show_bytes
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
+from headrace.grammar import GrammarCompiler
 from headrace.models.catalog import Progress, silent
 from headrace.models.decoder import DecoderWeights
 from headrace.models.resolve import resolve_model
@@ -41,6 +42,7 @@ class Assembled:
     spec: ModelSpec
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    grammars: GrammarCompiler
     config: EngineConfig
     runner: Runner
     engine: Engine
@@ -82,6 +84,7 @@ def assemble(
         spec=spec,
         tokenizer=tokenizer,
         chat_template=read_chat_template(tokenizer),
+        grammars=GrammarCompiler(tokenizer, spec.vocab_size),
         config=config,
         runner=runner,
         engine=Engine(runner, tokenizer.eos_ids, config),

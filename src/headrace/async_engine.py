@@ -20,6 +20,7 @@ from functools import partial
 from types import TracebackType
 
 from headrace.assemble import Assembled
+from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.errors import HeadraceError
 from headrace.core.request import (
     BeamParams,
@@ -77,8 +78,10 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         timeout_s: float | None = None,
+        grammar: GrammarSpec | None = None,
     ) -> AsyncIterator[TokenEvent]:
-        """Continue a prompt; events of all its continuations, as they come."""
+        """Continue a prompt; events of all its continuations, as they come. With a `grammar` each
+        of them matches it, unless max_tokens cuts it off."""
         request = make_request(
             self._assembled.tokenizer,
             self._assembled.spec.vocab_size,
@@ -89,10 +92,14 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             timeout_s=timeout_s,
+            grammar=grammar,
         )
+        constraint: Constraint | None = None
+        if grammar is not None:
+            constraint = await asyncio.to_thread(self._assembled.grammars.compile, grammar)
         caller = _Caller()
         text = RequestText(self._assembled.tokenizer, request)
-        self._post(lambda: self._add(request, caller))
+        self._post(lambda: self._add(request, caller, constraint))
         try:
             while not text.is_complete:
                 item = await caller.queue.get()
@@ -159,9 +166,11 @@ class AsyncEngine:
             if caller := self._callers.get(request_id):
                 caller.send(some)
 
-    def _add(self, request: GenerateRequest, caller: _Caller) -> None:
+    def _add(
+        self, request: GenerateRequest, caller: _Caller, constraint: Constraint | None
+    ) -> None:
         try:
-            self._engine.add(request)
+            self._engine.add(request, constraint)
         except HeadraceError as error:
             caller.send(error)
         else:

@@ -18,6 +18,7 @@ from typing import Any
 
 from headrace.assemble import BackendName, assemble
 from headrace.core.config import EngineConfig
+from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import InvalidRequestError, TemplateError
 from headrace.core.request import (
     BeamParams,
@@ -104,11 +105,13 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt; all are computed together. `params` is one for all, or one each."""
+        """Continue each prompt; all are computed together. `params` is one for all, or one each.
+        With a `grammar` every answer matches it, unless max_tokens cuts it off."""
         listed = _list_prompts(prompts)
         requests = [
-            self._request(prompt, param, priority=priority, cache_salt=cache_salt)
+            self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
             for prompt, param in zip(listed, _list_params(params, len(listed)), strict=True)
         ]
         return self._complete(requests, listed)
@@ -186,9 +189,12 @@ class LLM:
             r.request_id: OutputBuilder(r, prompt if isinstance(prompt, str) else None)
             for r, prompt in zip(requests, prompts, strict=True)
         }
+        # One grammar for all: compiled once, each request walks a copy.
+        grammar = requests[0].grammar
+        started = None if grammar is None else self._assembled.grammars.compile(grammar)
         try:
             for request in requests:
-                self._engine.add(request)
+                self._engine.add(request, None if started is None else started.fork())
             while self._engine.has_work:
                 for token in self._engine.step():
                     if event := texts[token.request_id].push(token):
@@ -210,6 +216,7 @@ class LLM:
         beam: BeamParams | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: GrammarSpec | None = None,
     ) -> GenerateRequest:
         return make_request(
             self.tokenizer,
@@ -220,6 +227,7 @@ class LLM:
             beam=beam,
             priority=priority,
             cache_salt=cache_salt,
+            grammar=grammar,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
     BeamParams,
@@ -39,6 +40,7 @@ def make_request(
     priority: int = 0,
     cache_salt: str = "",
     timeout_s: float | None = None,
+    grammar: GrammarSpec | None = None,
 ) -> GenerateRequest:
     """A request for the engine, every id in it checked against the model's vocabulary."""
     token_ids = _encode(tokenizer, prompt)
@@ -55,6 +57,7 @@ def make_request(
         priority=priority,
         cache_salt=cache_salt,
         timeout_s=timeout_s,
+        grammar=grammar,
     )
 
 

@@ -1,0 +1,328 @@
+"""Grammars to constraints: JSON schemas, regular expressions and Lark grammars by llguidance.
+
+A grammar comes from whoever sends a request, so compiling one is bounded:
+
+- `MAX_SOURCE_BYTES` bounds the source, and with it how deep rules can refer to each other: the
+  compiler recurses along them, so that it runs in a thread with a stack (`STACK_BYTES`, touched
+  only as far as needed) that is enough for the deepest that fits.
+- `LIMITS` bounds the work, in llguidance's units: expressions built for the first lexer state and
+  for one mask (`initial_lexer_fuel`, `step_lexer_fuel`), parser items of one mask
+  (`step_max_items`), memory (`max_lexer_states`, of 1 to 2 kB; `max_grammar_size`, in symbols). One
+  mask is a matter of some 20 ms at the very worst, and ends its request if it would be more.
+- `MAX_MULTIPLE` bounds what no unit of llguidance's does: the automaton of `multipleOf`.
+- `COMPILE_TIMEOUT_S` bounds the wait; `MAX_COMPILING` how many threads compile at a time. One that
+  takes longer keeps its place until it ends, so that the others fail rather than pile up.
+
+Whatever can't be compiled is the request's mistake. Knows tokenizers; neither engine nor HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.core.constraint import Constraint, GrammarKind, GrammarSpec
+from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+T = TypeVar("T")
+
+MAX_SOURCE_BYTES = 64 << 10
+MAX_MULTIPLE = 100_000
+STACK_BYTES = 256 << 20
+COMPILE_TIMEOUT_S = 5.0
+MAX_COMPILING = 2
+LIMITS = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+}
+# One space or one line break with an indent, where JSON allows whitespace: whoever may go on with
+# blanks for ever will, if it is a small model.
+JSON_LAYOUT = {
+    "whitespace_pattern": r"[ ]|\n[ ]{0,16}",
+    "whitespace_flexible": True,
+    "item_separator": ",",
+    "key_separator": ":",
+    "lenient": False,  # a keyword that is not understood is refused, not ignored
+}
+
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?[0-9][-+.0-9eE]*)')
+_STACK_LOCK = threading.Lock()  # the size of a new thread's stack is the whole process's
+
+
+class GrammarCompiler:
+    """Compiles for one model's vocabulary. Safe to use from several threads; `compile` takes
+    milliseconds, so not from an event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._made: LLTokenizer | None = None
+        self._places = threading.BoundedSemaphore(MAX_COMPILING)
+
+    def prepare(self) -> None:
+        """Make what all grammars share (some tenths of a second), if it is not made yet."""
+        with self._lock:
+            if self._made is None:
+                self._made = _make_tokenizer(self._tokenizer, self._vocab_size)
+
+    def compile(self, spec: GrammarSpec, *, param: str = "grammar") -> Constraint:
+        """A constraint at its start, its first mask known. What can't be compiled, or matches
+        nothing, is an InvalidRequestError that names `param`."""
+        _check_source(spec, param)
+        self.prepare()
+        if not self._places.acquire(timeout=COMPILE_TIMEOUT_S):
+            raise _overdue(param)
+        return _on_deep_stack(lambda: self._start(spec, param), self._places.release, param)
+
+    def _start(self, spec: GrammarSpec, param: str) -> Constraint:
+        from llguidance import LLMatcher, LLParserLimits
+
+        assert self._made is not None
+        limits = LLParserLimits(verbose_errors=False, **LIMITS)  # type: ignore[arg-type]
+        matcher = LLMatcher(self._made, _grammar(spec, param), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _invalid(spec, param, _brief(matcher))
+        constraint = _Matched(matcher)
+        try:
+            mask = constraint.mask()
+        except HeadraceError as error:
+            matches_nothing = "NoExtension" in matcher.stop_reason()
+            why = "it matches no text at all" if matches_nothing else error.cause
+            raise _invalid(spec, param, why) from error
+        if not any(mask):
+            raise _invalid(spec, param, "none of this model's tokens can begin it")
+        return constraint
+
+
+class _Matched:
+    """Implements `core.constraint.Constraint`."""
+
+    def __init__(self, matcher: LLMatcher, mask: bytes | None = None) -> None:
+        self._matcher = matcher
+        self._mask = mask
+
+    def mask(self) -> bytes:
+        if self._mask is None:
+            mask = self._matcher.compute_bitmask()
+            if self._matcher.is_error():  # the mask is then of end tokens, as if the text were done
+                raise HeadraceError(
+                    f"The grammar can't be followed any further: {_brief(self._matcher)}.",
+                    "Simplify the grammar.",
+                    param="grammar",
+                )
+            self._mask = mask
+        return self._mask
+
+    def accept(self, token_id: int) -> None:
+        self._mask = None
+        if not self._matcher.consume_token(token_id):
+            raise HeadraceError(
+                f"Token {token_id} does not follow by the grammar; expected one of its mask.",
+                "This is a mistake in Headrace: please report it.",
+            )
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def fork(self) -> _Matched:
+        return _Matched(self._matcher.deep_copy(), self._mask)
+
+
+class _Pieces:
+    """A vocabulary as llguidance asks for it: each token's bytes, and how it spells a text."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
+        self.bos_token_id = tokenizer.bos_id
+        self.eos_token_ids = sorted(token for token in tokenizer.eos_ids if token < vocab_size)
+        if not self.eos_token_ids:  # one that no model can draw
+            self.eos_token_ids = [len(self.tokens)]
+            self.tokens.append(b"<end>")
+        self.eos_token_id = self.eos_token_ids[0]
+        special = {*tokenizer.special_ids, *self.eos_token_ids}
+        self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
+        plain = (t for t, data in enumerate(self.tokens) if data and t not in special)
+        self._by_bytes = {self.tokens[token]: token for token in plain}
+        self._longest = max(map(len, self._by_bytes), default=1)
+
+    def __call__(self, data: bytes) -> list[int]:
+        """The tokens that this model would use for a text inside another one."""
+        text = data.decode("utf-8", "replace")
+        # Some tokenizers put a space before a text: not before one that begins with a new line.
+        for before in ("", "\n"):
+            ids = self._tokenizer.encode(before + text, add_bos=False)
+            for skipped in range(min(len(ids), 3) + 1 if before else 1):
+                if b"".join(self.tokens[token] for token in ids[skipped:]) == data:
+                    return ids[skipped:]
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token that fits, again and again."""
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            for length in range(min(self._longest, len(data) - at), 0, -1):
+                if (token := self._by_bytes.get(data[at : at + length])) is not None:
+                    ids.append(token)
+                    break
+            else:
+                break  # no token begins with this byte: the rest can't be spelled
+            at += length
+        return ids
+
+
+def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    try:
+        from llguidance import LLTokenizer, TokenizerWrapper
+    except ImportError as error:
+        raise HeadraceError(
+            "llguidance is not installed; grammars are compiled by it.",
+            "Install it: pip install llguidance.",
+        ) from error
+    pieces = _Pieces(tokenizer, vocab_size)
+    return LLTokenizer(
+        TokenizerWrapper(pieces), n_vocab=len(pieces.tokens), eos_token=pieces.eos_token_ids
+    )
+
+
+def _grammar(spec: GrammarSpec, param: str) -> str:
+    """In llguidance's own terms. What is wrong inside, its compiler says."""
+    from llguidance import LLMatcher
+
+    if spec.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(spec.source)
+    if spec.kind is GrammarKind.LARK:
+        return LLMatcher.grammar_from_lark(spec.source)
+    if spec.kind is GrammarKind.CHOICE:
+        texts = _parse(spec, param)
+        if not (isinstance(texts, list) and texts and all(t and type(t) is str for t in texts)):
+            raise _invalid(spec, param, "expected a list of at least one text, none of them empty")
+        spelled = (json.dumps(text, ensure_ascii=False) for text in texts)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(spelled))
+    schema = {"type": "object"} if spec.kind is GrammarKind.JSON_OBJECT else _parse(spec, param)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise _invalid(spec, param, f"expected an object, found {type(schema).__name__}")
+    try:
+        text = json.dumps(schema, ensure_ascii=False)
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT)  # type: ignore[arg-type]
+    except (ValueError, RecursionError) as error:
+        raise _invalid(spec, param, str(error)) from error
+
+
+def _parse(spec: GrammarSpec, param: str) -> object:
+    try:
+        return json.loads(spec.source)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(spec, param, f"it is not JSON: {error}") from error
+
+
+def _check_source(spec: GrammarSpec, param: str) -> None:
+    try:
+        size_bytes = len(spec.source.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise _invalid(spec, param, "it has a lone surrogate") from error
+    if size_bytes > MAX_SOURCE_BYTES:
+        raise _invalid(spec, param, f"it has {size_bytes} bytes of at most {MAX_SOURCE_BYTES}")
+    _check_multiples(spec, param)
+
+
+def _check_multiples(spec: GrammarSpec, param: str) -> None:
+    """Those that apply to one number are taken together, and any might; a schema may be part of a
+    Lark grammar, so the text is searched, not what it stands for."""
+    if spec.kind in (GrammarKind.REGEX, GrammarKind.CHOICE):
+        return
+    text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), spec.source)
+    together, scale = 1, 1
+    for found in _MULTIPLE.findall(text):
+        try:
+            value = Decimal(found)
+        except InvalidOperation:
+            raise _invalid(spec, param, f"multipleOf is {found}, which is no number") from None
+        if not (Decimal("1e-6") <= value <= MAX_MULTIPLE):
+            raise _invalid(
+                spec, param, f"multipleOf is {found}; expected 0.000001 to {MAX_MULTIPLE}"
+            )
+        numerator, denominator = value.as_integer_ratio()
+        wider = math.lcm(scale, denominator)
+        together = math.lcm(together * (wider // scale), numerator * (wider // denominator))
+        scale = wider
+        if together > MAX_MULTIPLE:
+            raise _invalid(
+                spec,
+                param,
+                f"multipleOf is {found}, in all steps of {together}; expected at most "
+                f"{MAX_MULTIPLE}",
+            )
+
+
+def _on_deep_stack(work: Callable[[], T], after: Callable[[], None], param: str) -> T:
+    """What `work` gives, in a thread with room to recurse; `after` runs when that thread is done,
+    also if it comes too late for us."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            after()
+
+    thread = threading.Thread(target=run, name="headrace-grammar", daemon=True)
+    try:
+        with _STACK_LOCK:
+            usual = threading.stack_size(STACK_BYTES)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(usual)
+    except BaseException:
+        after()
+        raise
+    thread.join(COMPILE_TIMEOUT_S)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise _overdue(param)
+    return results[0]
+
+
+def _brief(matcher: LLMatcher) -> str:
+    """llguidance's first words, on one line, without the state that it adds."""
+    text = matcher.get_error().partition("\n<non-verbose")[0] or matcher.stop_reason()
+    return " ".join(text.split()).rstrip(".")[:300]
+
+
+def _invalid(spec: GrammarSpec, param: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The {spec.kind.value} can't be used: {why}.",
+        "Correct or simplify it.",
+        param=param,
+    )
+
+
+def _overdue(param: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s.",
+        "Simplify it, or try again when others are done.",
+        param=param,
+    )
