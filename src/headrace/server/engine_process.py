@@ -22,6 +22,8 @@ from typing import cast
 from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import GenerateRequest
 from headrace.server import wire
+from headrace.server.logs import set_up_logging
+from headrace.server.snapshot import ledger_parts, take_snapshot
 
 BEAT_S = 0.5
 IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
@@ -65,12 +67,14 @@ class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._turns = 0
+        self._publish_s = 0.0  # telling what was found, over all steps
         self._ended = threading.Event()
 
     def run(self) -> int:
         configure = self._first_message()
         if configure is None:
             return 0
+        set_up_logging(configure.log_level, configure.log_format)
         from headrace.assemble import BackendName, assemble
 
         began = time.perf_counter()
@@ -93,7 +97,7 @@ class EngineProcess:
                 max_sequences=limits.max_sequences,
                 total_blocks=limits.total_blocks,
                 block_tokens=limits.block_tokens,
-                ledger_bytes={},
+                ledger_bytes=ledger_parts(self._assembled.ledger, self._assembled.allocated),
                 notes=list(self._assembled.notes),
                 pid=os.getpid(),
             )
@@ -123,7 +127,9 @@ class EngineProcess:
                     return
                 self._obey(message)
             if engine.has_work and (tokens := engine.step()):
+                began = time.perf_counter()
                 link.send(wire.Tokens(tokens))
+                self._publish_s += time.perf_counter() - began
             self._turns += 1
 
     def _obey(self, message: wire.ToEngine) -> None:
@@ -151,7 +157,7 @@ class EngineProcess:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
-            self._link.send(wire.Beat(progress=self._turns))
+            self._link.send(wire.Beat(self._turns, take_snapshot(self._engine, self._publish_s)))
 
 
 def main() -> int:

@@ -20,9 +20,11 @@ from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.server import wire
 from headrace.server.app import App
+from headrace.server.logs import set_up_logging
 from headrace.server.routes import all_routes
 from headrace.server.service import ServedModel, Service
 from headrace.server.supervisor import Supervisor
+from headrace.server.watching import watch
 from headrace.weights.describe import describe_file
 from headrace.weights.load import open_weights
 
@@ -38,6 +40,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def serve(path: Path, name: str, config: ServerConfig, engine: EngineConfig, backend: str) -> int:
+    set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     return asyncio.run(_Serving(path, name, config, engine, backend).run())
 
 
@@ -75,6 +78,7 @@ class _Serving:
             model=await asyncio.to_thread(self._read_model),
             supervisor=self._supervisor,
         )
+        watching_ended = watch(service)
         server = _HttpServer(
             uvicorn.Config(
                 App(service, all_routes()),
@@ -96,6 +100,7 @@ class _Serving:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+        watching_ended()
         return 0
 
     def _read_model(self) -> ServedModel:
