@@ -24,6 +24,7 @@ from headrace.server.call import (
     error_reply,
     new_id,
 )
+from headrace.server.record import HttpRecord
 from headrace.server.routes import Route
 from headrace.server.service import Service
 
@@ -58,18 +59,27 @@ class App:
             query=scope["query_string"].decode("latin-1"),
         )
         exchange = _Exchange(self._service, call, receive, send)
-        began = time.perf_counter()
         try:
             await exchange.answer(self._find)
         finally:
-            log.info(
-                "%s %s %d %.3f s",
-                call.method,
-                call.path,
-                exchange.status,
-                time.perf_counter() - began,
-                extra={"event": "request", "request_id": call.request_id},
-            )
+            self._tell(call, exchange.status)
+
+    def _tell(self, call: Call, status: int) -> None:
+        record = HttpRecord(
+            request_id=call.request_id,
+            method=call.method,
+            route=call.route,
+            status=status,
+            arrived_s=call.arrived_s,
+            ended_s=time.monotonic(),
+            key_name=call.key_name,
+            traceparent=call.headers.get("traceparent"),
+            tracestate=call.headers.get("tracestate"),
+            error=call.error,
+            requests=call.records,
+        )
+        for watcher in self._service.http_watchers:
+            watcher.on_http(record)
 
     def _find(self, call: Call) -> Endpoint:
         route = self._routes.get(call.path)
@@ -78,6 +88,7 @@ class App:
                 f"There is nothing at {call.path[:200]!r}.",
                 "GET /openapi.json lists what there is.",
             )
+        call.route = route.path
         if call.method not in route.methods:
             raise MethodError(
                 f"{call.path} does not take {call.method}; expected {', '.join(route.methods)}.",
@@ -103,6 +114,7 @@ class _Exchange:
             self._call.body = await self._read_body()
             await self._watched(self._run(endpoint))
         except HeadraceError as error:
+            self._call.error = error
             await self._send_reply(error_reply(error))
         except _ClientGone:
             pass
@@ -114,15 +126,15 @@ class _Exchange:
                 await self._send_stream(reply)
                 return
         except HeadraceError as error:
+            self._call.error = error
             reply = error_reply(error)
         except Exception:
             log.exception("an endpoint failed", extra={"request_id": self._call.request_id})
-            reply = error_reply(
-                HeadraceError(
-                    "Something went wrong in the server.",
-                    f"Its log has the request id {self._call.request_id}.",
-                )
+            self._call.error = HeadraceError(
+                "Something went wrong in the server.",
+                f"Its log has the request id {self._call.request_id}.",
             )
+            reply = error_reply(self._call.error)
         await self._send_reply(reply)
 
     async def _watched(self, work: Awaitable[None]) -> None:

@@ -22,6 +22,7 @@ from headrace.core.errors import (
     RetryLaterError,
     TooManyRequestsError,
 )
+from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 
 Headers = Mapping[str, str]
@@ -38,6 +39,9 @@ class Call:
     query: str = ""
     body: bytes = b""
     key_name: str | None = None
+    route: str = "other"  # the path as routes.py has it, once it was found
+    error: HeadraceError | None = None  # what the answer, or its end, said
+    records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     warnings: list[str] = field(default_factory=list)  # sent as a header
 
     def warn(self, text: str) -> None:

@@ -1,49 +1,47 @@
-"""Grammars compiled by a thread of their own, so that no step waits for one.
+"""Grammars compiled by threads of their own, so that no step waits for one.
 
-Compiling is bounded by size and work (grammar.py); should one take too long all the same, its
-request is refused and another thread takes over. Knows requests that wait; not what compiling is.
+How much work and time a grammar may take is its compiler's affair (grammar.py). Knows requests that
+wait for one; not what compiling is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 
 from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import GenerateRequest
 
-Compile = Callable[[GrammarSpec], Constraint]
-TIME_LIMIT_S = 10.0  # for one grammar, on a machine that is busy with steps
-MOST_STUCK = 2  # threads that were given up; after that, requests with a grammar are refused
+THREADS = 2
 
 
+@dataclass(slots=True, kw_only=True)
 class Compiled:
     """A request whose grammar is done with: a constraint, or why there is none."""
 
-    def __init__(self, request: GenerateRequest, result: Constraint | HeadraceError) -> None:
-        self.request = request
-        self.result = result
+    request: GenerateRequest
+    result: Constraint | HeadraceError
 
 
 class Compiling:
-    def __init__(self, compile_grammar: Compile) -> None:
+    """Used by the loop's thread alone."""
+
+    def __init__(self, compile_grammar: Callable[[GrammarSpec], Constraint]) -> None:
         self._compile = compile_grammar
-        self._lock = threading.Condition()
-        self._waiting: deque[GenerateRequest] = deque()
-        self._finished: deque[Compiled] = deque()
-        self._current: tuple[GenerateRequest, float] | None = None  # and when it began
-        self._generation = 0  # of the thread that may take work: one that is stuck may not
-        self._stuck = 0
-        self._running = False
-        self._closed = False
-        # A pipe, so that a loop that sleeps on file descriptors wakes up.
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="headrace-grammars")
+        self._waiting: dict[str, Future[Constraint]] = {}
+        self._finished: deque[Compiled] = deque()  # threads append, the loop takes
+        # A pipe, so that a loop that sleeps on descriptors wakes up. Never blocks: one byte in it
+        # is as good as many.
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._readable, False)
+        os.set_blocking(self._writable, False)
 
     def fileno(self) -> int:
         """Readable when something has finished."""
@@ -51,103 +49,47 @@ class Compiling:
 
     @property
     def is_idle(self) -> bool:
-        with self._lock:
-            return not (self._waiting or self._current or self._finished)
+        return not self._waiting
 
     def submit(self, request: GenerateRequest) -> None:
         assert request.grammar is not None
-        with self._lock:
-            if self._stuck > MOST_STUCK:
-                self._finished.append(Compiled(request, _none_is_taken()))
-                self._wake()
-                return
-            self._waiting.append(request)
-            if not self._running:
-                self._start_thread()
-            self._lock.notify()
+        future = self._executor.submit(self._compile, request.grammar)
+        self._waiting[request.request_id] = future
+        future.add_done_callback(partial(self._done, request))
 
     def forget(self, request_id: str) -> None:
         """Its caller went away."""
-        with self._lock:
-            self._waiting = deque(r for r in self._waiting if r.request_id != request_id)
-            self._finished = deque(c for c in self._finished if c.request.request_id != request_id)
-            if self._current and self._current[0].request_id == request_id:
-                self._current[0].request_id = ""  # nobody's: dropped when it is done
+        if (future := self._waiting.pop(request_id, None)) is not None:
+            future.cancel()
 
     def take(self) -> list[Compiled]:
-        """Those that have finished, or were given up, since the last call."""
+        """Those that have finished since the last call and that somebody waits for."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._readable, 4096)
-        with self._lock:
-            self._give_up_slow()
-            finished, self._finished = self._finished, deque()
-        return [each for each in finished if each.request.request_id]
+        found: list[Compiled] = []
+        while self._finished:
+            compiled = self._finished.popleft()
+            if self._waiting.pop(compiled.request.request_id, None) is not None:
+                found.append(compiled)
+        return found
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._lock.notify_all()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _give_up_slow(self) -> None:
-        if self._current is None or time.monotonic() - self._current[1] < TIME_LIMIT_S:
+    def _done(self, request: GenerateRequest, future: Future[Constraint]) -> None:
+        if future.cancelled():
             return
-        request, _ = self._current
-        error = _too_slow(f"The grammar was not compiled within {TIME_LIMIT_S:g} s.")
-        self._finished.append(Compiled(request, error))
-        self._current = None
-        self._stuck += 1
-        self._generation += 1  # the stuck thread may no longer take work
-        if self._stuck <= MOST_STUCK:
-            self._start_thread()
-            return
-        self._finished += (Compiled(request, _none_is_taken()) for request in self._waiting)
-        self._waiting.clear()
-
-    def _start_thread(self) -> None:
-        self._generation += 1
-        self._running = True
-        threading.Thread(
-            target=self._work, args=(self._generation,), name="headrace-grammar", daemon=True
-        ).start()
-
-    def _work(self, generation: int) -> None:
-        while True:
-            with self._lock:
-                while not (self._waiting or self._closed):
-                    self._lock.wait()
-                if self._closed:
-                    return
-                request = self._waiting.popleft()
-                self._current = (request, time.monotonic())
-            result = self._compiled(request)
-            with self._lock:
-                if generation != self._generation:  # given up meanwhile; another may work now
-                    self._stuck -= 1
-                    if self._stuck == MOST_STUCK:  # none does
-                        self._start_thread()
-                    return
-                self._current = None
-                self._finished.append(Compiled(request, result))
-                self._wake()
-
-    def _compiled(self, request: GenerateRequest) -> Constraint | HeadraceError:
-        assert request.grammar is not None
-        try:
-            return self._compile(request.grammar)
-        except HeadraceError as error:
-            return error
-        except Exception as error:
-            return InvalidRequestError(
-                f"The grammar can't be compiled: {error}.", "Correct it.", param="response_format"
-            )
-
-    def _wake(self) -> None:
-        os.write(self._writable, b"x")
+        self._finished.append(Compiled(request=request, result=_result(future)))
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writable, b"x")
 
 
-def _none_is_taken() -> InvalidRequestError:
-    return _too_slow("Earlier grammars took too long to compile; none is taken now.")
-
-
-def _too_slow(cause: str) -> InvalidRequestError:
-    return InvalidRequestError(cause, "Simplify the grammar.", param="response_format")
+def _result(future: Future[Constraint]) -> Constraint | HeadraceError:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, HeadraceError):
+        return error
+    return InvalidRequestError(
+        f"The grammar can't be compiled: {error}.", "Correct it.", param="response_format"
+    )

@@ -22,6 +22,7 @@ from headrace.core.errors import (
 )
 from headrace.core.request import GenerateRequest, SampledToken
 from headrace.server import wire
+from headrace.server.snapshot import EngineSnapshot
 
 READ_BYTES = 1 << 18
 ENGINE_COMMAND = (sys.executable, "-m", "headrace.server.engine_process")
@@ -91,6 +92,7 @@ class EngineLink:
         self._decoder = wire.from_engine_decoder()
         self._streams: dict[str, RequestStream] = {}
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
         self.served = False  # a token has come
         self._progress = -1
         self._progress_s = time.monotonic()
@@ -204,6 +206,8 @@ class EngineLink:
         elif isinstance(message, wire.Beat):
             if message.progress != self._progress:
                 self._progress, self._progress_s = message.progress, time.monotonic()
+            if message.snapshot is not None:
+                self.on_snapshot(message.snapshot)
         elif isinstance(message, wire.Refused):
             if stream := self._streams.pop(message.request_id, None):
                 stream.fail(_error_of(message))

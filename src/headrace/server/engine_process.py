@@ -24,6 +24,8 @@ from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import GenerateRequest
 from headrace.server import wire
 from headrace.server.compiling import Compiling
+from headrace.server.logs import set_up_logging
+from headrace.server.snapshot import ledger_parts, take_snapshot
 
 if TYPE_CHECKING:
     from headrace.grammar import GrammarCompiler
@@ -71,6 +73,7 @@ class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._turns = 0
+        self._publish_s = 0.0  # telling what was found, over all steps
         self._ended = threading.Event()
         self._compiling = Compiling(self._compile)
         self._compiler: GrammarCompiler | None = None
@@ -79,6 +82,7 @@ class EngineProcess:
         configure = self._first_message()
         if configure is None:
             return 0
+        set_up_logging(configure.log_level, configure.log_format)
         from headrace.assemble import BackendName, assemble
 
         began = time.perf_counter()
@@ -101,7 +105,7 @@ class EngineProcess:
                 max_sequences=limits.max_sequences,
                 total_blocks=limits.total_blocks,
                 block_tokens=limits.block_tokens,
-                ledger_bytes={},
+                ledger_bytes=ledger_parts(self._assembled.ledger, self._assembled.allocated),
                 notes=list(self._assembled.notes),
                 pid=os.getpid(),
             )
@@ -134,7 +138,9 @@ class EngineProcess:
             if not compiling.is_idle:
                 self._add_compiled()
             if engine.has_work and (tokens := engine.step()):
+                began = time.perf_counter()
                 link.send(wire.Tokens(tokens))
+                self._publish_s += time.perf_counter() - began
             self._turns += 1
 
     def _obey(self, message: wire.ToEngine) -> None:
@@ -185,7 +191,7 @@ class EngineProcess:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
-            self._link.send(wire.Beat(progress=self._turns))
+            self._link.send(wire.Beat(self._turns, take_snapshot(self._engine, self._publish_s)))
 
 
 def main() -> int:

@@ -41,10 +41,13 @@ async def generate(
                         if token.finish_reason is None:
                             stream.stop(token.index)  # a stop string: the engine knows none
                     events.append(event)
+                    if service.config.log_content:
+                        record.answer += event.text
                 if events:
                     yield events
     except HeadraceError as error:
         record.finish_reason, record.error = "error", error.cause
+        call.error = error
         raise
     except (asyncio.CancelledError, GeneratorExit):
         record.finish_reason = "abort"
@@ -68,6 +71,9 @@ def _arrived(service: Service, call: Call, request: GenerateRequest) -> RequestR
     )
     for watcher in service.watchers:
         watcher.on_arrival(record)
+    call.records.append(record)
+    if service.config.log_content:
+        record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
     return record
 
 

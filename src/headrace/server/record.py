@@ -6,8 +6,10 @@ Metrics, logs and traces are watchers. Times are of time.monotonic(). Knows no t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from headrace.core.errors import HeadraceError
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +33,29 @@ class RequestRecord:
     error: str | None = None
     prompt: str = ""
     answer: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class HttpRecord:
+    """One HTTP request and its answer, when that is over."""
+
+    request_id: str
+    method: str
+    route: str  # its path in routes.py; "other" where there is none: clients can't add to them
+    status: int  # 499: the client left before there was one
+    arrived_s: float
+    ended_s: float
+    key_name: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    error: HeadraceError | None = None  # what the answer, or its end, said
+    requests: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+
+
+class HttpWatcher(Protocol):
+    """Called in the event loop: must be quick, and must not raise."""
+
+    def on_http(self, record: HttpRecord) -> None: ...
 
 
 class Watcher(Protocol):

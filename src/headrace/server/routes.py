@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.server.call import AnyReply, Call, Endpoint, json_reply
+from headrace.core.errors import UnavailableError
+from headrace.server.call import AnyReply, Call, Endpoint, Reply, json_reply
 from headrace.server.chat import chat_completions
 from headrace.server.service import Service
 from headrace.server.supervisor import State
@@ -34,11 +35,19 @@ async def models(service: Service, call: Call) -> AnyReply:
     return json_reply({"object": "list", "data": [card]})
 
 
+async def metrics(service: Service, call: Call) -> AnyReply:
+    if service.exposition is None:
+        raise UnavailableError("Nothing is being counted yet.", retry_after_s=1.0)
+    text, content_type = service.exposition.write(call.headers.get("accept", ""))
+    return Reply(body=text, content_type=content_type)
+
+
 def all_routes() -> list[Route]:
     return [
         Route(path="/health", endpoint=health, is_open=True),
         Route(path="/ready", endpoint=ready, is_open=True),
         Route(path="/version", endpoint=version),
+        Route(path="/metrics", endpoint=metrics),
         Route(path="/v1/models", endpoint=models),
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
     ]

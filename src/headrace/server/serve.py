@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.server import wire
 from headrace.server.listen import bind, is_loopback, listen, url_of
+from headrace.server.logs import set_up_logging
 from headrace.server.startup import Serving, StartUp
 from headrace.server.supervisor import Supervisor
 
@@ -42,6 +44,7 @@ def serve(
     start_up: StartUp | None = None,
 ) -> int:
     """Until it is told to stop. `sock` is bound already, where the caller had reasons to."""
+    set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     sock = sock or bind(config.host, config.port)
     with sock:
         start_up = start_up or StartUp(config.log_format)
@@ -77,6 +80,7 @@ class _Life:
         self._socket = sock
         self._start_up = start_up
         self._service: Service | None = None
+        self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
         self._announced = False
         self._supervisor = Supervisor(
@@ -107,6 +111,7 @@ class _Life:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
+            self._stop_watching()
         return 0
 
     async def _serve(self, server: HttpServer, watching: asyncio.Task[None]) -> None:
@@ -136,6 +141,7 @@ class _Life:
         from headrace.server.routes import all_routes
         from headrace.server.served import read_served
         from headrace.server.service import Service
+        from headrace.server.watching import watch
 
         imported = time.perf_counter()
         self._start_up.phase("code", imported - began, "of the HTTP side")
@@ -154,6 +160,7 @@ class _Life:
             fingerprint=served.fingerprint,
             identity=served.identity,
         )
+        self._stop_watching = watch(service)
         what = f"{served.model.tokenizer.vocab_size:,} tokens"
         if served.model.template is None:
             what += ", no chat template"

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
 from headrace.core.server_config import ServerConfig
-from headrace.server.record import Watcher
+from headrace.server.exposition import Exposition
+from headrace.server.record import HttpWatcher, Watcher
 from headrace.server.supervisor import Supervisor
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -45,6 +46,8 @@ class Service:
     model: ServedModel
     supervisor: Supervisor
     watchers: list[Watcher] = field(default_factory=list)
+    http_watchers: list[HttpWatcher] = field(default_factory=list)
+    exposition: Exposition | None = None  # what /metrics shows
     draining: bool = False
     fingerprint: str = ""
     identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for

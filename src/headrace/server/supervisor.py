@@ -16,6 +16,7 @@ from typing import Any
 from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.server import wire
 from headrace.server.engine_link import ENGINE_COMMAND, EngineLink
+from headrace.server.snapshot import EngineSnapshot
 
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 0.25, 30.0
 WATCH_S = 0.25
@@ -60,6 +61,7 @@ class Supervisor:
         self._link: EngineLink | None = None
         self._start_s = USUAL_START_S
         self._back_at_s = time.monotonic()
+        self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
         self.state = State.STARTING
         self.restarts = 0  # since the server began
         self.facts: wire.Ready | None = None  # of the last engine that was ready
@@ -100,6 +102,7 @@ class Supervisor:
             self._link = link = await EngineLink.start(
                 self._command, self._configure, self._on_phase
             )
+            link.on_snapshot = lambda snapshot: self.on_snapshot(snapshot)  # as it is then
             cause = await self._watch(link, began)
             link.fail_streams(
                 UnavailableError(

@@ -16,6 +16,7 @@ import msgspec
 from headrace.core.config import EngineConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.request import GenerateRequest, SampledToken
+from headrace.server.snapshot import EngineSnapshot
 
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 256 << 20  # more is a fault, not a message
@@ -74,7 +75,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     max_sequences: int
     total_blocks: int
     block_tokens: int
-    ledger_bytes: dict[str, int]
+    ledger_bytes: dict[str, dict[str, int]]  # predicted, allocated -> part -> bytes
     notes: list[str]
     pid: int
 
@@ -108,6 +109,7 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
     """The engine lives: `progress` moved since the last one, or it is stuck."""
 
     progress: int
+    snapshot: EngineSnapshot | None = None
 
 
 FromEngine = Phase | Ready | Broken | Refused | Tokens | Beat

@@ -1,0 +1,102 @@
+"""The engine's numbers at one moment, as they travel from its process to the one that shows them.
+
+Counts are since that engine started: a successor begins at 0 again, and whoever adds them up knows
+one from the other by `engine_pid`. Knows the engine's counters; not their public names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner without
+    from headrace.engine.loop import Engine
+    from headrace.plan.ledger import Allocated, Ledger
+
+_STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    engine_pid: int
+    # Now.
+    running_sequences: int
+    waiting_sequences: int
+    waiting_tokens: int
+    free_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    resident_bytes: int
+    # Since the engine started.
+    steps: int
+    computed_prompt_tokens: int  # recomputation counts again
+    generated_tokens: int
+    preemptions: int
+    preempted_tokens: int
+    cow_copies: int
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int
+    prefix_misses: dict[str, int]
+    step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
+
+
+def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
+    """May be called from a thread beside the loop: each number is read whole, though the loop may
+    move on between two of them."""
+    stats, blocks, scheduler = engine.stats, engine.blocks, engine.scheduler
+    return EngineSnapshot(
+        engine_pid=os.getpid(),
+        running_sequences=scheduler.running_sequences,
+        waiting_sequences=scheduler.waiting_sequences,
+        waiting_tokens=getattr(stats, "waiting_prompt_tokens", 0),
+        free_blocks=blocks.free_blocks,
+        used_blocks=blocks.used_blocks,
+        cached_blocks=blocks.cached_blocks,
+        resident_bytes=_resident_bytes(),
+        steps=stats.steps,
+        computed_prompt_tokens=stats.prompt_tokens,
+        generated_tokens=stats.generated_tokens,
+        preemptions=stats.preemptions,
+        preempted_tokens=stats.preempted_tokens,
+        cow_copies=stats.cow_copies,
+        prefix_queries_tokens=stats.prefix_queries_tokens,
+        prefix_hits_tokens=stats.prefix_hits_tokens,
+        prefix_misses=dict(stats.prefix_misses),
+        step_s={
+            "schedule": getattr(stats, "schedule_s", 0.0),
+            "compute": getattr(stats, "compute_s", 0.0),
+            "sample": getattr(stats, "sample_s", 0.0),
+            "commit": getattr(stats, "commit_s", 0.0),
+            "publish": publish_s,
+        },
+    )
+
+
+def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[str, int]]:
+    """What the engine's memory was predicted to be, and what was taken where that was counted:
+    kind -> part -> bytes."""
+    predicted = {
+        "weights": ledger.weights_bytes,
+        "kv_pool": ledger.kv_pool_bytes,
+        "activations": ledger.activations_bytes,
+        "runtime": ledger.runtime_bytes,
+    }
+    if allocated is None:
+        return {"predicted": predicted}
+    return {
+        "predicted": predicted,
+        "allocated": {
+            "weights": allocated.weights_bytes,
+            "kv_pool": allocated.kv_pool_bytes,
+            "activations": allocated.activations_bytes,
+        },
+    }
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _STATM_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0  # not Linux

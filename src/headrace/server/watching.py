@@ -1,0 +1,33 @@
+"""Puts whoever watches onto a service: metrics and the request log always, traces if wanted.
+
+The one place that knows all of them; none of them knows another.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib import metadata
+
+from headrace.server.exposition import Exposition
+from headrace.server.logs import RequestLog
+from headrace.server.metrics import Metrics
+from headrace.server.service import Service
+
+
+def watch(service: Service) -> Callable[[], None]:
+    """From now on. What it returns is to be called when the last request is over."""
+    version = metadata.version("headrace")
+    metrics = Metrics(service.supervisor)
+    build = {"version": version, "python_version": platform.python_version()}
+    service.exposition = Exposition(metrics, service.model.name, build)
+    service.supervisor.on_snapshot = metrics.on_snapshot
+    service.watchers.append(metrics)
+    service.http_watchers += [metrics, RequestLog(service.config.log_content)]
+    if not service.config.trace:
+        return lambda: None
+    from headrace.server.tracing import start_tracing
+
+    tracing = start_tracing(service.model.name, version)
+    service.http_watchers.append(tracing)
+    return tracing.close
