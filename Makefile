@@ -12,7 +12,7 @@ NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 SERVE_FLAGS ?=
 
 serve: model
-	$(BIN)/headrace serve --host 127.0.0.1 --port 8000 $(SERVE_FLAGS)
+	$(BIN)/headrace serve $(SERVE_FLAGS)
 
 chat: model
 	$(BIN)/headrace chat

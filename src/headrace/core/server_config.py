@@ -39,7 +39,9 @@ class ServerConfig:
         default=None, metadata=flag("What clients call the model; default: its own name.")
     )
     api_key: str | None = field(
-        default=None, metadata=flag("A key that every client must send as its bearer token.")
+        default=None,
+        repr=False,  # of no use to who reads a log, unless to do harm
+        metadata=flag("A key that every client must send as its bearer token."),
     )
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")

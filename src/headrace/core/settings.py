@@ -239,8 +239,12 @@ def _from_variables(
             continue
         setting = settings.get(name)
         if setting is None:
-            near = difflib.get_close_matches(name, [*settings, *OTHER_VARIABLES], n=1)
-            remedy = f"Did you mean {near[0]}?" if near else "Unset it."
+            # Without the prefix, which would make any two alike.
+            words = [
+                known_name.removeprefix(PREFIX) for known_name in (*settings, *OTHER_VARIABLES)
+            ]
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1)
+            remedy = f"Did you mean {PREFIX}{near[0]}?" if near else "Unset it."
             raise ConfigError(f"The variable {name} is no setting.", remedy, param=name)
         found[setting.name] = (_parsed(setting, text), name)
     return found

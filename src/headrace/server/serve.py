@@ -103,6 +103,8 @@ class _Life:
         await asyncio.sleep(0)  # the process is started here
         try:
             service, server = await asyncio.to_thread(self._prepare)
+            if watching.done():  # the engine can't start: nothing to listen for
+                await watching
             from headrace.server.drain import Drain
 
             Drain(service, server).listen()

@@ -91,13 +91,14 @@ def _described(serving: Serving) -> str:
 
 def curl_line(serving: Serving) -> str:
     """To be pasted into a shell; a key is taken from there, and never printed."""
-    body: dict[str, object] = {"model": serving.model}
+    # Bounded: a small model may not know when to stop, and this is the first thing one sees of it.
+    body: dict[str, object] = {"model": serving.model, "max_tokens": 64}
     if serving.has_chat:
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "Name three rivers."}]
     else:
         path = "/v1/completions"
-        body |= {"prompt": "Once upon a time", "max_tokens": 32}
+        body["prompt"] = "Once upon a time"
     words = ["curl", f"{serving.url}{path}", "-H", "Content-Type: application/json"]
     line = " ".join(shlex.quote(word) for word in words)
     if serving.has_keys:

@@ -1,0 +1,140 @@
+"""The fingerprint: the same for the same answers, another for anything that changes them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.config import EngineConfig
+from headrace.core.server_config import ServerConfig
+from headrace.server.fingerprint import NEUTRAL_SETTINGS
+from headrace.server.served import Served, read_served
+from headrace.weights.gguf import GgufFile
+
+
+def read(path: Path, backend: str = "cpu", **settings: Any) -> Served:
+    """Settings may be either config's."""
+    server = {f.name: settings.pop(f.name) for f in fields(ServerConfig) if f.name in settings}
+    return read_served(
+        path,
+        "a-model",
+        backend=backend,
+        server=ServerConfig(**server),
+        engine=EngineConfig(**settings),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(default_model_path: Path) -> Served:
+    return read(default_model_path)
+
+
+def test_it_says_what_it_stands_for(plain: Served) -> None:
+    identity = plain.identity
+    assert plain.fingerprint.startswith("hr-")
+    assert len(plain.fingerprint) == len("hr-0123456789ab")
+    # As published by who made the wheel that the model comes in.
+    pinned = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert identity["model"]["catalog_sha256"] == pinned
+    assert set(identity["quantization"]) == {"Q4_1", "Q8_0", "F32"}
+    assert identity["kv_dtype"] == "f16"
+    assert identity["sampling"] == {"temperature": 0.2, "top_p": 0.9}
+    assert identity["settings"]["max_n"] == 16
+
+
+def test_it_is_the_same_again(plain: Served, default_model_path: Path) -> None:
+    assert read(default_model_path).fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": 9},
+        {"host": "0.0.0.0"},
+        {"api_key": "secret"},
+        {"log_level": "debug"},
+        {"threads": 1},
+        {"hang_timeout_s": 99.0},
+    ],
+)
+def test_how_it_is_reached_and_watched_does_not_count(
+    plain: Served, default_model_path: Path, settings: dict[str, Any]
+) -> None:
+    found = read(default_model_path, **settings)
+    assert found.fingerprint == plain.fingerprint
+    assert "secret" not in str(found.identity)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_dtype": "int8"},
+        {"context_tokens": 1000},
+        {"max_n": 3},
+        {"max_prompt_tokens": 5},
+        {"timeout_s": 1.0},
+        {"served_model_name": "other"},
+        {"backend": "reference"},
+        {"kv_tokens": 4096},
+    ],
+)
+def test_what_changes_answers_or_limits_counts(
+    plain: Served, default_model_path: Path, settings: dict[str, Any]
+) -> None:
+    assert read(default_model_path, **settings).fingerprint != plain.fingerprint
+
+
+def test_every_setting_is_decided_about() -> None:
+    known = {f.name for config in (ServerConfig, EngineConfig) for f in fields(config)}
+    assert known >= NEUTRAL_SETTINGS
+    assert "api_key" in NEUTRAL_SETTINGS
+
+
+def test_the_same_bytes_elsewhere_are_the_same_model(
+    plain: Served, default_model_path: Path, tmp_path: Path
+) -> None:
+    """But for the catalog's habits, which only its own file has."""
+    copy = tmp_path / "other.gguf"
+    os.symlink(default_model_path, copy)
+    found = read(copy)
+    model = {**plain.identity["model"], "catalog_sha256": None}
+    assert found.identity["model"] == model
+    assert found.identity["tokenizer_sha256"] == plain.identity["tokenizer_sha256"]
+    assert found.identity["sampling"] == {"temperature": 1.0, "top_p": 1.0}
+
+
+def test_other_weights_are_another_model(
+    plain: Served, default_model_path: Path, tmp_path: Path
+) -> None:
+    """One byte at the start of one tensor, as a fine-tune would leave none of them alone."""
+    copy = tmp_path / "model.gguf"
+    shutil.copyfile(default_model_path, copy)
+    with GgufFile.open(copy) as file:
+        start, _ = file._spans["blk.7.ffn_up.weight"]
+    with copy.open("r+b") as out:
+        out.seek(start + 5)
+        byte = out.read(1)[0]
+        out.seek(start + 5)
+        out.write(bytes([byte ^ 1]))
+    found = read(copy)
+    assert found.identity["model"]["sampled_sha256"] != plain.identity["model"]["sampled_sha256"]
+    assert found.identity["tokenizer_sha256"] == plain.identity["tokenizer_sha256"]
+
+
+def test_another_template_is_another_model(
+    plain: Served, default_model_path: Path, tmp_path: Path
+) -> None:
+    data = default_model_path.read_bytes()
+    written = b"You are a helpful AI assistant named SmolLM"
+    assert data.count(written) == 1
+    copy = tmp_path / "model.gguf"
+    copy.write_bytes(data.replace(written, written.swapcase()))
+    found = read(copy)
+    assert found.identity["chat_template_sha256"] != plain.identity["chat_template_sha256"]
+    assert found.identity["model"]["sampled_sha256"] == plain.identity["model"]["sampled_sha256"]
+    assert found.fingerprint != plain.fingerprint
