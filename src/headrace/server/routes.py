@@ -6,14 +6,17 @@ from dataclasses import dataclass
 
 from headrace.server.call import AnyReply, Call, Endpoint, json_reply
 from headrace.server.chat import chat_completions
+from headrace.server.completions import completions
+from headrace.server.models import list_models, show_model
 from headrace.server.service import Service
 from headrace.server.supervisor import State
+from headrace.server.tokenize import detokenize, tokenize
 from headrace.server.version import version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    path: str
+    path: str  # its end may be open: /v1/models/{model} takes whatever follows
     endpoint: Endpoint
     methods: tuple[str, ...] = ("GET",)
     is_open: bool = False  # answers without a key
@@ -28,17 +31,15 @@ async def ready(service: Service, call: Call) -> AnyReply:
     return json_reply({"ready": good}, 200 if good else 503)
 
 
-async def models(service: Service, call: Call) -> AnyReply:
-    model = service.model
-    card = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "headrace"}
-    return json_reply({"object": "list", "data": [card]})
-
-
 def all_routes() -> list[Route]:
     return [
         Route(path="/health", endpoint=health, is_open=True),
         Route(path="/ready", endpoint=ready, is_open=True),
         Route(path="/version", endpoint=version),
-        Route(path="/v1/models", endpoint=models),
+        Route(path="/v1/models", endpoint=list_models),
+        Route(path="/v1/models/{model}", endpoint=show_model),
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
+        Route(path="/v1/completions", endpoint=completions, methods=("POST",)),
+        Route(path="/tokenize", endpoint=tokenize, methods=("POST",)),
+        Route(path="/detokenize", endpoint=detokenize, methods=("POST",)),
     ]
