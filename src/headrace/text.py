@@ -201,7 +201,9 @@ class OutputBuilder:
             completion.token_ids.append(event.token_id)
             completion.cumulative_logprob += event.logprob
         if event.logprobs is not None:
-            completion.logprobs = [*(completion.logprobs or []), event.logprobs]
+            if completion.logprobs is None:
+                completion.logprobs = []
+            completion.logprobs.append(event.logprobs)
         if event.finish_reason is not None:
             completion.finish_reason = event.finish_reason.value
 

@@ -231,7 +231,7 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     assert (shown["config"]["engine"]["kv_tokens"], shown["kv_tokens"]) == (4096, 4096)
     assert any(shown["fingerprint"] in line for line in command.said)
     assert command.end(signal.SIGTERM) == 0
-    assert "stopping: running requests have 30 s to finish" in "\n".join(command.said)
+    assert "stopping: 0 running, which may take up to 30 s" in "\n".join(command.said)
 
 
 def _paste(line: str, **variables: str) -> Any:

@@ -246,6 +246,52 @@ def test_tools_as_transformers(
         assert ours == wanted
 
 
+@pytest.mark.parametrize(
+    "begun",
+    ["Sure, there are", "end", "<|im_", "a\n", "im_end|>", "Sûr 🦀", "<|im_end|>", "x<|im_end|>y"],
+)
+@pytest.mark.parametrize(
+    "source",
+    [CHATML, LLAMA3, GEMMA, PHI3, QWEN_TOOLS],
+    ids=["chatml", "llama3", "gemma", "phi3", "qwen"],
+)
+def test_a_last_message_is_continued_where_it_ends(
+    source: str, begun: str, chatml: Tokenizer
+) -> None:
+    """As transformers does where it is clear; where the text looks like the template's own words,
+    the prompt is what goes before the message, and the message."""
+    messages = [USER, {"role": "assistant", "content": begun}]
+    template = ChatTemplate(source, chatml)
+    ids = template.encode(messages, add_generation_prompt=False, continue_final_message=True)
+    text = chatml.decode(ids, skip_special=False)
+    tag = "0123456789"
+    tagged = [USER, {"role": "assistant", "content": begun + tag}]
+    assert text == template.render(tagged, add_generation_prompt=False).split(tag)[0]
+    assert text.endswith(begun)
+    if begun.startswith(("S", "a")):
+        rendered = reference(
+            source, messages, continue_final_message=True, add_generation_prompt=False
+        )
+        assert text.rstrip() == rendered.rstrip()
+    typed = [USER, {"role": "assistant", "content": "plain"}]
+    plain = template.encode(typed, add_generation_prompt=False, continue_final_message=True)
+    assert [t for t in ids if t in chatml.special_ids] == [
+        t for t in plain if t in chatml.special_ids
+    ]
+
+
+def test_what_cannot_be_continued_is_refused(chatml: Tokenizer) -> None:
+    def encode(source: str, message: dict[str, Any]) -> list[int]:
+        return ChatTemplate(source, chatml).encode([message], continue_final_message=True)
+
+    with pytest.raises(TemplateError, match="2 times"):
+        encode("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", USER)
+    with pytest.raises(TemplateError, match="0 times"):
+        encode("{% for m in messages %}{{ m.content[:1] }}{% endfor %}", USER)
+    with pytest.raises(InvalidRequestError, match="can be continued"):
+        encode(CHATML, {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]})
+
+
 def test_ids_as_transformers(
     train: Callable[..., tokenizers.Tokenizer], make_folder: Callable[..., Path]
 ) -> None:

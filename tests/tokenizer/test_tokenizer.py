@@ -278,6 +278,32 @@ def test_ids_without_a_token(chatml: Tokenizer) -> None:
     assert chatml.decode([10**9]) == ""
 
 
+def test_tokens_are_shown_as_text_or_as_their_bytes(default_tokenizer: Tokenizer) -> None:
+    for text in ("🦀", "漢字", " Café", "plain words"):
+        ids = default_tokenizer.encode(text)
+        shown = [default_tokenizer.shown(token) for token in ids]
+        spelled = b"".join(
+            word.encode() if is_text else bytes.fromhex(word.replace("\\x", ""))
+            for word, is_text in shown
+        )
+        assert spelled.decode() == text
+        assert all("\ufffd" not in word for word, _ in shown)
+    assert not default_tokenizer.shown(default_tokenizer.encode("🦀")[0])[1]
+    end = default_tokenizer.eos_id
+    assert end is not None
+    assert default_tokenizer.shown(end) == (default_tokenizer.piece(end), True)
+
+
+def test_no_token_stands_for_more_characters_than_the_longest(
+    default_tokenizer: Tokenizer, corpus: list[str]
+) -> None:
+    longest = default_tokenizer.longest_token_characters
+    for text in [*corpus, " " * 5000, "=" * 5000, "\n" * 777]:
+        assert len(text) <= longest * len(default_tokenizer.encode(text))
+    lengths = [len(default_tokenizer.decode([t])) for t in range(default_tokenizer.vocab_size)]
+    assert max(lengths) <= longest
+
+
 def test_lone_surrogate(chatml: Tokenizer) -> None:
     with pytest.raises(InvalidRequestError, match="lone surrogate at character 2"):
         chatml.encode("ab\ud800c")

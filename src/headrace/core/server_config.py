@@ -60,6 +60,7 @@ class ServerConfig:
         default=None, metadata=flag("Longest prompt; default: what the context holds.")
     )
     max_n: int = field(default=16, metadata=flag("Most continuations of one request."))
+    max_prompts: int = field(default=128, metadata=flag("Most prompts of one completion request."))
     max_stop: int = field(default=16, metadata=flag("Most stop strings of one request."))
     max_logprobs: int = field(default=20, metadata=flag("Most alternatives given with a token."))
     max_schema: int | str = field(

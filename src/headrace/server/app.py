@@ -47,6 +47,7 @@ class App:
     def __init__(self, service: Service, routes: list[Route]) -> None:
         self._service = service
         self._routes = {route.path: route for route in routes}
+        self._open_ended = [(r.path.partition("{")[0], r) for r in routes if "{" in r.path]
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -83,6 +84,9 @@ class App:
 
     def _find(self, call: Call) -> Endpoint:
         route = self._routes.get(call.path)
+        for start, candidate in self._open_ended:
+            if route is None and call.path.startswith(start) and call.path != start:
+                route = candidate
         if route is None:
             raise NotFoundError(
                 f"There is nothing at {call.path[:200]!r}.",

@@ -1,89 +1,69 @@
-"""/v1/chat/completions: messages in, an answer out, whole or streamed.
+"""/v1/chat/completions: messages in, an answer out. Streams are chat_stream.py's.
 
-Knows OpenAI's shapes. How a prompt becomes tokens is the template's affair, how tokens come is
+Knows OpenAI's shapes. How a prompt becomes tokens is prompts.py's affair, how tokens come is
 generation.py's.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Literal
+from contextlib import aclosing
+from typing import Literal
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.request import GenerateRequest, Logprobs, TokenEvent
+from headrace.core.errors import InvalidRequestError
+from headrace.core.request import CompletionOutput, FinishReason, GenerateRequest
 from headrace.server.body import read_struct
-from headrace.server.call import (
-    AnyReply,
-    Call,
-    StreamReply,
-    encode_json,
-    error_event,
-    json_reply,
-    new_id,
-)
-from headrace.server.generation import generate
-from headrace.server.sampling import sampling_params
+from headrace.server.call import AnyReply, Call, StreamReply, json_reply, new_id
+from headrace.server.chat_stream import ChatStream
+from headrace.server.ending import check_timeout, ending
+from headrace.server.generation import generate, new_record
+from headrace.server.logprobs import ChatLogprobs, chat_logprobs
+from headrace.server.prompts import encode_chat
+from headrace.server.sampling import check_stream_options, sampling_params
 from headrace.server.schema import ChatRequest
 from headrace.server.service import Service
 from headrace.server.usage import Usage
-from headrace.text import make_request
+from headrace.text import OutputBuilder, make_request
+from headrace.tokenizer.tokenizer import Tokenizer
 
 
 class Message(msgspec.Struct):
-    role: Literal["assistant"]
     content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
 class Choice(msgspec.Struct):
     index: int
     message: Message
     finish_reason: str | None
-    logprobs: dict[str, Any] | None = None
+    logprobs: ChatLogprobs | None
+    stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the answer
 
 
 class ChatCompletion(msgspec.Struct):
     id: str
     created: int
     model: str
+    system_fingerprint: str | None
     choices: list[Choice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
 
 
-class Delta(msgspec.Struct, omit_defaults=True):
-    role: str | None = None
-    content: str | None = None
-
-
-class ChunkChoice(msgspec.Struct):
-    index: int
-    delta: Delta
-    finish_reason: str | None = None
-    logprobs: dict[str, Any] | None = None
-
-
-class Chunk(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    usage: Usage | None = None
-
-
 async def chat_completions(service: Service, call: Call) -> AnyReply:
     sent = read_struct(call, ChatRequest)
-    request = await _make_request(service, sent)
+    request = await make_chat_request(service, call, sent)
     if sent.stream:
-        return StreamReply(chunks=_stream(service, call, sent, request))
+        return StreamReply(chunks=ChatStream(service, call, sent, request).chunks())
     return json_reply(await _complete(service, call, request))
 
 
-async def _make_request(service: Service, sent: ChatRequest) -> GenerateRequest:
-    logprobs = (sent.top_logprobs or 0) if sent.logprobs else None
+async def make_chat_request(service: Service, call: Call, sent: ChatRequest) -> GenerateRequest:
+    """What the engine is asked; every field checked."""
+    check_stream_options(sent)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise InvalidRequestError(
             "top_logprobs is given without logprobs.", "Set logprobs to true.", param="top_logprobs"
@@ -91,105 +71,64 @@ async def _make_request(service: Service, sent: ChatRequest) -> GenerateRequest:
     params = sampling_params(
         service,
         sent,
-        max_tokens=sent.max_completion_tokens or sent.max_tokens,
-        logprobs=logprobs,
+        max_tokens=_max_tokens(sent),
+        logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
+        logprobs_param="top_logprobs",
     )
-    extra = sent.chat_template_kwargs or {}
-    token_ids = service.model.chat_template.encode(sent.messages, tools=sent.tools, **extra)
     return make_request(
         service.model.tokenizer,
         service.model.vocab_size,
         new_id("chatcmpl"),
-        token_ids,
+        await encode_chat(service, sent.messages, sent, len(call.body)),
         params,
         priority=sent.priority or 0,
         cache_salt=sent.cache_salt or "",
-        timeout_s=sent.timeout_s or service.config.timeout_s,
+        timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
     )
 
 
+def _max_tokens(sent: ChatRequest) -> int | None:
+    newer, older = sent.max_completion_tokens, sent.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise InvalidRequestError(
+            f"max_completion_tokens is {newer} and max_tokens is {older}; expected one number.",
+            "Send max_completion_tokens alone: max_tokens is its old name.",
+            param="max_completion_tokens",
+        )
+    if newer is not None and newer < 1:
+        raise InvalidRequestError(
+            f"max_completion_tokens is {newer}; expected an integer of at least 1.",
+            "Leave it out for an answer of any length.",
+            param="max_completion_tokens",
+        )
+    return older if newer is None else newer
+
+
 async def _complete(service: Service, call: Call, request: GenerateRequest) -> ChatCompletion:
-    choices = [
-        Choice(index=i, message=Message(role="assistant", content=""), finish_reason=None)
-        for i in range(request.params.n)
-    ]
-    usage = Usage(prompt_tokens=len(request.prompt_token_ids))
-    async for events in generate(service, call, request):
-        for event in events:
-            usage.count(event.token_id is not None)
-            choice = choices[event.index]
-            choice.message.content = (choice.message.content or "") + event.text
-            if event.logprobs is not None:
-                choice.logprobs = choice.logprobs or {"content": []}
-                choice.logprobs["content"].append(_logprob(event, event.logprobs))
-            if event.finish_reason is not None:
-                choice.finish_reason = event.finish_reason.value
+    record = new_record(call, request)
+    answer = OutputBuilder(request, None)
+    output_tokens = 0
+    async with aclosing(generate(service, call, request, record)) as found:
+        async for events in found:
+            for event in events:
+                output_tokens += event.token_id is not None
+                check_timeout(event, output_tokens)
+                answer.add(event)
     return ChatCompletion(
         id=request.request_id,
         created=int(time.time()),
         model=service.model.name,
-        choices=choices,
-        usage=usage,
+        system_fingerprint=service.fingerprint or None,
+        choices=[_choice(service.model.tokenizer, each) for each in answer.build().outputs],
+        usage=Usage.of([record], output_tokens),
     )
 
 
-async def _stream(
-    service: Service, call: Call, sent: ChatRequest, request: GenerateRequest
-) -> AsyncIterator[bytes]:
-    options = sent.stream_options
-    wants_usage = options is not None and bool(options.include_usage)
-    usage = Usage(prompt_tokens=len(request.prompt_token_ids))
-    created, model = int(time.time()), service.model.name
-
-    def data(choices: list[ChunkChoice], total: Usage | None = None) -> bytes:
-        chunk = Chunk(
-            id=request.request_id, created=created, model=model, choices=choices, usage=total
-        )
-        return b"data: " + encode_json(chunk) + b"\n\n"
-
-    opened = False
-    try:
-        async for events in generate(service, call, request):
-            out = b""
-            if not opened:
-                opened = True
-                for i in range(request.params.n):
-                    out += data([ChunkChoice(index=i, delta=Delta(role="assistant", content=""))])
-            for event in events:
-                usage.count(event.token_id is not None)
-                if not event.text and event.finish_reason is None and event.logprobs is None:
-                    continue
-                logprobs = None
-                if event.logprobs is not None:
-                    logprobs = {"content": [_logprob(event, event.logprobs)]}
-                out += data(
-                    [
-                        ChunkChoice(
-                            index=event.index,
-                            delta=Delta(content=event.text) if event.text else Delta(),
-                            finish_reason=event.finish_reason and event.finish_reason.value,
-                            logprobs=logprobs,
-                        )
-                    ]
-                )
-            if out:
-                yield out
-        yield (data([], usage) if wants_usage else b"") + b"data: [DONE]\n\n"
-    except HeadraceError as error:
-        if not opened:
-            raise
-        yield error_event(error)
-
-
-def _logprob(event: TokenEvent, found: Logprobs) -> dict[str, Any]:
-    assert event.token_id is not None
-    own = found[event.token_id]
-    listed = sorted((p for p in found.values() if p.rank is not None), key=lambda p: p.rank or 0)
-    return {
-        **_shown(own.decoded_token, own.logprob),
-        "top_logprobs": [_shown(p.decoded_token, p.logprob) for p in listed],
-    }
-
-
-def _shown(token: str, logprob: float) -> dict[str, Any]:
-    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+def _choice(tokenizer: Tokenizer, output: CompletionOutput) -> Choice:
+    assert output.finish_reason is not None
+    reason, stop_reason = ending(FinishReason(output.finish_reason))
+    logprobs = None
+    if output.logprobs is not None:
+        found = zip(output.token_ids, output.logprobs, strict=True)
+        logprobs = chat_logprobs(tokenizer, found)
+    return Choice(output.index, Message(output.text), reason, logprobs, stop_reason)

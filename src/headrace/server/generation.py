@@ -19,12 +19,18 @@ from headrace.text import RequestText
 
 
 async def generate(
-    service: Service, call: Call, request: GenerateRequest
+    service: Service, call: Call, request: GenerateRequest, record: RequestRecord | None = None
 ) -> AsyncGenerator[list[TokenEvent]]:
     """The request's events, those of one step together. Leaving the loop ends the request; use
-    `contextlib.aclosing` where it may be left before its end."""
+    `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
+    were cached or made brings the `record`."""
     service.check_accepting()
-    record = _arrived(service, call, request)
+    record = record or new_record(call, request)
+    call.records.append(record)
+    if service.config.log_content:
+        record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
+    for watcher in service.watchers:
+        watcher.on_arrival(record)
     text = RequestText(service.model.tokenizer, request)
     try:
         with service.supervisor.engine.stream(request) as stream:
@@ -58,8 +64,8 @@ async def generate(
             watcher.on_end(record)
 
 
-def _arrived(service: Service, call: Call, request: GenerateRequest) -> RequestRecord:
-    record = RequestRecord(
+def new_record(call: Call, request: GenerateRequest) -> RequestRecord:
+    return RequestRecord(
         request_id=call.request_id,
         endpoint=call.path,
         arrived_s=call.arrived_s,
@@ -69,12 +75,6 @@ def _arrived(service: Service, call: Call, request: GenerateRequest) -> RequestR
         key_name=call.key_name,
         traceparent=call.headers.get("traceparent"),
     )
-    for watcher in service.watchers:
-        watcher.on_arrival(record)
-    call.records.append(record)
-    if service.config.log_content:
-        record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
-    return record
 
 
 def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledToken]) -> None:

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from headrace.core.errors import UnavailableError
 from headrace.server.call import AnyReply, Call, Endpoint, Reply, json_reply
 from headrace.server.chat import chat_completions
+from headrace.server.completions import completions
+from headrace.server.models import list_models, show_model
 from headrace.server.service import Service
 from headrace.server.supervisor import State
+from headrace.server.tokenize import detokenize, tokenize
 from headrace.server.version import version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    path: str
+    path: str  # its end may be open: /v1/models/{model} takes whatever follows
     endpoint: Endpoint
     methods: tuple[str, ...] = ("GET",)
     is_open: bool = False  # answers without a key
@@ -27,12 +30,6 @@ async def health(service: Service, call: Call) -> AnyReply:
 async def ready(service: Service, call: Call) -> AnyReply:
     good = service.supervisor.state is State.READY and not service.draining
     return json_reply({"ready": good}, 200 if good else 503)
-
-
-async def models(service: Service, call: Call) -> AnyReply:
-    model = service.model
-    card = {"id": model.name, "object": "model", "created": model.created_s, "owned_by": "headrace"}
-    return json_reply({"object": "list", "data": [card]})
 
 
 async def metrics(service: Service, call: Call) -> AnyReply:
@@ -48,6 +45,10 @@ def all_routes() -> list[Route]:
         Route(path="/ready", endpoint=ready, is_open=True),
         Route(path="/version", endpoint=version),
         Route(path="/metrics", endpoint=metrics),
-        Route(path="/v1/models", endpoint=models),
+        Route(path="/v1/models", endpoint=list_models),
+        Route(path="/v1/models/{model}", endpoint=show_model),
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
+        Route(path="/v1/completions", endpoint=completions, methods=("POST",)),
+        Route(path="/tokenize", endpoint=tokenize, methods=("POST",)),
+        Route(path="/detokenize", endpoint=detokenize, methods=("POST",)),
     ]

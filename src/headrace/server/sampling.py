@@ -19,6 +19,8 @@ _SAME = (
     *("ignore_eos", "stop"),
 )
 
+MAX_COUNT = 2**31 - 1  # of anything counted: far beyond every context, and fit for any integer
+
 
 def check_model(service: Service, name: str | None) -> None:
     if name is not None and name != service.model.name:
@@ -29,15 +31,42 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
+def check_stream_options(sent: SamplingFields) -> None:
+    if sent.stream_options is not None and not sent.stream:
+        raise InvalidRequestError(
+            "stream_options is given without stream.", "Set stream to true.", param="stream_options"
+        )
+
+
 def sampling_params(
-    service: Service, sent: SamplingFields, *, max_tokens: int | None, logprobs: int | None
+    service: Service,
+    sent: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    logprobs_param: str = "logprobs",
+    best_of: int | None = None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
+    """Refuses with `param` what the server's bounds, or what is possible at all, do not allow."""
     check_model(service, sent.model)
     config, model = service.config, service.model
-    _check_most("n", sent.n, config.max_n)
-    _check_most("logprobs", logprobs, config.max_logprobs)
+    check_most("n", sent.n, config.max_n)
+    check_most("best_of", best_of, config.max_n, flag="max-n")
+    check_most(logprobs_param, logprobs, config.max_logprobs, flag="max-logprobs")
+    if logprobs is not None and logprobs < 0:
+        raise InvalidRequestError(
+            f"{logprobs_param} is {logprobs}; expected 0 to {config.max_logprobs}.",
+            "Correct it, or leave it out.",
+            param=logprobs_param,
+        )
     if isinstance(sent.stop, list):
-        _check_most("stop", len(sent.stop), config.max_stop)
+        check_most("stop", len(sent.stop), config.max_stop)
+    for name in ("top_k", "min_tokens", "priority"):
+        if (value := getattr(sent, name)) is not None and abs(value) > MAX_COUNT:
+            raise _too_far(name, value)
+    if max_tokens is not None and max_tokens > MAX_COUNT:
+        raise _too_far("max_tokens", max_tokens)
     fields: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(sent, name)) is not None
     }
@@ -48,16 +77,24 @@ def sampling_params(
         top_p=model.top_p if sent.top_p is None else sent.top_p,
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        best_of=best_of,
         logit_bias=_logit_bias(sent.logit_bias or {}),
         **fields,
     )
 
 
-def _check_most(param: str, found: int | None, most: int) -> None:
+def _too_far(param: str, found: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{param} is {found}; expected at most {MAX_COUNT} either way.", "Change it.", param=param
+    )
+
+
+def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:
     if found is not None and found > most:
         raise InvalidRequestError(
             f"{param} is {found}; this server takes at most {most}.",
-            f"Lower it, or start the server with --max-{param}.",
+            f"Lower it, or start the server with --{flag or f'max-{param}'}.",
             param=param,
         )
 

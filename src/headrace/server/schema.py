@@ -15,7 +15,8 @@ JsonObject = dict[str, Any]
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: the counts so far with every chunk
+    include_obfuscation: bool | None = None  # OpenAI's padding; there is none to leave out
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,25 +59,48 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
+    # Not OpenAI's: named as vLLM's.
     chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[Any]
+    prompt: str | list[str | int | list[int]]  # a text, texts, token ids, or lists of them
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None  # vLLM's: whether a text gets its bos token
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of vLLM's API: either a prompt, or messages as in a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[JsonObject] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int]
 
 
 # OpenAI's own fields that do nothing here: ignored, with a warning to the client.
-IGNORED = {
+IGNORED: dict[type[msgspec.Struct], frozenset[str]] = {
     ChatRequest: frozenset(
         {
             *("store", "metadata", "service_tier", "modalities", "audio", "prediction"),
             *("reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key"),
             *("safety_identifier", "prompt_cache_retention", "functions", "function_call"),
+            *("prompt_cache_options", "moderation"),
         }
     ),
-    CompletionRequest: frozenset[str](),
 }

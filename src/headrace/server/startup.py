@@ -56,15 +56,6 @@ class StartUp:
         else:
             _say(f"ready after {seconds:.2f} s\n\n{_described(serving)}\n")
 
-    def stopping(self, timeout_s: float) -> None:
-        text = (
-            f"stopping: running requests have {timeout_s:g} s to finish; "
-            "a second signal stops at once"
-        )
-        if self._as_log:
-            log.info("%s", text, extra={"event": "stopping"})
-        else:
-            _say(text)
 
 
 def _described(serving: Serving) -> str:

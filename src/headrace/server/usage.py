@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+from headrace.server.record import RequestRecord
 
 
 class PromptDetails(msgspec.Struct):
@@ -15,6 +19,13 @@ class Usage(msgspec.Struct):
     total_tokens: int = 0
     prompt_tokens_details: PromptDetails = msgspec.field(default_factory=PromptDetails)
 
-    def count(self, tokens: int) -> None:
-        self.completion_tokens += tokens
-        self.total_tokens = self.prompt_tokens + self.completion_tokens
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord], completion_tokens: int) -> Usage:
+        """All engine requests of an answer together. `completion_tokens` are those that a client
+        was given: after a stop string the engine may have drawn one more."""
+        usage = cls(completion_tokens=completion_tokens)
+        for record in records:
+            usage.prompt_tokens += record.prompt_tokens
+            usage.prompt_tokens_details.cached_tokens += record.cached_tokens
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        return usage

@@ -80,15 +80,25 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> list[int]:
-        """The chat as token ids; control tokens come from the template alone."""
+        """The chat as token ids; control tokens come from the template alone.
+
+        With `continue_final_message` the ids end where the last message's text does, for the
+        model to go on from there.
+        """
         variables = self._variables(messages, tools, extra)
         strings = list(_strings(variables))
+        end = None
+        if continue_final_message:
+            end = _free_marker([*strings, self._source])
+            _append(variables["messages"][-1], end)
+            strings.append(end)
         if not any(map(self._typed.places, strings)):
             text = self._render(variables, add_generation_prompt)
-            return self._tokenizer.encode_template(text)
+            return self._tokenizer.encode_template(_cut(text, end))
         marker = _free_marker([*strings, self._source])
         roles = [message["role"] for message in variables["messages"]]
         variables = _marked(variables, self._typed, marker)
@@ -96,7 +106,7 @@ class ChatTemplate:
             message["role"] = role  # a checked word; templates make control tokens of it
         text = self._render(variables, add_generation_prompt)
         text = text.replace(_escaped(marker), marker)  # a template may write ASCII JSON
-        return self._tokenizer.encode_template(text, marker=marker)
+        return self._tokenizer.encode_template(_cut(text, end), marker=marker)
 
     def _variables(
         self,
@@ -260,6 +270,30 @@ def _marked(value: Any, typed: _TypedControls, marker: str) -> Any:
     if isinstance(value, list):
         return [_marked(item, typed, marker) for item in value]
     return value
+
+
+def _append(message: dict[str, Any], end: str) -> None:
+    """Mark where a message's text ends."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + end
+    elif isinstance(content, list) and content:
+        content[-1]["text"] += end
+    else:
+        raise _refuse("messages[-1].content", _kind(content), "text that can be continued")
+
+
+def _cut(text: str, end: str | None) -> str:
+    """The text up to where `end` stands in it."""
+    if end is None:
+        return text
+    if text.count(end) != 1:
+        raise TemplateError(
+            f"The template has the last message's text {text.count(end)} times as it was sent; "
+            "expected once, to continue it there.",
+            "Leave continue_final_message out.",
+        )
+    return text[: text.index(end)]
 
 
 def _escaped(marker: str) -> str:

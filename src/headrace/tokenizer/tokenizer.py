@@ -109,6 +109,20 @@ class Tokenizer:
         return self._vocabulary.strips_space
 
     @cached_property
+    def longest_token_characters(self) -> int:
+        """No token stands for more characters of a text than this."""
+        return max(1, *map(len, self._vocabulary.pieces))
+
+    def shown(self, token_id: int) -> tuple[str, bool]:
+        """A token for people, control tokens too, and whether it is text of its own: a part of a
+        character is shown as its bytes, such as \\xe2\\x82."""
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode("utf-8"), True
+        except UnicodeDecodeError:
+            return "".join(f"\\x{byte:02x}" for byte in data), False
+
+    @cached_property
     def reserved_texts(self) -> frozenset[str]:
         """The texts of the tokens that a user can't make by typing them."""
         return frozenset(self._vocabulary.pieces[token] for token in self._vocabulary.reserved_ids)

@@ -1,0 +1,119 @@
+"""A chat's answer as server-sent events, a chunk for each token that completes some text.
+
+There is one of these for every token that is served, so what does not change from one to the next
+is encoded once. Knows OpenAI's chunks; how tokens come is generation.py's affair.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from headrace.core.errors import HeadraceError
+from headrace.core.request import GenerateRequest, TokenEvent
+from headrace.server.call import Call, encode_json, error_event
+from headrace.server.ending import check_timeout, ending
+from headrace.server.generation import generate, new_record
+from headrace.server.logprobs import chat_logprobs
+from headrace.server.schema import ChatRequest
+from headrace.server.service import Service
+from headrace.server.usage import Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ChatStream:
+    """One answer, all its choices."""
+
+    def __init__(
+        self, service: Service, call: Call, sent: ChatRequest, request: GenerateRequest
+    ) -> None:
+        self._service = service
+        self._call = call
+        self._request = request
+        self._record = new_record(call, request)
+        self._output_tokens = 0
+        options = sent.stream_options
+        self._wants_usage = options is not None and bool(options.include_usage)
+        self._counts_on = (
+            self._wants_usage and options is not None and bool(options.continuous_usage_stats)
+        )
+        head = {
+            "id": request.request_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": service.model.name,
+            "system_fingerprint": service.fingerprint or None,
+        }
+        # Up to where choices differ.
+        self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._heads = [
+            self._head + b'{"index":%d,"delta":' % index for index in range(request.params.n)
+        ]
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        opened = False
+        try:
+            async with aclosing(
+                generate(self._service, self._call, self._request, self._record)
+            ) as found:
+                async for events in found:
+                    parts = [self._event(event) for event in events]
+                    if not opened:
+                        # Not before the first token, while an error still has a status of its own.
+                        opened = True
+                        parts[:0] = map(self._open, range(self._request.params.n))
+                    if out := b"".join(parts):
+                        yield out
+            yield self._close()
+        except HeadraceError as error:
+            if not opened:
+                raise
+            yield error_event(error)
+
+    def _open(self, index: int) -> bytes:
+        return self.chunk(index, b'{"role":"assistant","content":"","refusal":null}')
+
+    def _event(self, event: TokenEvent) -> bytes:
+        self._output_tokens += event.token_id is not None
+        check_timeout(event, self._output_tokens)
+        if not event.text and event.finish_reason is None and event.logprobs is None:
+            return b""
+        logprobs = b"null"
+        if event.logprobs is not None:
+            assert event.token_id is not None
+            pairs = [(event.token_id, event.logprobs)]
+            logprobs = encode_json(chat_logprobs(self._service.model.tokenizer, pairs))
+        out = b""
+        if event.text or event.logprobs is not None:
+            delta = b'{"content":' + encode_json(event.text) + b"}"
+            out = self.chunk(event.index, delta, logprobs)
+        if event.finish_reason is not None:
+            reason, stop_reason = ending(event.finish_reason)
+            extra = b"" if stop_reason is None else b',"stop_reason":' + encode_json(stop_reason)
+            out += self.chunk(event.index, b"{}", finish=encode_json(reason) + extra)
+        return out
+
+    def chunk(
+        self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null"
+    ) -> bytes:
+        """One event; its parts are JSON already."""
+        return b'%b%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+            self._heads[index],
+            delta,
+            logprobs,
+            finish,
+            self._usage(),
+        )
+
+    def _usage(self) -> bytes:
+        if self._counts_on:
+            return b',"usage":' + encode_json(Usage.of([self._record], self._output_tokens))
+        return b',"usage":null' if self._wants_usage else b""
+
+    def _close(self) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        usage = encode_json(Usage.of([self._record], self._output_tokens))
+        return self._head + b'],"usage":' + usage + b"}\n\n" + DONE

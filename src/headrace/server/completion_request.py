@@ -1,0 +1,129 @@
+"""A completion request as the engine is to see it: each prompt a request of its own.
+
+Knows OpenAI's fields and what can't be asked; nothing of answers but how they begin.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from headrace.core.errors import InvalidRequestError
+from headrace.core.request import GenerateRequest, Logprobs
+from headrace.server.call import Call, new_id
+from headrace.server.generation import new_record
+from headrace.server.logprobs import CompletionLogprobsWriter
+from headrace.server.prompts import check_fits, encode_text
+from headrace.server.record import RequestRecord
+from headrace.server.sampling import check_most, check_stream_options, sampling_params
+from headrace.server.schema import CompletionRequest
+from headrace.server.service import Service
+from headrace.text import make_request
+from headrace.tokenizer.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    completion_id: str
+    requests: list[GenerateRequest]
+    records: list[RequestRecord]
+    echoes: list[str] | None  # the prompts' texts, where they are to be repeated
+    wants_logprobs: bool
+    wants_output: bool  # not where only the prompt's logprobs are asked for
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def open_choice(
+        self, tokenizer: Tokenizer, place: int, prompt_logprobs: list[Logprobs | None] | None
+    ) -> tuple[str, CompletionLogprobsWriter | None]:
+        """What a choice of the prompt at `place` begins with."""
+        text = self.echoes[place] if self.echoes is not None else ""
+        if not self.wants_logprobs:
+            return text, None
+        writer = CompletionLogprobsWriter(tokenizer)
+        if self.echoes is not None:
+            ids = self.requests[place].prompt_token_ids
+            writer.add_prompt(ids, text, prompt_logprobs or [None])  # one token has no score
+        return text, writer
+
+
+async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Asked:
+    check_stream_options(sent)
+    _check_fields(sent)
+    wants_output = not (sent.echo and sent.max_tokens == 0)
+    max_tokens = DEFAULT_MAX_TOKENS if sent.max_tokens is None else sent.max_tokens
+    params = sampling_params(
+        service,
+        sent,
+        max_tokens=max_tokens if wants_output else 1,  # the engine always draws one
+        logprobs=sent.logprobs,
+        best_of=sent.best_of,
+        prompt_logprobs=sent.logprobs if sent.echo else None,
+    )
+    prompts = _list_prompts(sent.prompt)
+    check_most("prompt", len(prompts), service.config.max_prompts, flag="max-prompts")
+    completion_id = new_id("cmpl")
+    tokenizer, requests, echoes = service.model.tokenizer, [], []
+    for place, prompt in enumerate(prompts):
+        ids = prompt
+        if isinstance(prompt, str):
+            add_bos = sent.add_special_tokens is not False
+            ids = await encode_text(service, prompt, add_bos=add_bos)
+        check_fits(service, len(ids))
+        request = make_request(
+            tokenizer,
+            service.model.vocab_size,
+            f"{completion_id}-{place}",
+            ids,
+            params,
+            priority=sent.priority or 0,
+            cache_salt=sent.cache_salt or "",
+            timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+        )
+        requests.append(request)
+        echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+    return Asked(
+        completion_id=completion_id,
+        requests=requests,
+        records=[new_record(call, request) for request in requests],
+        echoes=echoes if sent.echo else None,
+        wants_logprobs=sent.logprobs is not None,
+        wants_output=wants_output,
+    )
+
+
+def _check_fields(sent: CompletionRequest) -> None:
+    if sent.suffix:
+        raise InvalidRequestError(
+            "suffix is given; this server continues texts, it does not fill gaps in them.",
+            "Leave suffix out.",
+            param="suffix",
+        )
+    if sent.stream and sent.best_of is not None and sent.best_of != (sent.n or 1):
+        raise InvalidRequestError(
+            f"best_of is {sent.best_of} with stream: which are the best is known at the end.",
+            "Leave out one of the two.",
+            param="best_of",
+        )
+
+
+def _list_prompts(sent: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    if isinstance(sent, str):
+        return [sent]
+    if not sent:
+        raise InvalidRequestError(
+            "prompt is an empty list; expected a text, token ids, or a list of either.",
+            "Give at least one prompt.",
+            param="prompt",
+        )
+    ids = [item for item in sent if isinstance(item, int)]
+    if len(ids) == len(sent):
+        return [ids]
+    if ids:
+        raise InvalidRequestError(
+            "prompt mixes token ids with texts or lists; expected all of a kind.",
+            "Put each prompt's ids into a list of their own.",
+            param="prompt",
+        )
+    return [item for item in sent if not isinstance(item, int)]

@@ -1,0 +1,114 @@
+"""/v1/completions: plain prompts continued, as OpenAI's older API has it. Streams are
+completions_stream.py's.
+
+Each prompt is an engine request of its own; choices are numbered prompt by prompt. Knows OpenAI's
+shapes; how tokens come is generation.py's affair.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+
+from headrace.core.request import FinishReason, GenerateRequest, RequestOutput
+from headrace.server.body import read_struct
+from headrace.server.call import AnyReply, Call, StreamReply, json_reply
+from headrace.server.completion_request import Asked, ask_for
+from headrace.server.completions_stream import CompletionStream
+from headrace.server.ending import check_timeout, ending
+from headrace.server.generation import generate
+from headrace.server.interleave import gather_all
+from headrace.server.logprobs import CompletionLogprobs
+from headrace.server.record import RequestRecord
+from headrace.server.schema import CompletionRequest
+from headrace.server.service import Service
+from headrace.server.usage import Usage
+from headrace.text import OutputBuilder
+from headrace.tokenizer.tokenizer import Tokenizer
+
+
+class CompletionChoice(msgspec.Struct):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the text
+
+
+class Completion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str | None
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: Literal["text_completion"] = "text_completion"
+
+
+async def completions(service: Service, call: Call) -> AnyReply:
+    sent = read_struct(call, CompletionRequest)
+    asked = await ask_for(service, call, sent)
+    if sent.stream:
+        return StreamReply(chunks=CompletionStream(service, call, sent, asked).chunks())
+    return json_reply(await _complete(service, call, asked))
+
+
+async def _complete(service: Service, call: Call, asked: Asked) -> Completion:
+    work = [_run(service, call, *pair) for pair in zip(asked.requests, asked.records, strict=True)]
+    found = [await work[0]] if len(work) == 1 else await gather_all(work)
+    choices = [
+        choice
+        for place, (output, _) in enumerate(found)
+        for choice in _choices(service.model.tokenizer, asked, place, output)
+    ]
+    output_tokens = sum(count for _, count in found) if asked.wants_output else 0
+    return Completion(
+        id=asked.completion_id,
+        created=asked.created,
+        model=service.model.name,
+        system_fingerprint=service.fingerprint or None,
+        choices=choices,
+        usage=Usage.of(asked.records, output_tokens),
+    )
+
+
+async def _run(
+    service: Service, call: Call, request: GenerateRequest, record: RequestRecord
+) -> tuple[RequestOutput, int]:
+    """A prompt's continuations, and how many tokens were made, those of losers too."""
+    answer = OutputBuilder(request, None)
+    output_tokens = 0
+    async with aclosing(generate(service, call, request, record)) as found:
+        async for events in found:
+            for event in events:
+                output_tokens += event.token_id is not None
+                check_timeout(event, output_tokens)
+                answer.add(event)
+    return answer.build(), output_tokens
+
+
+def _choices(
+    tokenizer: Tokenizer, asked: Asked, place: int, output: RequestOutput
+) -> list[CompletionChoice]:
+    choices = []
+    for each in output.outputs:
+        text, writer = asked.open_choice(tokenizer, place, output.prompt_logprobs)
+        if asked.wants_output:
+            text += each.text
+            if writer is not None:
+                for token_id, here in zip(each.token_ids, each.logprobs or [], strict=True):
+                    writer.add(token_id, here)
+        assert each.finish_reason is not None
+        reason, stop_reason = ending(FinishReason(each.finish_reason))
+        choices.append(
+            CompletionChoice(
+                text=text,
+                index=place * len(output.outputs) + each.index,
+                logprobs=None if writer is None else writer.take(),
+                finish_reason=reason if asked.wants_output else "length",
+                stop_reason=stop_reason,
+            )
+        )
+    return choices

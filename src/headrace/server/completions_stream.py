@@ -1,0 +1,111 @@
+"""Plain completions as server-sent events, those of several prompts interleaved as they come.
+
+As chat_stream.py: what does not change from one event to the next is encoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from headrace.core.errors import HeadraceError
+from headrace.core.request import TokenEvent
+from headrace.server.call import Call, encode_json, error_event
+from headrace.server.chat_stream import DONE
+from headrace.server.completion_request import Asked
+from headrace.server.ending import check_timeout, ending
+from headrace.server.generation import generate
+from headrace.server.interleave import interleave
+from headrace.server.logprobs import CompletionLogprobsWriter
+from headrace.server.schema import CompletionRequest
+from headrace.server.service import Service
+from headrace.server.usage import Usage
+
+
+class CompletionStream:
+    """One answer: all prompts, all choices."""
+
+    def __init__(self, service: Service, call: Call, sent: CompletionRequest, asked: Asked) -> None:
+        self._service = service
+        self._call = call
+        self._asked = asked
+        self._n = asked.requests[0].params.n
+        self._output_tokens = [0] * len(asked.requests)
+        self._writers: dict[int, CompletionLogprobsWriter | None] = {}  # by choice, once it began
+        options = sent.stream_options
+        self._wants_usage = options is not None and bool(options.include_usage)
+        self._counts_on = (
+            self._wants_usage and options is not None and bool(options.continuous_usage_stats)
+        )
+        head = {
+            "id": asked.completion_id,
+            "object": "text_completion",
+            "created": asked.created,
+            "model": service.model.name,
+            "system_fingerprint": service.fingerprint or None,
+        }
+        self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        opened = False
+        sources = [
+            generate(self._service, self._call, *pair)
+            for pair in zip(self._asked.requests, self._asked.records, strict=True)
+        ]
+        try:
+            async with aclosing(interleave(sources)) as found:
+                async for place, events in found:
+                    out = b"".join([self._event(place, event) for event in events])
+                    if out:
+                        opened = True
+                        yield out
+            yield self._close()
+        except HeadraceError as error:
+            if not opened:
+                raise
+            yield error_event(error)
+
+    def _event(self, place: int, event: TokenEvent) -> bytes:
+        self._output_tokens[place] += event.token_id is not None
+        check_timeout(event, self._output_tokens[place])
+        choice = place * self._n + event.index
+        text = ""
+        if choice not in self._writers:
+            text, self._writers[choice] = self._asked.open_choice(
+                self._service.model.tokenizer, place, event.prompt_logprobs
+            )
+        writer = self._writers[choice]
+        if self._asked.wants_output:
+            text += event.text
+            if writer is not None and event.token_id is not None:
+                writer.add(event.token_id, event.logprobs)
+        if not text and writer is None and event.finish_reason is None:
+            return b""
+        finish = b"null"
+        if event.finish_reason is not None:
+            reason, stop_reason = ending(event.finish_reason)
+            finish = encode_json(reason if self._asked.wants_output else "length")
+            if stop_reason is not None:
+                finish += b',"stop_reason":' + encode_json(stop_reason)
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+            self._head,
+            choice,
+            encode_json(text),
+            b"null" if writer is None else encode_json(writer.take()),
+            finish,
+            self._usage(),
+        )
+
+    def _usage(self) -> bytes:
+        if self._counts_on:
+            return b',"usage":' + encode_json(self._used())
+        return b',"usage":null' if self._wants_usage else b""
+
+    def _used(self) -> Usage:
+        count = sum(self._output_tokens) if self._asked.wants_output else 0
+        return Usage.of(self._asked.records, count)
+
+    def _close(self) -> bytes:
+        if not self._wants_usage:
+            return DONE
+        return self._head + b'],"usage":' + encode_json(self._used()) + b"}\n\n" + DONE

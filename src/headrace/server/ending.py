@@ -1,0 +1,29 @@
+"""How an answer ended, in OpenAI's words, of which it has fewer than the engine.
+
+A request whose time passed before its first token was not answered: 503, to be sent again. One
+that was cut by it later ended as one cut by its length does: finish_reason "length", with
+stop_reason "timeout" beside it for who wants to tell them apart.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import QueueTimeoutError
+from headrace.core.request import FinishReason, TokenEvent
+
+
+def ending(reason: FinishReason) -> tuple[str, str | None]:
+    """finish_reason and stop_reason."""
+    if reason is FinishReason.TIMEOUT:
+        return "length", "timeout"
+    return reason.value, None
+
+
+def check_timeout(event: TokenEvent, output_tokens: int) -> None:
+    """Refuses a request that ran out of time before anything of it could be answered."""
+    if event.finish_reason is FinishReason.TIMEOUT and not output_tokens:
+        raise QueueTimeoutError(
+            "The request's timeout_s passed before its first token.",
+            "Send it again later, or give it more time.",
+            retry_after_s=1.0,
+            param="timeout_s",
+        )

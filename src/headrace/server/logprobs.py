@@ -1,0 +1,105 @@
+"""Logprobs in OpenAI's two shapes: a chat's list of tokens, a completion's parallel lists.
+
+Knows tokens and their bytes; nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.core.request import Logprobs
+from headrace.tokenizer.detokenize import StreamDetokenizer
+from headrace.tokenizer.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0  # as OpenAI's: JSON has no word for minus infinity
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]  # the token's own: of half a character, half its bytes
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+def chat_logprobs(tokenizer: Tokenizer, found: Iterable[tuple[int, Logprobs]]) -> ChatLogprobs:
+    """For each token that was drawn: itself, and the likeliest in its place."""
+    content = []
+    for token_id, here in found:
+        top = [TopLogprob(*_shown(tokenizer, other, p)) for other, p in _ranked(here)]
+        content.append(TokenLogprob(*_shown(tokenizer, token_id, here[token_id].logprob), top))
+    return ChatLogprobs(content)
+
+
+def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    text, _ = tokenizer.shown(token_id)
+    return text, max(logprob, LEAST_LOGPROB), list(tokenizer.token_bytes(token_id))
+
+
+def _ranked(here: Logprobs) -> list[tuple[int, float]]:
+    listed = [(p.rank, token_id, p.logprob) for token_id, p in here.items() if p.rank is not None]
+    return [(token_id, logprob) for _, token_id, logprob in sorted(listed)]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists of one length: an entry for each token, the prompt's too where it is echoed."""
+
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []  # null for a prompt's first token
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class CompletionLogprobsWriter:
+    """Gathers them for one choice; `take` gives what came since the last call. Offsets are places
+    in the choice's whole text, where each token's text begins or would."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = StreamDetokenizer(tokenizer)
+        self._place = 0
+        self._new = CompletionLogprobs()
+
+    def add_prompt(self, ids: list[int], text: str, found: list[Logprobs | None]) -> None:
+        """What comes first where the prompt is echoed as `text`."""
+        self._detokenizer = StreamDetokenizer(self._tokenizer, continuation=False)
+        for token_id, here in zip(ids, found, strict=True):
+            self.add(token_id, here)
+        self._place = len(text)
+        self._detokenizer = StreamDetokenizer(self._tokenizer)
+
+    def add(self, token_id: int, here: Logprobs | None) -> None:
+        self._new.tokens.append(self._named(token_id))
+        self._new.text_offset.append(self._place)
+        self._place += len(self._detokenizer.push(token_id))
+        if here is None:
+            self._new.token_logprobs.append(None)
+            self._new.top_logprobs.append(None)
+            return
+        self._new.token_logprobs.append(max(here[token_id].logprob, LEAST_LOGPROB))
+        top = dict(_ranked(here))
+        top.setdefault(token_id, here[token_id].logprob)
+        self._new.top_logprobs.append(
+            {self._named(other): max(logprob, LEAST_LOGPROB) for other, logprob in top.items()}
+        )
+
+    def take(self) -> CompletionLogprobs:
+        new, self._new = self._new, CompletionLogprobs()
+        return new
+
+    def _named(self, token_id: int) -> str:
+        """As OpenAI names it: these are keys, so parts of characters must differ."""
+        text, is_text = self._tokenizer.shown(token_id)
+        return text if is_text else f"bytes:{text}"

@@ -1,0 +1,57 @@
+"""/tokenize and /detokenize, as vLLM has them: a text or a chat as token ids, and back.
+
+Nothing here reaches the engine.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import InvalidRequestError
+from headrace.server.body import read_struct
+from headrace.server.call import AnyReply, Call, json_reply
+from headrace.server.prompts import encode_chat, encode_text, off_loop
+from headrace.server.sampling import check_model
+from headrace.server.schema import DetokenizeRequest, TokenizeRequest
+from headrace.server.service import Service
+
+
+async def tokenize(service: Service, call: Call) -> AnyReply:
+    """A prompt as /v1/completions would see it, or messages as /v1/chat/completions would."""
+    sent = read_struct(call, TokenizeRequest)
+    check_model(service, sent.model)
+    if (sent.prompt is None) == (sent.messages is None):
+        raise InvalidRequestError(
+            "Expected one of prompt and messages.", "Send either.", param="prompt"
+        )
+    if sent.messages is not None:
+        ids = await encode_chat(service, sent.messages, sent, len(call.body))
+    else:
+        add_bos = sent.add_special_tokens is not False
+        ids = await encode_text(service, sent.prompt or "", add_bos=add_bos)
+    tokenizer = service.model.tokenizer
+    return json_reply(
+        {
+            "count": len(ids),
+            "max_model_len": service.context_tokens,
+            "tokens": ids,
+            "token_strs": [*map(tokenizer.piece, ids)] if sent.return_token_strs else None,
+        }
+    )
+
+
+async def detokenize(service: Service, call: Call) -> AnyReply:
+    """Control tokens are shown as they are spelled."""
+    sent = read_struct(call, DetokenizeRequest)
+    check_model(service, sent.model)
+    size = service.model.vocab_size
+    for token in sent.tokens:
+        if not 0 <= token < size:
+            raise InvalidRequestError(
+                f"tokens has the token id {token}; expected integers from 0 to {size - 1}.",
+                "Send ids that this model's /tokenize gave.",
+                param="tokens",
+            )
+    tokenizer = service.model.tokenizer
+    text = await off_loop(
+        len(sent.tokens), lambda: tokenizer.decode(sent.tokens, skip_special=False)
+    )
+    return json_reply({"prompt": text})
