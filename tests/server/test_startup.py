@@ -98,6 +98,9 @@ def test_two_that_start_at_once_do_not_share_a_port() -> None:
 
 
 def test_nobody_connects_before_somebody_listens() -> None:
-    with bind("127.0.0.1", 0) as sock, socket.socket() as client:
-        with pytest.raises(ConnectionRefusedError):
-            client.connect(sock.getsockname())
+    with (
+        bind("127.0.0.1", 0) as sock,
+        socket.socket() as client,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        client.connect(sock.getsockname())
