@@ -49,7 +49,7 @@ def test_the_tables_are_those_of_the_code(name: str) -> None:
     written = marked.sub(lambda found: f"{found[1]}{table(name)}{found[2]}", text)
     if os.environ.get("HEADRACE_TEST_WRITE_DOCS"):
         DOCUMENT.write_text(written)
-    assert text == written
+    assert text == written, "HEADRACE_TEST_WRITE_DOCS=1 pytest tests/test_configuration_docs.py"
 
 
 def test_its_example_is_good() -> None:
