@@ -29,6 +29,7 @@ class TimedNothing:
 
     def __init__(self, limits: RunnerLimits) -> None:
         self.limits = limits
+        self.progress = 0
         self.busy_s = 0.0
         self._plans: deque[StepPlan] = deque()
 

@@ -36,6 +36,7 @@ class CountingRunner:
             context_tokens=32,
         )
         self.eos_at = eos_at
+        self.progress = 0
         self.seen: dict[int, int] = {}
         self.plans: list[StepPlan] = []
         self.uniforms: dict[int, list[float]] = {}

@@ -181,6 +181,16 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A request's turn has come: its first sequence is running. There is one for each request that
+    runs, so that one whose time passed (FinishReason.TIMEOUT) without it never left the queue."""
+
+    request_id: str
+    waited_s: float
+    cached_tokens: int  # of its prompt, found in the prefix cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
     """A token's logprob among all tokens, and its place among them where that is known."""
 

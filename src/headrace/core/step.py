@@ -101,7 +101,8 @@ class EntryResult:
 @dataclass(slots=True, kw_only=True)
 class StepResult:
     entries: list[EntryResult]
-    compute_s: float = 0.0
+    compute_s: float = 0.0  # the whole step
+    sample_s: float = 0.0  # of it, drawing and scoring tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,12 @@ class Runner(Protocol):
 
     @property
     def limits(self) -> RunnerLimits: ...
+
+    @property
+    def progress(self) -> int:
+        """Moves as long as work is being done, within a step too: one that stands still while a
+        step is under way is stuck. Any thread may read it."""
+        ...
 
     def submit(self, plan: StepPlan) -> None: ...
 

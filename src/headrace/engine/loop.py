@@ -14,7 +14,8 @@ from collections import deque
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken
+from headrace.core.errors import HeadraceError
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import Runner, StepPlan
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Scheduler
@@ -73,7 +74,9 @@ class Engine:
     def step(self) -> list[SampledToken]:
         """One turn: what became known in it."""
         tokens = self._expire()
+        began_s = self._clock.now_s()
         plan = self.scheduler.schedule()
+        self.stats.schedule_s += self._clock.now_s() - began_s
         if plan is not None:
             tokens += self._submit(plan)
         full = len(self._in_flight) >= self._runner.limits.steps_in_flight
@@ -83,8 +86,30 @@ class Engine:
             self.scheduler.check_integrity()
         return tokens
 
+    def take_started(self) -> list[Started]:
+        """Requests whose turn came since the last call (the last few thousand, if that was long
+        ago): before or with the step that brings their first token."""
+        started = list(self.scheduler.started)
+        self.scheduler.started.clear()
+        return started
+
+    @property
+    def progress(self) -> int:
+        """The runner's: moves as long as a step that is under way does. Any thread may read it."""
+        return self._runner.progress
+
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()
+
+    def idle_check(self) -> None:
+        """With nothing to do every block is free or cached. Two subtractions: for whenever it is
+        idle; `check_integrity` looks at every block."""
+        if not self.has_work and self.blocks.used_blocks:
+            raise HeadraceError(
+                f"The engine is idle with {self.blocks.used_blocks} of "
+                f"{self.blocks.total_blocks} blocks in use; expected none.",
+                "This is a mistake in Headrace: please report it, and restart the engine.",
+            )
 
     def _submit(self, plan: StepPlan) -> list[SampledToken]:
         try:
@@ -102,7 +127,10 @@ class Engine:
             result = self._runner.collect()
         except Exception as error:
             return self._fail(error)
-        return self.scheduler.commit(plan, result)
+        began_s = self._clock.now_s()
+        tokens = self.scheduler.commit(plan, result)
+        self.stats.commit_s += self._clock.now_s() - began_s
+        return tokens
 
     def _fail(self, error: Exception) -> list[SampledToken]:
         log.exception("a step failed; its requests end, others go on")

@@ -14,7 +14,7 @@ from itertools import chain
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import (
     PREVIOUS,
     EntryResult,
@@ -42,6 +42,7 @@ from headrace.engine.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
 
+STARTED_KEPT = 4096
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
 
@@ -58,10 +59,12 @@ class Scheduler:
         self.eos_ids = eos_ids
         self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
         self.prefix = PrefixCache(self.blocks)
-        self.stats = EngineStats(prefix=self.prefix.stats)
         self._clock = clock
         self._waiting = WaitingQueue(config)
         self._running: dict[int, Sequence] = {}
+        self.stats = EngineStats(self.prefix.stats, self._waiting, self._running)
+        # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
+        self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
         self._parked: dict[int, Sequence] = {}  # wait for others of their group, not for room
         self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
         self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
@@ -210,8 +213,20 @@ class Scheduler:
             sequence.published_blocks = len(found)
             sequence.computed_tokens = len(found) * self.blocks.block_tokens
             sequence.scheduled_tokens = sequence.computed_tokens
+        if not sequence.has_started:
+            self._note_start(sequence)
         sequence.status = Status.RUNNING
         self._running[sequence.sequence_id] = sequence
+
+    def _note_start(self, sequence: Sequence) -> None:
+        sequence.has_started = True
+        self.started.append(
+            Started(
+                request_id=sequence.request.request_id,
+                waited_s=self._clock.now_s() - sequence.arrival_s,
+                cached_tokens=sequence.computed_tokens,
+            )
+        )
 
     def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
         """`_schedule_tokens` for the case that comes for every sequence in every step: one token
@@ -379,6 +394,8 @@ class Scheduler:
             if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
                 self.prefix.publish_full(sequence)
         self.stats.prompt_tokens += prompt_tokens
+        self.stats.compute_s += result.compute_s - result.sample_s
+        self.stats.sample_s += result.sample_s
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
         return tokens
 
@@ -475,6 +492,7 @@ class Scheduler:
             stop_ids=parent.stop_ids,
             token_ids=list(parent.token_ids),
             seed=parent.seed,
+            has_started=True,
             computed_tokens=computed_tokens,
             scheduled_tokens=computed_tokens,
             blocks=blocks,
@@ -530,6 +548,7 @@ class Scheduler:
         """free + used + cached == total, and blocks are held by those who think they hold them."""
         live = [s for sequences in self._requests.values() for s in sequences]
         self.blocks.check_integrity(s.blocks for s in live)
+        assert self._waiting or not self._waiting.tokens, "nobody waits, with tokens to compute"
         for sequence in live:
             running = sequence.sequence_id in self._running
             assert running == (sequence.status is Status.RUNNING), "running, and not known as such"

@@ -49,6 +49,7 @@ class Sequence:
     token_ids: list[int]
     seed: int
     status: Status = Status.WAITING
+    has_started: bool = False  # it, or the one it was forked from, was admitted once
     computed_tokens: int = 0
     scheduled_tokens: int = 0
     draws_in_flight: int = 0

@@ -1,15 +1,20 @@
-"""What the scheduler counted since it started. Plain numbers; someone else names and shows them."""
+"""What the scheduler counted since it started, and what it has before it now. Plain numbers;
+someone else names and shows them."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 
 from headrace.engine.prefix import PrefixStats
+from headrace.engine.waiting import WaitingQueue
 
 
 @dataclass(slots=True)
 class EngineStats:
     prefix: PrefixStats
+    waiting: WaitingQueue
+    running: Sized
     steps: int = 0
     prompt_tokens: int = 0  # computed, of prompts; recomputation counts again
     generated_tokens: int = 0
@@ -17,6 +22,25 @@ class EngineStats:
     preempted_tokens: int = 0  # computed and lost
     cow_copies: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # by reason
+    # Where the time of all steps went, by the engine's clock. Steps may overlap: computing goes on
+    # while the next one is scheduled and the last one committed.
+    schedule_s: float = 0.0
+    compute_s: float = 0.0  # without sampling
+    sample_s: float = 0.0
+    commit_s: float = 0.0
+
+    @property
+    def running_sequences(self) -> int:
+        return len(self.running)
+
+    @property
+    def waiting_sequences(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def waiting_prompt_tokens(self) -> int:
+        """To be computed before all that wait could draw: prompts, and what was preempted."""
+        return self.waiting.tokens
 
     @property
     def prefix_queries_tokens(self) -> int:

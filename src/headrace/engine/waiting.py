@@ -16,7 +16,8 @@ class WaitingQueue:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._heap: list[tuple[tuple[float, int], int, Sequence]] = []
-        self._members: set[int] = set()
+        self._members: dict[int, int] = {}  # sequences, and what each has to compute
+        self.tokens = 0  # to be computed before all of them could draw, as of when they queued
 
     def __len__(self) -> int:
         return len(self._members)
@@ -33,7 +34,9 @@ class WaitingQueue:
             arrival_s=sequence.arrival_s,
             order=sequence.order,
         )
-        self._members.add(sequence.sequence_id)
+        tokens = len(sequence.token_ids) - sequence.computed_tokens
+        self._members[sequence.sequence_id] = tokens
+        self.tokens += tokens
         heapq.heappush(self._heap, (key, sequence.sequence_id, sequence))
 
     def first(self) -> Sequence | None:
@@ -47,7 +50,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         if sequence.sequence_id not in self._members:
             return
-        self._members.discard(sequence.sequence_id)
+        self.tokens -= self._members.pop(sequence.sequence_id)
         if self._heap[0][2] is sequence:
             heapq.heappop(self._heap)
         elif len(self._heap) > 2 * len(self._members) + 16:

@@ -59,6 +59,7 @@ class SimulatedRunner:
             )
         self.limits = limits
         self.steps = 0  # submitted so far
+        self.progress = 0  # steps done
         self._cost = cost
         self._clock = clock
         self._vocabulary = Vocabulary(vocab_size, eos_id, eos_rate)
@@ -104,6 +105,7 @@ class SimulatedRunner:
                 "Submit a plan first.",
             )
         submitted = self._in_flight.popleft()
+        self.progress += 1
         # One step at a time: it began when it was submitted, or when the step before it was done.
         self._busy_until_s = max(self._busy_until_s, submitted.started_s) + submitted.compute_s
         self._clock.advance(max(0.0, self._busy_until_s - self._clock.now_s()))

@@ -37,6 +37,11 @@ class ReadStep(Protocol):
 
     def compute(self, previous: Drawn) -> list[EntryResult]: ...
 
+    @property
+    def sample_s(self) -> float:
+        """What drawing took, once it is computed."""
+        ...
+
 
 class Flight:
     def __init__(self, steps_in_flight: int) -> None:
@@ -91,7 +96,9 @@ class Flight:
         results = step.compute(previous)
         drawing = step.drawing
         self._drawn = {r.sequence_id: r.token_id for r in results if r.sequence_id in drawing}
-        return StepResult(entries=results, compute_s=time.perf_counter() - began)
+        return StepResult(
+            entries=results, compute_s=time.perf_counter() - began, sample_s=step.sample_s
+        )
 
 
 class Unknown(NamedTuple):

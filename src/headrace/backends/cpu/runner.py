@@ -92,6 +92,10 @@ class CpuRunner:
         return self._limits
 
     @property
+    def progress(self) -> int:
+        return self._program.progress
+
+    @property
     def kv_bytes(self) -> int:
         return self._kv.bytes
 
@@ -136,6 +140,7 @@ class _Step:
         self._arrays = _StepArrays(self._entries) if self._entries else None
         self._unknown = previous_rows(self._entries)
         self.drawing = frozenset(e.sequence_id for e in self._entries if e.draw is not None)
+        self.sample_s = 0.0
 
     def compute(self, previous: Drawn) -> list[EntryResult]:
         tokens, failed = continue_from(previous, self._unknown)
@@ -146,6 +151,7 @@ class _Step:
         for row, token in tokens:
             self._arrays.inputs[0][row] = token
         self._arrays.run(self._program)
+        self.sample_s = self._program.sample_s
         results = self._arrays.results(self._entries)
         self._pooling.add(self._entries, results)
         for number, error in failed:

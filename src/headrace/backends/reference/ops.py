@@ -6,7 +6,7 @@ they start and which blocks hold their keys and values. Knows nothing of schedul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +80,13 @@ class KvBlocks:
 class ReferenceOps:
     """The operations of one step. `wanted` is the rows that `select` gives."""
 
-    def __init__(self, blocks: KvBlocks, entries: Sequence[StepEntry]) -> None:
+    def __init__(
+        self,
+        blocks: KvBlocks,
+        entries: Sequence[StepEntry],
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._advance = advance  # called by each operation that takes time
         self._blocks = blocks
         self._entries = entries
         self._token_ids = np.array([t for entry in entries for t in entry.token_ids], np.int64)
@@ -103,6 +109,7 @@ class ReferenceOps:
         return normed
 
     def linear(self, x: Floats, weight: ReferenceWeight) -> Floats:
+        self._advance()
         product: Floats = x @ weight.values.T
         return product if weight.bias is None else product + weight.bias
 
@@ -125,6 +132,7 @@ class ReferenceOps:
         return _joined(_rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved), v)
 
     def attention(self, qkv: Floats, attention: AttentionSpec) -> Floats:
+        self._advance()
         q, k, v = _heads(qkv, attention)
         for entry, rows in zip(self._entries, self._rows, strict=True):
             self._blocks.write(attention.layer, entry, k[rows], v[rows])

@@ -66,10 +66,18 @@ class ReferenceRunner:
         self._flight: deque[StepPlan | StepResult] = deque()
         # By the last step, by sequence: the token, or None if it should have drawn one and failed.
         self._drawn: dict[int, int | None] = {}
+        self._progress = 0
 
     @property
     def limits(self) -> RunnerLimits:
         return self._limits
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    def _advance(self) -> None:
+        self._progress += 1
 
     def submit(self, plan: StepPlan) -> None:
         _check_plan(plan, self._limits, self.spec.vocab_size)
@@ -119,18 +127,19 @@ class ReferenceRunner:
         self._drawn = {e.sequence_id: None for e in plan.entries if e.draw is not None}
         plan, failed = _continued(plan, previous)
         self._blocks.copy(plan.copies)
-        if plan.entries:
-            self._compute(plan, results)
+        sample_s = self._compute(plan, results) if plan.entries else 0.0
         for index in failed:
             results[index] = EntryResult(
                 sequence_id=results[index].sequence_id,
                 error="the step before, which this one continues, failed",
             )
         self._drawn = {r.sequence_id: r.token_id for r in results if r.sequence_id in self._drawn}
-        return StepResult(entries=results, compute_s=time.perf_counter() - began)
+        return StepResult(entries=results, compute_s=time.perf_counter() - began, sample_s=sample_s)
 
-    def _compute(self, plan: StepPlan, results: list[EntryResult]) -> None:
-        ops = ReferenceOps(self._blocks, plan.entries)
+    def _compute(self, plan: StepPlan, results: list[EntryResult]) -> float:
+        """Fills in the results; what drawing took, in seconds."""
+        sample_s = 0.0
+        ops = ReferenceOps(self._blocks, plan.entries, self._advance)
         x = hidden_states(ops, self.spec, self._weights)
         if any(entry.pool for entry in plan.entries):
             _pool(plan, results, ops.norm(x, self._weights.final_norm, self.spec.norm_eps))
@@ -140,8 +149,11 @@ class ReferenceRunner:
             chunk = wanted[at : at + some]
             ops.wanted = [row for row, _, _ in chunk]
             found = logits(ops, self.spec, self._weights, x)
+            began = time.perf_counter()
             for values, (_, index, token) in zip(found, chunk, strict=True):
                 _answer(plan.entries[index], results[index], values, token)
+            sample_s += time.perf_counter() - began
+        return sample_s
 
 
 def _continued(plan: StepPlan, previous: dict[int, int | None]) -> tuple[StepPlan, list[int]]:
