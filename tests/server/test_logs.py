@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import HeadraceError, InvalidRequestError, TooManyRequestsError
-from headrace.server.logs import JsonFormatter, PrettyFormatter, RequestLog, set_up_logging
+from headrace.server.logs import JsonFormatter, PrettyFormatter, set_up_logging
 from headrace.server.record import HttpRecord, RequestRecord
+from headrace.server.request_log import RequestLog
 
 SECRET = "xyzzy-quux"
 
