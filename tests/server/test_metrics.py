@@ -7,8 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
+from prometheus_client.registry import Collector
 
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import (
@@ -27,6 +32,7 @@ from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
 from headrace.server.snapshot import EngineSnapshot, take_snapshot
 from headrace.server.supervisor import State
+from headrace.server.text_format import TextWriter
 from headrace.simulate.drive import Arrival, drive
 from headrace.simulate.runner import SimulatedRunner
 
@@ -185,6 +191,51 @@ def record_of(**fields: object) -> RequestRecord:
         "prompt_tokens": 5,
     }
     return RequestRecord(**{**defaults, **fields})  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(), st.dictionaries(st.sampled_from(["a", "b"]), st.text()), st.floats()),
+        max_size=5,
+    )
+)
+def test_our_text_is_what_prometheus_own_writer_writes(
+    rows: list[tuple[str, dict[str, str], float]],
+) -> None:
+    for kind in ("counter", "gauge"):
+        registry = CollectorRegistry()
+        family = Metric("headrace:x", rows[0][0] if rows else "words", kind)
+        for _, labels, value in rows:
+            family.add_sample(
+                "headrace:x_total" if kind == "counter" else "headrace:x", labels, value
+            )
+        registry.register(_Fixed([family]))
+        assert TextWriter().write([family]) == generate_latest(registry)
+
+
+class _Fixed(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self.families = families
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> list[Metric]:
+        return self.families
+
+
+def test_a_whole_scrape_is_what_prometheus_own_writer_writes() -> None:
+    metrics = Metrics(FakeEngine(facts=FACTS))
+    live(metrics, record_of(prompt_tokens=5), [0.1, 0.2], "stop")
+    families = [
+        family
+        for family in Exposition(metrics, 'a "quoted"\nname', {"version": "1"})._registry.collect()
+        if not family.name.startswith("process_")  # those change as one looks
+    ]
+    registry = CollectorRegistry()
+    registry.register(_Fixed(families))
+    writer = TextWriter()
+    assert writer.write(families) == writer.write(families) == generate_latest(registry)
 
 
 def test_values_of_a_scripted_set_of_requests() -> None:
