@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from headrace.server.histogram import Histogram
 from headrace.server.metrics import STEP_PARTS, Metrics
+from headrace.server.text_format import TextWriter
 
 OWN, VLLM = "headrace:", "vllm:"
 
@@ -31,10 +32,13 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._registry.register(_Families(metrics, model_name, build))
         ProcessCollector(registry=self._registry)
+        self._writer = TextWriter()
 
     def write(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type, as the Accept header wants it."""
         encode, content_type = choose_encoder(accept)
+        if content_type.startswith("text/plain"):
+            return self._writer.write(self._registry.collect()), content_type
         return encode(self._registry), content_type
 
 

@@ -1,8 +1,9 @@
-"""Logs of both processes: JSON lines, or pretty ones for a terminal; and one line a request.
+"""Logs of both processes: JSON lines, or pretty ones for a terminal.
 
 Whatever a client sent can neither begin a line of its own nor, in JSON, leave its string. What a
 request said and what was answered is never written unless asked for; an unexpected exception shows
-where it came from, and its text only if its kind does not quote values. Knows no HTTP.
+where it came from, and its text only if its kind does not quote values. Knows what a line is; who
+writes one and when is elsewhere.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import sys
 import threading
 import traceback
@@ -20,17 +20,10 @@ from typing import Any, TextIO
 
 from headrace.core.errors import HeadraceError
 from headrace.core.server_config import LogFormat, LogLevel
-from headrace.server.metrics import is_refusal, refusal_reason, time_per_output_token_s
-from headrace.server.record import HttpRecord, RequestRecord
-
-log = logging.getLogger("headrace.server.requests")
 
 # What a LogRecord has anyway; all else was given as `extra` and is shown.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# Asked for so often, by machines, that they would drown the rest.
-_QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
 _CONTINUED = "\n    | "
-_FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 # Their texts name objects, files and places. Others (ValueError, KeyError …) quote what they failed
 # on, and that may be a prompt.
 _SPEAKING = (
@@ -128,87 +121,6 @@ class PrettyFormatter(_Formatter):
         head = f"{_time(record)} {record.levelname.lower():<8}"
         text = f"{head}{_continue(record.getMessage())}{shown}"
         return text if exception is None else text + _CONTINUED + _continue(exception)
-
-
-class RequestLog:
-    """One line for each HTTP request at its end."""
-
-    def __init__(self, show_content: bool = False) -> None:
-        self._show_content = show_content
-
-    def on_http(self, record: HttpRecord) -> None:
-        quiet = record.route in _QUIET_ROUTES and record.status != 500
-        level = logging.DEBUG if quiet else logging.INFO
-        if not log.isEnabledFor(level):
-            return
-        took_s = record.ended_s - record.arrived_s
-        # The route, not the path: that is the client's text.
-        log.log(
-            level,
-            "%s %s %d in %.3f s",
-            record.method if record.method.isalpha() else "?",
-            record.route,
-            record.status,
-            took_s,
-            extra={
-                "event": "request",
-                "request_id": record.request_id,
-                "endpoint": record.route,
-                "status": record.status,
-                "key": record.key_name,
-                "e2e_s": round(took_s, 6),
-                **_error_fields(record.error),
-                **_work_fields(record.requests),
-                **(_content_fields(record.requests) if self._show_content else {}),
-            },
-        )
-
-
-def _error_fields(error: HeadraceError | None) -> dict[str, Any]:
-    if error is None:
-        return {}
-    fields: dict[str, Any] = {"error": refusal_reason(error)}
-    if error.param and _FIELD_NAME.fullmatch(error.param):
-        fields["param"] = error.param
-    # What is wrong with a request is told to its sender, with the value that is wrong.
-    if not is_refusal(error) or error.status >= 429:
-        fields["cause"] = error.cause
-    return fields
-
-
-def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:
-    """Sums over the engine requests that one HTTP request made; of times, the longest."""
-    if not requests:
-        return {}
-    times = {
-        "queue_s": [_between(r.arrived_s, r.started_s, r.waited_s) for r in requests],
-        "ttft_s": [_between(r.arrived_s, r.first_token_s) for r in requests],
-        "tpot_s": [time_per_output_token_s(r) for r in requests],
-    }
-    return {
-        "finish_reason": ",".join(sorted({r.finish_reason or "none" for r in requests})),
-        "prompt_tokens": sum(r.prompt_tokens for r in requests),
-        "cached_tokens": sum(r.cached_tokens for r in requests),
-        "output_tokens": sum(r.output_tokens for r in requests),
-        **{
-            name: round(max(s for s in found if s is not None), 6)
-            for name, found in times.items()
-            if any(s is not None for s in found)
-        },
-    }
-
-
-def _content_fields(requests: list[RequestRecord]) -> dict[str, Any]:
-    return {
-        "prompt": [r.prompt for r in requests],
-        "answer": [r.answer for r in requests],
-    }
-
-
-def _between(start_s: float, end_s: float | None, known_s: float | None = None) -> float | None:
-    if known_s is not None or end_s is None:
-        return known_s
-    return max(0.0, end_s - start_s)
 
 
 # -- text ------------------------------------------------------------------------------------------

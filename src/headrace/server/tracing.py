@@ -119,15 +119,14 @@ class Tracing:
 def start_tracing(model_name: str, version: str, exporter: SpanExporter | None = None) -> Tracing:
     """With an exporter as the OTEL_* variables say, unless one is given."""
     try:
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise _missing(error) from error
     # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES comes before ours.
-    resource = Resource({SERVICE_NAME: "headrace"}).merge(Resource.create())
-    if resource.attributes[SERVICE_NAME] == "unknown_service":
-        resource = resource.merge(Resource({SERVICE_NAME: "headrace"}))
+    named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, "headrace")
+    resource = Resource.create({SERVICE_NAME: named})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     if (exporter := exporter or _chosen_exporter()) is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter))

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from importlib import metadata
 
+from headrace.core.version import headrace_version
 from headrace.server.exposition import Exposition
-from headrace.server.logs import RequestLog
 from headrace.server.metrics import Metrics
+from headrace.server.request_log import RequestLog
 from headrace.server.service import Service
 
 
 def watch(service: Service) -> Callable[[], None]:
     """From now on. What it returns is to be called when the last request is over."""
-    version = metadata.version("headrace")
+    version = headrace_version()
     metrics = Metrics(service.supervisor)
-    build = {"version": version, "python_version": platform.python_version()}
+    build = {
+        "version": version,
+        "fingerprint": service.fingerprint,
+        "python_version": platform.python_version(),
+    }
     service.exposition = Exposition(metrics, service.model.name, build)
     service.supervisor.on_snapshot = metrics.on_snapshot
     service.watchers.append(metrics)

@@ -1,0 +1,103 @@
+"""One line in the log for each HTTP request, at its end: what it asked for, took and came to.
+
+The route rather than the path, counts rather than texts: a prompt can't get into it unless content
+is to be logged. Knows records; how a line is written is logs.py's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from headrace.core.errors import HeadraceError
+from headrace.server.metrics import is_refusal, refusal_reason, time_per_output_token_s
+from headrace.server.record import HttpRecord, RequestRecord
+
+# Asked for so often, by machines, that they would drown the rest.
+QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
+
+log = logging.getLogger("headrace.server.requests")
+
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
+
+
+class RequestLog:
+    """One line for each HTTP request at its end."""
+
+    def __init__(self, show_content: bool = False) -> None:
+        self._show_content = show_content
+
+    def on_http(self, record: HttpRecord) -> None:
+        quiet = record.route in QUIET_ROUTES and record.status != 500
+        level = logging.DEBUG if quiet else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        took_s = record.ended_s - record.arrived_s
+        # The route, not the path: that is the client's text.
+        log.log(
+            level,
+            "%s %s %d in %.3f s",
+            record.method if record.method.isalpha() else "?",
+            record.route,
+            record.status,
+            took_s,
+            extra={
+                "event": "request",
+                "request_id": record.request_id,
+                "endpoint": record.route,
+                "status": record.status,
+                "key": record.key_name,
+                "e2e_s": round(took_s, 6),
+                **_error_fields(record.error),
+                **_work_fields(record.requests),
+                **(_content_fields(record.requests) if self._show_content else {}),
+            },
+        )
+
+
+def _error_fields(error: HeadraceError | None) -> dict[str, Any]:
+    if error is None:
+        return {}
+    fields: dict[str, Any] = {"error": refusal_reason(error)}
+    if error.param and _FIELD_NAME.fullmatch(error.param):
+        fields["param"] = error.param
+    # What is wrong with a request is told to its sender, with the value that is wrong.
+    if not is_refusal(error) or error.status >= 429:
+        fields["cause"] = error.cause
+    return fields
+
+
+def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:
+    """Sums over the engine requests that one HTTP request made; of times, the longest."""
+    if not requests:
+        return {}
+    times = {
+        "queue_s": [_between(r.arrived_s, r.started_s, r.waited_s) for r in requests],
+        "ttft_s": [_between(r.arrived_s, r.first_token_s) for r in requests],
+        "tpot_s": [time_per_output_token_s(r) for r in requests],
+    }
+    return {
+        "finish_reason": ",".join(sorted({r.finish_reason or "none" for r in requests})),
+        "prompt_tokens": sum(r.prompt_tokens for r in requests),
+        "cached_tokens": sum(r.cached_tokens for r in requests),
+        "output_tokens": sum(r.output_tokens for r in requests),
+        **{
+            name: round(max(s for s in found if s is not None), 6)
+            for name, found in times.items()
+            if any(s is not None for s in found)
+        },
+    }
+
+
+def _content_fields(requests: list[RequestRecord]) -> dict[str, Any]:
+    return {
+        "prompt": [r.prompt for r in requests],
+        "answer": [r.answer for r in requests],
+    }
+
+
+def _between(start_s: float, end_s: float | None, known_s: float | None = None) -> float | None:
+    if known_s is not None or end_s is None:
+        return known_s
+    return max(0.0, end_s - start_s)
