@@ -57,7 +57,6 @@ class StartUp:
             _say(f"ready after {seconds:.2f} s\n\n{_described(serving)}\n")
 
 
-
 def _described(serving: Serving) -> str:
     keys = "every request needs one" if serving.has_keys else "none: whoever reaches it may use it"
     rows = {
