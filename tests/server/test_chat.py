@@ -73,6 +73,8 @@ def test_an_answer_is_the_librarys_in_openais_shape(client: openai.OpenAI, llm: 
     assert choice.logprobs is None
     assert (answer.object, answer.model) == ("chat.completion", MODEL)
     assert answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint
+    assert {c.system_fingerprint for c in stream(client, "Hi")} == {answer.system_fingerprint}
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(output.prompt_token_ids)
     assert answer.usage.completion_tokens == len(output.outputs[0].token_ids)
