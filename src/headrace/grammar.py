@@ -100,8 +100,9 @@ class GrammarCompiler:
         try:
             mask = constraint.mask()
         except HeadraceError as error:
-            matches_nothing = "NoExtension" in matcher.stop_reason()
-            why = "it matches no text at all" if matches_nothing else error.cause
+            why = _brief(matcher)
+            if "NoExtension" in why:
+                why = "it matches no text at all"
             raise _invalid(spec, param, why) from error
         if not any(mask):
             raise _invalid(spec, param, "none of this model's tokens can begin it")
@@ -119,21 +120,20 @@ class _Matched:
         if self._mask is None:
             mask = self._matcher.compute_bitmask()
             if self._matcher.is_error():  # the mask is then of end tokens, as if the text were done
-                raise HeadraceError(
-                    f"The grammar can't be followed any further: {_brief(self._matcher)}.",
-                    "Simplify the grammar.",
-                    param="grammar",
-                )
+                raise _too_complex(self._matcher)
             self._mask = mask
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        self._mask = None
-        if not self._matcher.consume_token(token_id):
-            raise HeadraceError(
-                f"Token {token_id} does not follow by the grammar; expected one of its mask.",
-                "This is a mistake in Headrace: please report it.",
-            )
+        mask, self._mask = self._mask, None
+        if self._matcher.consume_token(token_id):
+            return
+        if mask is not None and mask[token_id >> 3] >> (token_id & 7) & 1:
+            raise _too_complex(self._matcher)
+        raise HeadraceError(
+            f"Token {token_id} does not follow by the grammar; expected one of its mask.",
+            "This is a mistake in Headrace: please report it.",
+        )
 
     @property
     def is_stopped(self) -> bool:
@@ -312,9 +312,15 @@ def _brief(matcher: LLMatcher) -> str:
     return " ".join(text.split()).rstrip(".")[:300]
 
 
+def _too_complex(matcher: LLMatcher) -> HeadraceError:
+    return HeadraceError(
+        f"The grammar can't be followed any further: {_brief(matcher)}.", "Simplify the grammar."
+    )
+
+
 def _invalid(spec: GrammarSpec, param: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"The {spec.kind.value} can't be used: {why}.",
+        f"The grammar ({spec.kind.value}) can't be used: {why}.",
         "Correct or simplify it.",
         param=param,
     )

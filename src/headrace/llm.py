@@ -19,7 +19,7 @@ from typing import Any
 from headrace.assemble import BackendName, assemble
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
-from headrace.core.errors import InvalidRequestError, TemplateError
+from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
 from headrace.core.request import (
     BeamParams,
     GenerateRequest,
@@ -139,6 +139,27 @@ class LLM:
         requests = [self._request(prompt, SamplingParams(), beam=params) for prompt in listed]
         return self._complete(requests, listed)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[list[float]]:
+        """Each prompt's embedding: the mean over its tokens of the last hidden states, after the
+        final norm. Not normalised. The model was not trained for it: good for likeness, no more."""
+        requests = [
+            self._request(prompt, SamplingParams(), embed=True) for prompt in _list_prompts(prompts)
+        ]
+        found: dict[str, list[float]] = {}
+        try:
+            for request in requests:
+                self._engine.add(request)
+            while self._engine.has_work:
+                for token in self._engine.step():
+                    if token.embedding is None:
+                        raise HeadraceError(f"Request {token.request_id} failed: {token.error}")
+                    found[token.request_id] = token.embedding
+        except BaseException:
+            for request in requests:
+                self._engine.cancel(request.request_id)
+            raise
+        return [found[request.request_id] for request in requests]
+
     def stream(
         self,
         prompt_token_ids: Sequence[int],
@@ -217,6 +238,7 @@ class LLM:
         priority: int = 0,
         cache_salt: str = "",
         grammar: GrammarSpec | None = None,
+        embed: bool = False,
     ) -> GenerateRequest:
         return make_request(
             self.tokenizer,
@@ -228,6 +250,7 @@ class LLM:
             priority=priority,
             cache_salt=cache_salt,
             grammar=grammar,
+            embed=embed,
         )
 
 

@@ -41,6 +41,7 @@ def make_request(
     cache_salt: str = "",
     timeout_s: float | None = None,
     grammar: GrammarSpec | None = None,
+    embed: bool = False,
 ) -> GenerateRequest:
     """A request for the engine, every id in it checked against the model's vocabulary."""
     token_ids = _encode(tokenizer, prompt)
@@ -58,6 +59,7 @@ def make_request(
         cache_salt=cache_salt,
         timeout_s=timeout_s,
         grammar=grammar,
+        embed=embed,
     )
 
 

@@ -147,6 +147,8 @@ def assert_same(outcome: Outcome, expected: Outcome) -> None:
         alone = expected.continuations[index]
         if found.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert found.tokens == alone.tokens
+            assert found.embedding == alone.embedding
+            assert (found.embedding is not None) == outcome.arrival.request.embed
         else:
             bare = [replace(token, finish_reason=None) for token in alone.tokens]
             assert found.tokens == bare[: len(found.tokens)]
@@ -246,6 +248,9 @@ def requests(draw: st.DrawFn, number: int, beams: bool) -> GenerateRequest:
     if beams and draw(st.booleans()):
         beam = BeamParams(beam_width=draw(st.integers(1, 3)), max_tokens=max_tokens)
         params = SamplingParams(max_tokens=max_tokens)
+    embed = beam is None and draw(st.integers(0, 7)) == 0
+    if embed:
+        params = SamplingParams(max_tokens=max_tokens)
     return GenerateRequest(
         request_id=f"r{number}",
         prompt_token_ids=shared + own,
@@ -253,7 +258,8 @@ def requests(draw: st.DrawFn, number: int, beams: bool) -> GenerateRequest:
         beam=beam,
         priority=draw(st.integers(-1, 1)),
         cache_salt=draw(st.sampled_from(["", "", "tenant"])),
-        grammar=draw(rarely(grammars)) if beam is None and params.min_tokens == 0 else None,
+        grammar=draw(rarely(grammars)) if not (beam or embed or params.min_tokens) else None,
+        embed=embed,
         timeout_s=draw(rarely(st.sampled_from([1.0, 7.5, 30.0]))),
     )
 

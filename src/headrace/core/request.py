@@ -159,6 +159,8 @@ class GenerateRequest:
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     timeout_s: float | None = None  # from arrival; ends the request wherever it is
     grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
+    # Compute the prompt and nothing more: one SampledToken comes, with an `embedding` and no token.
+    embed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
@@ -175,6 +177,7 @@ class SampledToken:
     # With a continuation's first token, if asked for: for each prompt token but the first, its
     # logprob and the likeliest in its place.
     prompt_scores: list[tuple[float, list[tuple[int, float]]]] | None = None
+    embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

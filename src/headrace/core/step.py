@@ -62,6 +62,7 @@ class StepEntry:
     draw: Draw | None = None  # sample after the last token
     targets: list[int] | None = None  # score: one id a token, its logprob as the token's successor
     top_logprobs: int = 0  # how many of the likeliest to give with the drawn token and each target
+    pool: bool = False  # give the sum of its tokens' hidden states
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +92,9 @@ class EntryResult:
     top: TopLogprobs = field(default_factory=list)
     target_logprobs: list[float] = field(default_factory=list)
     target_top: list[TopLogprobs] = field(default_factory=list)
+    # The sum over the entry's tokens of the last hidden states, after the final norm, if asked for;
+    # added up in double precision.
+    pooled: list[float] | None = None
     error: str | None = None  # this sequence failed, alone
 
 

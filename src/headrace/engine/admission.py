@@ -9,6 +9,7 @@ from headrace.core.errors import ContextLengthError, InvalidRequestError
 from headrace.core.request import GenerateRequest
 from headrace.core.step import RunnerLimits
 from headrace.engine.blocks import BlockPool
+from headrace.engine.embedding import check_embed
 from headrace.engine.sequence import Sequence
 
 FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
@@ -31,11 +32,13 @@ def check_request(
             "Give some text or token ids.",
             param="prompt",
         )
-    if prompt >= context:
+    if request.embed:
+        check_embed(request)
+    if prompt >= context + request.embed:
         raise ContextLengthError(
-            f"The prompt has {prompt} tokens; the context holds {context}, of which at least "
-            "one is for the answer.",
-            f"Shorten the prompt to {context - 1} tokens or fewer.",
+            f"The prompt has {prompt} tokens; the context holds {context}"
+            + ("." if request.embed else ", of which at least one is for the answer."),
+            f"Shorten the prompt to {context - (not request.embed)} tokens or fewer.",
             param="prompt",
         )
     timeout_s = request.timeout_s
@@ -59,7 +62,8 @@ def _check_pool(request: GenerateRequest, limits: RunnerLimits, prompt: int, con
     # A beam may have to be held without sharing anything, and one block more while it is copied.
     held = (limits.total_blocks // width - (width > 1)) * limits.block_tokens
     asked = request.params.max_tokens if request.beam is None else request.beam.max_tokens
-    room = context - prompt
+    asked = 1 if request.embed else asked
+    room = max(context - prompt, 1)
     most = prompt + (room if asked is None else min(asked, room))
     if prompt > held or (asked is not None and most - 1 > held):
         whole = f"{width} beams of up to {most} tokens" if width > 1 else f"up to {most} tokens"

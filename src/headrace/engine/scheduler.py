@@ -33,6 +33,7 @@ from headrace.engine.constrained import (
     start_constraint,
 )
 from headrace.engine.draft import Draft
+from headrace.engine.embedding import add_pooled
 from headrace.engine.policy import StepTimes, victim_key
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
@@ -190,8 +191,8 @@ class Scheduler:
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
         """Blocks with a beginning of the sequence that it does not hold yet."""
-        if not self.config.prefix_cache or sequence.blocks:
-            return []
+        if not self.config.prefix_cache or sequence.blocks or sequence.request.embed:
+            return []  # an embedding is of all tokens' hidden states, which are in no block
         params = sequence.request.params
         if params.prompt_logprobs is not None and not sequence.generated_tokens:
             return []  # every prompt token has to be scored
@@ -200,7 +201,7 @@ class Scheduler:
     def _start_running(self, sequence: Sequence, found: list[int]) -> None:
         if self.config.prefix_cache and sequence.epoch == 0 and not sequence.blocks:
             request = sequence.request
-            if request.params.prompt_logprobs is None:
+            if request.params.prompt_logprobs is None and not request.embed:
                 self.prefix.count(sequence.token_ids, sequence.keys, len(found), request.cache_salt)
         for block in found:
             self.blocks.share(block)
@@ -250,7 +251,9 @@ class Scheduler:
             # Shared, not copied: it only grows, and a runner reads as much of it as it needs.
             block_table=sequence.blocks,
         )
-        if end == known + sequence.draws_in_flight:
+        if sequence.request.embed:
+            entry.pool = True
+        elif end == known + sequence.draws_in_flight:
             entry.draw = sequence.next_draw()
             entry.top_logprobs = sequence.top_logprobs
         if start < sequence.prompt_tokens:
@@ -370,6 +373,8 @@ class Scheduler:
                 sequence.keep_scores(entry, found)
             if found.token_id is not None:
                 tokens += self._take_token(sequence, found)
+            elif entry.pool and epoch == sequence.epoch:
+                tokens += self._take_pooled(sequence, entry, found)
             full = sequence.computed_tokens // size
             if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
                 self.prefix.publish_full(sequence)
@@ -417,12 +422,24 @@ class Scheduler:
             prompt_scores=scores or None,
         )
         if reason is not None:
-            if self.config.prefix_cache:
-                self.prefix.publish_full(sequence)
             self._admission.learn(sequence.generated_tokens)
-            self._count_finish(reason)
-            self.drop(sequence)
+            self._finish(sequence, reason)
         return [token]
+
+    def _take_pooled(
+        self, sequence: Sequence, entry: StepEntry, found: EntryResult
+    ) -> list[SampledToken]:
+        token = add_pooled(sequence, entry, found)
+        if token is None:
+            return []
+        self._finish(sequence, FinishReason.STOP)
+        return [token]
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if self.config.prefix_cache:
+            self.prefix.publish_full(sequence)
+        self._count_finish(reason)
+        self.drop(sequence)
 
     def _fork_siblings(self, parent: Sequence) -> None:
         """The request's other continuations start from the prompt's blocks. Each computes the last

@@ -58,6 +58,7 @@ class Sequence:
     plain_keys: list[bytes] = field(default_factory=list)  # the same without salt
     published_blocks: int = 0
     prompt_scores: list[tuple[float, TopLogprobs]] = field(default_factory=list)
+    pooled: list[float] = field(default_factory=list)  # summed hidden states of computed tokens
     counts: dict[int, int] = field(default_factory=dict)  # of output tokens
     seen: set[int] = field(default_factory=set)  # prompt and output
     siblings: int = 0  # to be forked once the prompt is computed
@@ -227,6 +228,7 @@ def start_sequence(
     """A request's continuation, with room for `room_tokens` of output."""
     params = request.params
     asked = params.max_tokens if request.beam is None else request.beam.max_tokens
+    asked = 1 if request.embed else asked  # so that it counts as its prompt, nothing more
     ignore_eos = params.ignore_eos if request.beam is None else request.beam.ignore_eos
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignore_eos else eos_ids)
     return Sequence(

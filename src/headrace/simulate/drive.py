@@ -31,6 +31,7 @@ class Continuation:
     times_s: list[float] = field(default_factory=list)  # when each became known
     finish_reason: FinishReason | None = None
     error: str | None = None
+    embedding: list[float] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +143,7 @@ class _Drive:
             one.tokens.append(token)
             one.times_s.append(self._clock.now_s())
         one.finish_reason, one.error = token.finish_reason, token.error
+        one.embedding = token.embedding
 
     def _has_ended(self, outcome: Outcome) -> bool:
         ended = sum(1 for c in outcome.continuations.values() if c.finish_reason is not None)

@@ -162,6 +162,10 @@ class SimulatedRunner:
                 after = Distribution(value, self._vocabulary)
                 result.target_logprobs.append(after.logprob(target))
                 result.target_top.append(after.top(entry.top_logprobs))
+        if entry.pool:
+            result.pooled = [
+                float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
+            ]
         if entry.draw is not None:
             after = Distribution(hashes[-1], self._vocabulary)
             token = after.draw(entry.draw)

@@ -24,6 +24,7 @@ from headrace.backends.cpu.flight import (
 )
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps
+from headrace.backends.cpu.pooling import Pooling
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
@@ -77,8 +78,12 @@ class CpuRunner:
         )
         prepared = weights.map(lambda role, weight: _prepare(role, weight, threads, release))
         ops = RecordingOps()
-        result = logits(ops, spec, prepared, hidden_states(ops, spec, prepared))
+        hidden = hidden_states(ops, spec, prepared)
+        result = logits(ops, spec, prepared, hidden)
         self._program.finish(ops.emit(self._program, result))
+        self._pooling = Pooling(
+            self._program, ops.slots[hidden], prepared.final_norm, spec.norm_eps
+        )
         self._flight = Flight(self._limits.steps_in_flight)
         self.weight_bytes = _packed_bytes(prepared)
 
@@ -96,7 +101,7 @@ class CpuRunner:
 
     def submit(self, plan: StepPlan) -> None:
         check_previous(plan, self._limits)
-        self._flight.submit(_Step(self._program, self._kv, plan))
+        self._flight.submit(_Step(self._program, self._kv, self._pooling, plan))
 
     def collect(self) -> StepResult:
         return self._flight.collect()
@@ -120,9 +125,12 @@ class CpuRunner:
 class _Step:
     """A plan, read; implements `flight.ReadStep`."""
 
-    def __init__(self, program: _native.Program, kv: _native.KvPool, plan: StepPlan) -> None:
+    def __init__(
+        self, program: _native.Program, kv: _native.KvPool, pooling: Pooling, plan: StepPlan
+    ) -> None:
         self._program = program
         self._kv = kv
+        self._pooling = pooling
         self._copies = np.array(plan.copies, np.int32).reshape(-1, 2)
         self._entries = list(plan.entries)
         self._arrays = _StepArrays(self._entries) if self._entries else None
@@ -139,6 +147,7 @@ class _Step:
             self._arrays.inputs[0][row] = token
         self._arrays.run(self._program)
         results = self._arrays.results(self._entries)
+        self._pooling.add(self._entries, results)
         for number, error in failed:
             sequence_id = self._entries[number].sequence_id
             results[number] = EntryResult(sequence_id=sequence_id, error=error)

@@ -132,6 +132,8 @@ class ReferenceRunner:
     def _compute(self, plan: StepPlan, results: list[EntryResult]) -> None:
         ops = ReferenceOps(self._blocks, plan.entries)
         x = hidden_states(ops, self.spec, self._weights)
+        if any(entry.pool for entry in plan.entries):
+            _pool(plan, results, ops.norm(x, self._weights.final_norm, self.spec.norm_eps))
         wanted = list(_wanted_rows(plan))
         some = max(1, _LOGIT_VALUES // self.spec.vocab_size)
         for at in range(0, len(wanted), some):
@@ -171,6 +173,15 @@ def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
             if entry.targets is not None or (entry.draw is not None and token == last):
                 yield row + token, index, token
         row += len(entry.token_ids)
+
+
+def _pool(plan: StepPlan, results: list[EntryResult], rows: NDArray[np.float32]) -> None:
+    """Each entry's sum over its rows of normed hidden states, where it wants one."""
+    end = 0
+    for entry, result in zip(plan.entries, results, strict=True):
+        first, end = end, end + len(entry.token_ids)
+        if entry.pool:
+            result.pooled = rows[first:end].sum(axis=0, dtype=np.float64).tolist()
 
 
 def _answer(entry: StepEntry, result: EntryResult, values: NDArray[np.float32], token: int) -> None:

@@ -1,0 +1,34 @@
+"""Sums of hidden states, for embeddings: read from the native program's memory after a step.
+
+The program leaves the last layer's rows where they are until its next run; norming and adding them
+up is little work beside computing them, so numpy does it. Knows neither models nor requests.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.backends.cpu import _native
+from headrace.backends.cpu.ops import Prepared
+from headrace.core.step import EntryResult, StepEntry
+
+
+class Pooling:
+    """`slot` holds the rows; `weight` [hidden] and `eps` are the final norm's."""
+
+    def __init__(self, program: _native.Program, slot: int, weight: Prepared, eps: float) -> None:
+        assert isinstance(weight, np.ndarray)
+        self._program = program
+        self._slot = slot
+        self._weight = weight.astype(np.float64)
+        self._eps = eps
+
+    def add(self, entries: list[StepEntry], results: list[EntryResult]) -> None:
+        """To the results of entries that ask for it. Right after their step, before another."""
+        end = 0
+        for entry, result in zip(entries, results, strict=True):
+            first, end = end, end + len(entry.token_ids)
+            if entry.pool:
+                rows = self._program.slot_view(self._slot, end)[first:].astype(np.float64)
+                scale = np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + self._eps)
+                result.pooled = ((rows / scale).sum(axis=0) * self._weight).tolist()

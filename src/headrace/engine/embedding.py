@@ -1,0 +1,53 @@
+"""Requests that want their prompt's embedding: the mean of its tokens' last hidden states.
+
+They run as any other, draw nothing and end with their prompt. Each chunk brings the sum over its
+tokens; a sequence that was preempted starts over, its sum with it. Knows no arrays.
+"""
+
+from __future__ import annotations
+
+from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken
+from headrace.core.step import EntryResult, StepEntry
+from headrace.engine.sequence import Sequence
+
+
+def check_embed(request: GenerateRequest) -> None:
+    """Nothing is drawn, so nothing may be asked of draws."""
+    params = request.params
+    asked = {
+        "n": params.n > 1,
+        "best_of": params.best_of is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "beam": request.beam is not None,
+        "grammar": request.grammar is not None,
+    }
+    for name, is_asked in asked.items():
+        if is_asked:
+            raise InvalidRequestError(
+                f"The request asks for an embedding and for {name}; expected one or the other.",
+                f"Leave {name} out.",
+                param=name,
+            )
+
+
+def add_pooled(sequence: Sequence, entry: StepEntry, found: EntryResult) -> SampledToken | None:
+    """Take a chunk's sum; the embedding, if it was the last one."""
+    if found.pooled is None:
+        raise HeadraceError(
+            "The runner gave no hidden states for an entry that asked for them.",
+            "This is a mistake in Headrace: please report it.",
+        )
+    if entry.start == 0:
+        sequence.pooled = found.pooled
+    else:
+        sequence.pooled = [a + b for a, b in zip(sequence.pooled, found.pooled, strict=True)]
+    if sequence.computed_tokens < sequence.prompt_tokens:
+        return None
+    return SampledToken(
+        request_id=sequence.request.request_id,
+        token_id=-1,
+        logprob=0.0,
+        finish_reason=FinishReason.STOP,
+        embedding=[value / sequence.prompt_tokens for value in sequence.pooled],
+    )
