@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,18 +20,6 @@ QUESTIONS = ["Name three primary colors.", "What is 2+2?", "Write a haiku about 
 
 def ask(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
-
-
-@pytest.fixture(scope="module")
-def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, kv_tokens=16384) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def greedy(client: openai.OpenAI, text: str, **more: Any) -> ChatCompletion:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,18 +15,6 @@ from headrace import LLM
 
 MODEL = "smollm2"
 TEXTS = ["The cat sat on the mat.", "A kitten lay on the rug.", "Interest rates rose in May."]
-
-
-@pytest.fixture(scope="module")
-def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, kv_tokens=16384) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def post(client: openai.OpenAI, **sent: Any) -> Any:
@@ -99,7 +85,7 @@ def test_more_inputs_than_run_at_a_time_keep_their_order(client: openai.OpenAI) 
         ({"input": [1, "a"]}, "input"),
         ({"input": ["a"] * 2049}, "input"),
         ({"input": [[7] * 8193]}, "input"),
-        ({"input": [10**9]}, "prompt"),
+        ({"input": [10**9]}, "input"),
         ({"dimensions": 8}, "dimensions"),
         ({"encoding_format": "hex"}, "encoding_format"),
     ],

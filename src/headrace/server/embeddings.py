@@ -85,7 +85,7 @@ def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
 
 
 async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[GenerateRequest]:
-    context, call_id = service.context_tokens, new_id("embd")
+    context, size, call_id = service.context_tokens, service.model.vocab_size, new_id("embd")
     requests = []
     for place, given in enumerate(_list_inputs(sent.input)):
         where = "input" if isinstance(sent.input, str) else f"input[{place}]"
@@ -93,6 +93,12 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
         if not ids:
             raise InvalidRequestError(
                 f"{where} is empty; expected at least one token.", "Leave it out.", param="input"
+            )
+        if not all(0 <= token < size for token in ids):
+            raise InvalidRequestError(
+                f"{where} has a token id outside 0 to {size - 1}.",
+                "Encode the text with this model's tokenizer: POST /tokenize.",
+                param="input",
             )
         if len(ids) > context:
             raise ContextLengthError(
@@ -102,7 +108,7 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
             )
         request = make_request(
             service.model.tokenizer,
-            service.model.vocab_size,
+            size,
             f"{call_id}-{place}",
             ids,
             SamplingParams(max_tokens=1),
