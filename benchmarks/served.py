@@ -50,7 +50,8 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        command = [sys.executable, "-m", "headrace.cli.commands", "serve"]
+        run = "from headrace.cli.commands import main; main()"
+        command = [sys.executable, "-c", run, "serve"]
         flags = ["--port", str(self.port), "--max-sequences", str(sequences)]
         self._process = subprocess.Popen(
             [*command, *flags, "--kv-tokens", "16384", "--log-level", "warning"],

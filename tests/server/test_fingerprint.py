@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import save_file
 
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
@@ -87,6 +91,53 @@ def test_what_changes_answers_or_limits_counts(
     plain: Served, default_model_path: Path, settings: dict[str, Any]
 ) -> None:
     assert read(default_model_path, **settings).fingerprint != plain.fingerprint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small model as a folder; only its header is ever looked at."""
+    config = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32},
+        **{"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"num_key_value_heads": 1, "vocab_size": 8, "max_position_embeddings": 64},
+        **{"rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = {word: number for number, word in enumerate("abcdefg")} | {"</s>": 7}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    write_weights(tmp_path, 1.0)
+    return tmp_path
+
+
+def write_weights(folder: Path, value: float) -> None:
+    weights = np.full((8, 32), value, np.float32)
+    save_file({"model.embed_tokens.weight": weights}, folder / "model.safetensors")
+
+
+def test_a_folder_is_its_files(folder: Path) -> None:
+    first = read(folder)
+    assert first.identity["model"]["bytes"] == 8 * 32 * 4
+    assert first.identity["quantization"] == {"F32": 1.0}
+    assert read(folder).fingerprint == first.fingerprint
+    (folder / "README.md").write_text("Nothing that counts.")
+    assert read(folder).fingerprint == first.fingerprint
+    seen = [first.fingerprint]
+    tokenizer = folder / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps({"eos_token": "</s>", "add_bos_token": False}))
+    seen.append(read(folder).fingerprint)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    seen.append(read(folder).fingerprint)
+    write_weights(folder, 2.0)
+    seen.append(read(folder).fingerprint)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 1e5}))
+    seen.append(read(folder).fingerprint)
+    assert len(set(seen)) == len(seen)
 
 
 def test_every_setting_is_decided_about() -> None:

@@ -249,8 +249,10 @@ def _paste(line: str, **variables: str) -> Any:
 
 
 def test_an_engine_that_can_not_come_back_ends_it_with_3(start: Callable[..., Command]) -> None:
-    command = start("--port", "0", "--max-restarts", "0", *SMALL)
-    command.read_until("^ready after")
+    command = start("--port", "0", "--max-restarts", "0", "--log-format", "json", *SMALL)
+    command.read_until('"event": "ready"')
+    events = [json.loads(line) for line in command.said]  # all of them, from the first
+    assert "model" in [event.get("phase") for event in events]
     os.kill(command.engine_pid(), signal.SIGKILL)
     assert command.end() == 3
     assert "error: The engine was killed by signal 9" in "\n".join(command.said)

@@ -92,9 +92,13 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
         resolving_s = time.perf_counter()
         with shown_progress() as progress:
             path = resolve_model(settings.model, offline=offline, progress=progress)
-        start_up.phase("model", time.perf_counter() - resolving_s, str(path))
+        resolved_s = time.perf_counter()
+        from headrace.server.logs import set_up_logging
         from headrace.server.serve import serve as serve_model
 
+        server = settings.server
+        set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
+        start_up.phase("model", resolved_s - resolving_s, str(path))
         return serve_model(
             path,
             name_model(path, settings.model),
