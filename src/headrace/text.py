@@ -162,6 +162,7 @@ class RequestText:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
+            embedding=token.embedding,
         )
 
     def _logprobs(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> Logprobs:

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
+
+from headrace import LLM
 
 START_LIMIT_S = 60.0  # generous: machines are shared; nothing is asserted about it
 
@@ -118,3 +121,17 @@ def start_server(
 def server(start_server: StartServer) -> RunningServer:
     """One server that many tests share. Leave it as it was found."""
     return start_server()
+
+
+@pytest.fixture(scope="session")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """The official SDK, asking `server`."""
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def llm(default_model_path: Path) -> Iterator[LLM]:
+    """The same model in this process: what a server's answers must be equal to."""
+    with LLM(default_model_path, kv_tokens=16384) as model:
+        yield model

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -22,18 +20,6 @@ QUESTIONS = ["Name three primary colors.", "What is 2+2?", "Write a haiku about 
 
 def ask(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
-
-
-@pytest.fixture(scope="module")
-def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, kv_tokens=16384) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def greedy(client: openai.OpenAI, text: str, **more: Any) -> ChatCompletion:
@@ -73,6 +59,8 @@ def test_an_answer_is_the_librarys_in_openais_shape(client: openai.OpenAI, llm: 
     assert choice.logprobs is None
     assert (answer.object, answer.model) == ("chat.completion", MODEL)
     assert answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint
+    assert {c.system_fingerprint for c in stream(client, "Hi")} == {answer.system_fingerprint}
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(output.prompt_token_ids)
     assert answer.usage.completion_tokens == len(output.outputs[0].token_ids)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,18 +13,6 @@ from headrace import LLM, SamplingParams
 
 MODEL = "smollm2"
 PROMPTS = ["The capital of France is", "Once upon a time", "def fib(n):"]
-
-
-@pytest.fixture(scope="module")
-def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, kv_tokens=16384) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def complete(client: openai.OpenAI, prompt: Any, **more: Any) -> Completion:

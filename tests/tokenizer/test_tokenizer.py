@@ -6,6 +6,8 @@ Oracle: transformers on the same folder, and the tokenizers library on the same 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from headrace.core.errors import InvalidRequestError, UnsupportedModelError, WeightsError
-from headrace.tokenizer.tokenizer import Tokenizer
+from headrace.tokenizer.tokenizer import LONG_CHARACTERS, Tokenizer
 
 Train = Callable[..., tokenizers.Tokenizer]
 MakeFolder = Callable[..., Path]
@@ -302,6 +304,24 @@ def test_no_token_stands_for_more_characters_than_the_longest(
         assert len(text) <= longest * len(default_tokenizer.encode(text))
     lengths = [len(default_tokenizer.decode([t])) for t in range(default_tokenizer.vocab_size)]
     assert max(lengths) <= longest
+
+
+def test_long_texts_give_the_same_ids_and_let_other_threads_run(
+    default_tokenizer: Tokenizer, corpus: list[str]
+) -> None:
+    text = "\n".join(corpus) * 60
+    assert len(text) > 20 * LONG_CHARACTERS
+    backend = default_tokenizer._backend
+    assert default_tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
+    with pytest.raises(InvalidRequestError, match="lone surrogate at character 9000"):
+        default_tokenizer.encode("ab " * 3000 + "\ud800")
+    thread = threading.Thread(target=default_tokenizer.encode, args=[text * 4])
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.0001)
+    assert turns > 3  # a lock held all the while would let us see it once or twice
 
 
 def test_lone_surrogate(chatml: Tokenizer) -> None:

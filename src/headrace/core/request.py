@@ -216,6 +216,7 @@ class TokenEvent:
     logprobs: Logprobs | None = None  # if asked for
     prompt_logprobs: list[Logprobs | None] | None = None  # if asked for, with the first token
     finish_reason: FinishReason | None = None
+    embedding: list[float] | None = None  # see GenerateRequest.embed
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,16 +6,20 @@ Knows templates, tokenizers and how long a text may be; nothing of what is asked
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from headrace.core.errors import ContextLengthError, InvalidRequestError
 from headrace.server.service import Service
+from headrace.tokenizer.tokenizer import LONG_CHARACTERS
 
 T = TypeVar("T")
 
-# Takes about two milliseconds: nobody notices. Longer ones hold up every other stream.
-LONG_CHARACTERS = 4096
+# Of the tokenizers library: one text at a time, in threads of ours. Its own would take the engine's
+# cores, and it complains at every fork after it had any.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 _TAKEN = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
@@ -77,7 +81,8 @@ def check_fits(service: Service, prompt_tokens: int) -> None:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do the work, in a thread if it is long."""
+    """Do the work, in a thread if it is long: a few milliseconds nobody notices, more would hold
+    up every other stream."""
     return work() if size <= LONG_CHARACTERS else await asyncio.to_thread(work)
 
 

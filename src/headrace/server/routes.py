@@ -8,6 +8,7 @@ from headrace.core.errors import UnavailableError
 from headrace.server.call import AnyReply, Call, Endpoint, Reply, json_reply
 from headrace.server.chat import chat_completions
 from headrace.server.completions import completions
+from headrace.server.embeddings import embeddings
 from headrace.server.models import list_models, show_model
 from headrace.server.service import Service
 from headrace.server.supervisor import State
@@ -49,6 +50,7 @@ def all_routes() -> list[Route]:
         Route(path="/v1/models/{model}", endpoint=show_model),
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
         Route(path="/v1/completions", endpoint=completions, methods=("POST",)),
+        Route(path="/v1/embeddings", endpoint=embeddings, methods=("POST",)),
         Route(path="/tokenize", endpoint=tokenize, methods=("POST",)),
         Route(path="/detokenize", endpoint=detokenize, methods=("POST",)),
     ]

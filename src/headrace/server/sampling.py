@@ -63,10 +63,8 @@ def sampling_params(
     if isinstance(sent.stop, list):
         check_most("stop", len(sent.stop), config.max_stop)
     for name in ("top_k", "min_tokens", "priority"):
-        if (value := getattr(sent, name)) is not None and abs(value) > MAX_COUNT:
-            raise _too_far(name, value)
-    if max_tokens is not None and max_tokens > MAX_COUNT:
-        raise _too_far("max_tokens", max_tokens)
+        check_count(name, getattr(sent, name))
+    check_count("max_tokens", max_tokens)
     fields: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(sent, name)) is not None
     }
@@ -84,10 +82,13 @@ def sampling_params(
     )
 
 
-def _too_far(param: str, found: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{param} is {found}; expected at most {MAX_COUNT} either way.", "Change it.", param=param
-    )
+def check_count(param: str, found: int | None) -> None:
+    if found is not None and abs(found) > MAX_COUNT:
+        raise InvalidRequestError(
+            f"{param} is {found}; expected at most {MAX_COUNT} either way.",
+            "Change it.",
+            param=param,
+        )
 
 
 def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:

@@ -6,7 +6,7 @@ description is made. `None` is what was not sent, or sent as null.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -72,6 +72,16 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     logprobs: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None  # vLLM's: whether a text gets its bos token
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    input: str | list[str | int | list[int]]  # a text, texts, token ids, or lists of them
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    priority: int | None = None  # these two are not OpenAI's
+    timeout_s: float | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -43,6 +43,7 @@ def read_served(
         tokenizer=tokenizer,
         template=read_chat_template(tokenizer),
         vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
         temperature=1.0 if entry is None else entry.temperature,
         top_p=1.0 if entry is None else entry.top_p,
     )

@@ -26,6 +26,7 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     vocab_size: int
+    hidden_size: int  # of its embeddings
     temperature: float = 1.0  # where a request says nothing
     top_p: float = 1.0
     created_s: int = field(default_factory=lambda: int(time.time()))

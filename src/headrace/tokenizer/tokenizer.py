@@ -23,6 +23,8 @@ from headrace.tokenizer.folder_vocabulary import read_folder_vocabulary
 from headrace.tokenizer.gguf_vocabulary import read_gguf_vocabulary
 from headrace.tokenizer.vocabulary import Vocabulary, spell_bytes
 
+LONG_CHARACTERS = 4096  # takes a few milliseconds
+
 
 class Tokenizer:
     """One model's tokenizer. Safe to share between threads."""
@@ -151,6 +153,9 @@ class Tokenizer:
 
 def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
     try:
+        if len(text) > LONG_CHARACTERS:
+            # The same, but the library lets other threads run meanwhile.
+            return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return backend.encode(text, add_special_tokens=False).ids
     except (TypeError, UnicodeError) as error:
         if not isinstance(text, str):

@@ -1,0 +1,160 @@
+"""/v1/embeddings: texts as vectors of the served model.
+
+A vector is the mean over the text's tokens of the model's last hidden states, after its final norm,
+scaled to length 1. A model that was trained to write was not trained for this: near vectors are
+near texts, and models made for embeddings do it better. Knows OpenAI's shapes; each input is an
+engine request of its own, a bounded number of them at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import Literal
+
+import msgspec
+
+from headrace.core.errors import ContextLengthError, HeadraceError, InvalidRequestError
+from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.server.body import read_struct
+from headrace.server.call import AnyReply, Call, encode_json, json_reply, new_id
+from headrace.server.ending import check_timeout
+from headrace.server.generation import generate
+from headrace.server.interleave import gather_all
+from headrace.server.prompts import encode_text
+from headrace.server.sampling import check_count, check_model
+from headrace.server.schema import EmbeddingRequest
+from headrace.server.service import Service
+from headrace.text import make_request
+
+MAX_INPUTS = 2048  # as OpenAI's
+AT_A_TIME = 32  # of one call's in the engine: others are to have their turn
+
+
+class Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float] | str  # numbers, or base64 of little-endian float32
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    data: list[msgspec.Raw]  # of Embedding, encoded as they come: thousands at once would be felt
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+async def embeddings(service: Service, call: Call) -> AnyReply:
+    sent = read_struct(call, EmbeddingRequest)
+    _check_fields(service, sent)
+    requests = await _make_requests(service, sent)
+    found: list[msgspec.Raw] = [msgspec.Raw(b"")] * len(requests)
+    left = iter(enumerate(requests))
+    as_base64 = sent.encoding_format == "base64"
+
+    async def work(left: Iterator[tuple[int, GenerateRequest]]) -> None:
+        for index, request in left:
+            vector = _unit(await _embed(service, call, request))
+            shown = _base64(vector) if as_base64 else vector
+            found[index] = msgspec.Raw(encode_json(Embedding(index, shown)))
+
+    await gather_all([work(left) for _ in range(min(AT_A_TIME, len(requests)))])
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
+    return json_reply(EmbeddingList(found, service.model.name, EmbeddingUsage(tokens, tokens)))
+
+
+def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
+    check_model(service, sent.model)
+    check_count("priority", sent.priority)
+    size = service.model.hidden_size
+    if sent.dimensions is not None and sent.dimensions != size:
+        raise InvalidRequestError(
+            f"dimensions is {sent.dimensions}; this model's vectors have {size}.",
+            "Leave dimensions out.",
+            param="dimensions",
+        )
+
+
+async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[GenerateRequest]:
+    context, size, call_id = service.context_tokens, service.model.vocab_size, new_id("embd")
+    requests = []
+    for place, given in enumerate(_list_inputs(sent.input)):
+        where = "input" if isinstance(sent.input, str) else f"input[{place}]"
+        ids = await encode_text(service, given) if isinstance(given, str) else given
+        if not ids:
+            raise InvalidRequestError(
+                f"{where} is empty; expected at least one token.", "Leave it out.", param="input"
+            )
+        if not all(0 <= token < size for token in ids):
+            raise InvalidRequestError(
+                f"{where} has a token id outside 0 to {size - 1}.",
+                "Encode the text with this model's tokenizer: POST /tokenize.",
+                param="input",
+            )
+        if len(ids) > context:
+            raise ContextLengthError(
+                f"{where} has {len(ids)} tokens; the context holds {context}.",
+                "Cut it into shorter texts.",
+                param="input",
+            )
+        request = make_request(
+            service.model.tokenizer,
+            size,
+            f"{call_id}-{place}",
+            ids,
+            SamplingParams(max_tokens=1),
+            priority=sent.priority or 0,
+            timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+            embed=True,
+        )
+        requests.append(request)
+    return requests
+
+
+def _list_inputs(sent: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    if isinstance(sent, str):
+        return [sent]
+    ids = [item for item in sent if isinstance(item, int)]
+    if ids and len(ids) == len(sent):
+        return [ids]
+    if not sent or ids or len(sent) > MAX_INPUTS:
+        found = "mixed" if ids else f"a list of {len(sent)}"
+        raise InvalidRequestError(
+            f"input is {found}; expected a text, token ids, or 1 to {MAX_INPUTS} of either.",
+            "Send it in parts of one kind.",
+            param="input",
+        )
+    return [item for item in sent if not isinstance(item, int)]
+
+
+async def _embed(service: Service, call: Call, request: GenerateRequest) -> list[float]:
+    vector = None
+    async with aclosing(generate(service, call, request)) as found:
+        async for events in found:
+            for event in events:
+                check_timeout(event, 0)
+                vector = event.embedding
+    if vector is None:
+        raise HeadraceError("The engine gave no embedding.", "This is a mistake: please report it.")
+    return vector
+
+
+def _unit(vector: list[float]) -> list[float]:
+    length = math.sqrt(math.fsum(x * x for x in vector))
+    return [x / length for x in vector] if length else vector
+
+
+def _base64(vector: list[float]) -> str:
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode("ascii")
