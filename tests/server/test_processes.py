@@ -141,3 +141,20 @@ def stream(base_url: str, max_tokens: int) -> Iterator[dict[str, Any]]:
         for line in reply.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_long_step_is_not_mistaken_for_a_hang(start_server: Any) -> None:
+    """One step of 6,000 tokens, on one thread, takes many times as long as a hang may."""
+    server = start_server(
+        server={"hang_timeout_s": 2.5},
+        engine={"max_batch_tokens": 8192, "kv_tokens": 8192, "threads": 1},
+    )
+    words = " ".join(f"river{number}" for number in range(1500))
+    body = {**QUESTION, "messages": [{"role": "user", "content": words}], "max_tokens": 1}
+    began = time.monotonic()
+    reply = httpx.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=240)
+    taken_s = time.monotonic() - began
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"]["prompt_tokens"] > 4000
+    assert taken_s > 3.0, "the step was too quick to show anything: make it longer"
+    assert "made no progress" not in server.log

@@ -20,7 +20,7 @@ from headrace.core.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from headrace.core.request import GenerateRequest, SampledToken
+from headrace.core.request import GenerateRequest, SampledToken, Started
 from headrace.server import wire
 from headrace.server.snapshot import EngineSnapshot
 
@@ -33,9 +33,12 @@ log = logging.getLogger(__name__)
 class RequestStream:
     """A request's tokens as they come. Leaving the `with` ends the request wherever it is."""
 
-    def __init__(self, link: EngineLink, request: GenerateRequest) -> None:
+    def __init__(
+        self, link: EngineLink, request: GenerateRequest, on_start: Callable[[Started], None]
+    ) -> None:
         self._link = link
         self.request = request
+        self.on_start = on_start  # called when it leaves the engine's queue
         self._arrived: list[SampledToken] = []
         self._error: HeadraceError | None = None
         self._news = asyncio.Event()
@@ -142,8 +145,12 @@ class EngineLink:
         if self._streams.pop(stream.request.request_id, None) is not None:
             self.send(wire.Cancel(stream.request.request_id))
 
-    def stream(self, request: GenerateRequest) -> RequestStream:
-        return RequestStream(self, request)
+    def stream(
+        self,
+        request: GenerateRequest,
+        on_start: Callable[[Started], None] = lambda started: None,
+    ) -> RequestStream:
+        return RequestStream(self, request, on_start)
 
     def stuck_s(self) -> float:
         """How long the engine has made no progress."""
@@ -200,6 +207,9 @@ class EngineLink:
     def _hear(self, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Tokens):
             self.served = True
+            for started in message.started:
+                if stream := self._streams.get(started.request_id):
+                    stream.on_start(started)
             for token in message.tokens:
                 if stream := self._streams.get(token.request_id):
                     stream.push(token)

@@ -137,10 +137,12 @@ class EngineProcess:
                 self._obey(message)
             if not compiling.is_idle:
                 self._add_compiled()
-            if engine.has_work and (tokens := engine.step()):
-                began = time.perf_counter()
-                link.send(wire.Tokens(tokens))
-                self._publish_s += time.perf_counter() - began
+            if engine.has_work:
+                tokens, started = engine.step(), engine.take_started()
+                if tokens or started:
+                    began = time.perf_counter()
+                    link.send(wire.Tokens(tokens, started))
+                    self._publish_s += time.perf_counter() - began
             self._turns += 1
 
     def _obey(self, message: wire.ToEngine) -> None:
@@ -191,7 +193,8 @@ class EngineProcess:
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
-            self._link.send(wire.Beat(self._turns, take_snapshot(self._engine, self._publish_s)))
+            progress = self._turns + self._engine.progress
+            self._link.send(wire.Beat(progress, take_snapshot(self._engine, self._publish_s)))
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from headrace.core.errors import HeadraceError
-from headrace.core.request import GenerateRequest, SampledToken, TokenEvent
+from headrace.core.request import GenerateRequest, SampledToken, Started, TokenEvent
 from headrace.server.call import Call
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
@@ -32,8 +32,15 @@ async def generate(
     for watcher in service.watchers:
         watcher.on_arrival(record)
     text = RequestText(service.model.tokenizer, request)
+
+    def on_start(started: Started) -> None:
+        record.started_s = time.monotonic()
+        record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
+        for watcher in service.watchers:
+            watcher.on_start(record)
+
     try:
-        with service.supervisor.engine.stream(request) as stream:
+        with service.supervisor.engine.stream(request, on_start) as stream:
             while not text.is_complete:
                 tokens = await stream.tokens()
                 _watch_tokens(service, record, tokens)

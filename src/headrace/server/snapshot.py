@@ -49,7 +49,7 @@ def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
         engine_pid=os.getpid(),
         running_sequences=scheduler.running_sequences,
         waiting_sequences=scheduler.waiting_sequences,
-        waiting_tokens=getattr(stats, "waiting_prompt_tokens", 0),
+        waiting_tokens=stats.waiting_prompt_tokens,
         free_blocks=blocks.free_blocks,
         used_blocks=blocks.used_blocks,
         cached_blocks=blocks.cached_blocks,
@@ -64,10 +64,10 @@ def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
         prefix_hits_tokens=stats.prefix_hits_tokens,
         prefix_misses=dict(stats.prefix_misses),
         step_s={
-            "schedule": getattr(stats, "schedule_s", 0.0),
-            "compute": getattr(stats, "compute_s", 0.0),
-            "sample": getattr(stats, "sample_s", 0.0),
-            "commit": getattr(stats, "commit_s", 0.0),
+            "schedule": stats.schedule_s,
+            "compute": stats.compute_s,
+            "sample": stats.sample_s,
+            "commit": stats.commit_s,
             "publish": publish_s,
         },
     )

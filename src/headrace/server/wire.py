@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import HeadraceError
-from headrace.core.request import GenerateRequest, SampledToken
+from headrace.core.request import GenerateRequest, SampledToken, Started
 from headrace.server.snapshot import EngineSnapshot
 
 LENGTH_BYTES = 4
@@ -103,6 +103,7 @@ class Tokens(msgspec.Struct, tag="tokens", frozen=True):
     """All that one step found."""
 
     tokens: list[SampledToken]
+    started: list[Started] = []  # requests that left the queue in it
 
 
 class Beat(msgspec.Struct, tag="beat", frozen=True):
