@@ -138,12 +138,12 @@ def test_several_choices_are_several_draws(client: openai.OpenAI, streamed: bool
 def test_a_negative_seed_is_one_like_any_other(client: openai.OpenAI) -> None:
     def text(seed: int) -> str | None:
         answer = client.chat.completions.create(
-            model=MODEL, messages=ask(QUESTIONS[2]), temperature=1.0, seed=seed, max_tokens=12
+            model=MODEL, messages=ask(QUESTIONS[2]), temperature=1.0, seed=seed, max_tokens=6
         )
         return answer.choices[0].message.content
 
     assert text(-1) == text(-1)
-    assert len({text(seed) for seed in (-1, -2, -(2**63), 1, 2)}) > 1
+    assert len({text(seed) for seed in (-1, -(2**63), 1, 2)}) > 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])

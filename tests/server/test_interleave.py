@@ -87,6 +87,22 @@ def test_leaving_early_ends_them_all() -> None:
     asyncio.run(run())
 
 
+def test_one_alone_is_as_several() -> None:
+    async def run() -> None:
+        source = Source(3)
+        assert [i async for i in interleave([source.items()])] == [(0, 1), (0, 2), (0, 3)]
+        assert source.ended
+        source = Source(2, fails=True)
+        with pytest.raises(UnavailableError):
+            [i async for i in interleave([source.items()])]
+        source = Source(10**9)
+        async with aclosing(interleave([source.items()])) as found:
+            await anext(found)
+        assert source.ended
+
+    asyncio.run(run())
+
+
 def test_a_slow_reader_slows_them_down() -> None:
     async def run() -> None:
         sources = [Source(10**9) for _ in range(3)]

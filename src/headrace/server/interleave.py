@@ -25,6 +25,11 @@ async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
 async def interleave(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """What all of them give, as it comes, each item with its source's place. The first failure
     ends the others; so does leaving early (use `contextlib.aclosing`)."""
+    if len(sources) == 1:  # needs no task of its own
+        async with aclosing(sources[0]) as only:
+            async for each in only:
+                yield 0, each
+        return
     # Bounded: who reads slowly slows all of them down, rather than filling memory.
     queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(len(sources))
     tasks = [
