@@ -65,6 +65,44 @@ HEADRACE_INLINE float max_lanes(Floats v) {
   return s[0];
 }
 
+// Sums and maxima of integers may be taken in any order: whatever is quickest here.
+HEADRACE_INLINE int32_t sum_lanes(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t total = 0;
+  for (int i = 0; i < LANES; ++i) total += v[i];
+  return total;
+#endif
+}
+
+HEADRACE_INLINE int32_t max_lanes(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t top = v[0];
+  for (int i = 1; i < LANES; ++i) top = v[i] > top ? v[i] : top;
+  return top;
+#endif
+}
+
+HEADRACE_INLINE Ints bits_of(Floats v) {
+  Ints bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return bits;
+}
+
+// Sixteen integers that fit a signed byte.
+HEADRACE_INLINE void store_bytes(int8_t* p, Ints v) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#else
+  typedef int8_t Chars __attribute__((vector_size(16)));
+  const Chars bytes = __builtin_convertvector(v, Chars);
+  std::memcpy(p, &bytes, sizeof bytes);
+#endif
+}
+
 // exp(x) = 2^n * exp(r), |r| <= ln(2)/2: a polynomial of degree 6, about 1e-7 relative.
 HEADRACE_INLINE Floats exponential(Floats x) {
   x = maximum(x, splat(-87.3f));

@@ -92,6 +92,14 @@ bool Linear::quantized() const {
                      [](const Part& p) { return is_quantized(p.matrix->kind); });
 }
 
+std::string Linear::describe() const {
+  std::string text = "linear " + std::to_string(inputs) + " x " + std::to_string(outputs);
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (i == 0 || parts[i].matrix->kind != parts[i - 1].matrix->kind)
+      text += std::string(i == 0 ? " " : "+") + kind_name(parts[i].matrix->kind);
+  return text;
+}
+
 ProductScratch::ProductScratch(int threads, int max_inputs)
     : own_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
       shared_(std::max(SHARED_BYTES, own_bytes_)),

@@ -28,7 +28,7 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const K
     : pool_(std::move(pool)), kv_(std::move(kv)), kernels_(kernels), max_rows_(max_rows),
       max_wanted_(max_wanted),
       scores_stride_(static_cast<size_t>(HEADS_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
-      scores_(scores_stride_ * 4 * pool_->threads()) {}
+      scores_(scores_stride_ * 4 * pool_->threads()), profile_(pool_->threads()) {}
 
 int Program::slot(int width, bool head) {
   const size_t rows = head ? max_wanted_ : max_rows_;
@@ -36,20 +36,22 @@ int Program::slot(int width, bool head) {
   return static_cast<int>(slots_.size()) - 1;
 }
 
-void Program::record(Instruction instruction) {
-  (in_head_ ? head_ : body_).push_back(std::move(instruction));
+void Program::record(const std::string& name, std::function<void(const Extent&)> run,
+                     std::function<Cost(const Extent&)> cost) {
+  (in_head_ ? head_ : body_)
+      .push_back({profile_.operation(name), std::move(run), std::move(cost)});
 }
 
-void Program::record_rows(std::function<void(const Extent&, int)> one) {
+void Program::record_rows(const std::string& name, std::function<void(const Extent&, int)> one) {
   const int threads = pool_->threads();
-  record([one = std::move(one), threads](const Extent& e) {
+  record(name, [one = std::move(one), threads](const Extent& e) {
     for (int r = e.thread; r < e.rows; r += threads) one(e, r);
   });
 }
 
 void Program::embed(int out, const RawTensor* table, float scale) {
   const size_t bytes = row_bytes(table->format, table->inputs);
-  record_rows([this, out, table, scale, bytes](const Extent& e, int r) {
+  record_rows("embed", [this, out, table, scale, bytes](const Extent& e, int r) {
     float* x = row(out, r);
     decode_floats(table->format, table->data + e.step.tokens[r] * bytes, table->inputs, x);
     if (scale != 1.0f)
@@ -58,22 +60,27 @@ void Program::embed(int out, const RawTensor* table, float scale) {
 }
 
 void Program::norm(int in, int out, std::vector<float> weight, float eps) {
-  record_rows([this, in, out, weight = std::move(weight), eps](const Extent&, int r) {
+  record_rows("norm", [this, in, out, weight = std::move(weight), eps](const Extent&, int r) {
     kernels_.norm(row(in, r), weight.data(), eps, static_cast<int>(weight.size()), row(out, r));
   });
 }
 
 void Program::linear(int in, int out, const Linear* weight) {
   max_inputs_ = std::max(max_inputs_, weight->inputs);
-  record([this, in, out, weight](const Extent& e) {
+  const auto run = [this, in, out, weight](const Extent& e) {
     multiply(kernels_, *pool_, e.thread, *scratch_, *weight, row(in, 0), slots_[in].width, e.rows,
              row(out, 0), slots_[out].width);
+  };
+  record(weight->describe(), run, [weight](const Extent& e) {
+    Cost cost{static_cast<double>(e.rows) * weight->inputs * weight->outputs, 0};
+    for (const Linear::Part& part : weight->parts) cost.bytes += part.matrix->bytes();
+    return cost;
   });
 }
 
 void Program::head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
                         float eps) {
-  record_rows([this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
+  record_rows("head_norm", [this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
     float* x = row(slot, r);
     for (int h = 0; h < shape.heads + shape.kv_heads; ++h, x += shape.head_dim)
       kernels_.norm(x, h < shape.heads ? q.data() : k.data(), eps, shape.head_dim, x);
@@ -92,7 +99,7 @@ void Program::rope(int slot, AttentionShape shape, std::vector<float> inv_freq, 
   }
   const size_t table = found - ropes_.begin();
   const int half = static_cast<int>(inv_freq.size());
-  record_rows([this, slot, shape, table, half, interleaved](const Extent&, int r) {
+  record_rows("rope", [this, slot, shape, table, half, interleaved](const Extent&, int r) {
     const float* cosines = ropes_[table].cosines.floats() + static_cast<size_t>(r) * half;
     const float* sines = ropes_[table].sines.floats() + static_cast<size_t>(r) * half;
     float* x = row(slot, r);
@@ -118,7 +125,7 @@ void Program::fill_ropes(const Step& step, int thread) {
 
 void Program::attention(int in, int out, AttentionShape shape) {
   const int dtype = static_cast<int>(kv_->dtype);
-  record_rows([this, in, shape, dtype](const Extent& e, int r) {
+  record_rows("write kv", [this, in, shape, dtype](const Extent& e, int r) {
     const int position = e.step.positions[r];
     const int32_t* blocks = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
     uint8_t* block = kv_->data.data() + kv_->block_bytes * blocks[position / BLOCK_TOKENS];
@@ -133,7 +140,7 @@ void Program::attention(int in, int out, AttentionShape shape) {
   // After the barrier between instructions: every key and value of the step is in its block.
   const int threads = pool_->threads();
   const int group = shape.heads / shape.kv_heads;
-  record([this, in, out, shape, dtype, threads, group](const Extent& e) {
+  const auto run = [this, in, out, shape, dtype, threads, group](const Extent& e) {
     for (int task = e.thread; task < e.rows * shape.kv_heads; task += threads) {
       const int r = task / shape.kv_heads, h = task % shape.kv_heads;
       const int position = e.step.positions[r];
@@ -154,30 +161,41 @@ void Program::attention(int in, int out, AttentionShape shape) {
       a.scratch = scores_.floats() + e.thread * scores_stride_;
       kernels_.attend[dtype](a);
     }
-  });
+  };
+  record("attention", run, [this, shape](const Extent& e) { return attention_cost(e, shape); });
+}
+
+Cost Program::attention_cost(const Extent& e, const AttentionShape& shape) const {
+  double seen = 0;
+  for (int r = 0; r < e.rows; ++r) {
+    const int positions = e.step.positions[r] + 1;
+    seen += shape.window > 0 ? std::min(positions, shape.window) : positions;
+  }
+  const double token_bytes = 2.0 * kv_->head_bytes * kv_->kv_heads / BLOCK_TOKENS;
+  return {seen * shape.heads * shape.head_dim * 2, seen * token_bytes};
 }
 
 void Program::gated(int in, int out, bool gelu) {
-  record_rows([this, in, out, gelu](const Extent&, int r) {
+  record_rows("gated", [this, in, out, gelu](const Extent&, int r) {
     kernels_.gated(row(in, r), gelu, slots_[out].width, row(out, r));
   });
 }
 
 void Program::add(int x, int y, int out) {
-  record_rows([this, x, y, out](const Extent&, int r) {
+  record_rows("add", [this, x, y, out](const Extent&, int r) {
     kernels_.add(row(x, r), row(y, r), slots_[out].width, row(out, r));
   });
 }
 
 void Program::softcap(int in, int out, float cap) {
-  record_rows([this, in, out, cap](const Extent&, int r) {
+  record_rows("softcap", [this, in, out, cap](const Extent&, int r) {
     kernels_.softcap(row(in, r), cap, slots_[out].width, row(out, r));
   });
 }
 
 void Program::select(int in, int out) {
   in_head_ = true;
-  record_rows([this, in, out](const Extent& e, int r) {
+  record_rows("select", [this, in, out](const Extent& e, int r) {
     const int source = e.step.wanted_rows[e.first_wanted + r];
     std::memcpy(row(out, r), row(in, source), sizeof(float) * slots_[out].width);
   });
@@ -186,8 +204,9 @@ void Program::select(int in, int out) {
 void Program::finish(int logits) {
   logits_ = logits;
   scratch_ = std::make_unique<ProductScratch>(pool_->threads(), max_inputs_);
-  if (logits >= 0)
-    for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
+  if (logits < 0) return;
+  record("sample", [this](const Extent& e) { sample(e); });
+  for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
 }
 
 void Program::sample(const Extent& e) {
@@ -208,21 +227,29 @@ void Program::sample(const Extent& e) {
   }
 }
 
+void Program::perform(const Instruction& instruction, const Extent& e) {
+  if (!profile_.enabled()) {
+    instruction.run(e);
+    pool_->barrier();
+    return;
+  }
+  const Profile::Clock::time_point began = Profile::Clock::now();
+  instruction.run(e);
+  const Profile::Clock::time_point worked = Profile::Clock::now();
+  pool_->barrier();
+  const bool counts = e.thread == 0 && instruction.cost;
+  profile_.note(instruction.operation, e.thread, began, worked,
+                counts ? instruction.cost(e) : Cost{});
+}
+
 void Program::work(const Step& step, int thread) {
   fill_ropes(step, thread);
   pool_->barrier();
-  for (const Instruction& instruction : body_) {
-    instruction(Extent{step, step.rows, 0, thread});
-    pool_->barrier();
-  }
+  for (const Instruction& instruction : body_)
+    perform(instruction, Extent{step, step.rows, 0, thread});
   for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
     const Extent extent{step, std::min(max_wanted_, step.wanted - first), first, thread};
-    for (const Instruction& instruction : head_) {
-      instruction(extent);
-      pool_->barrier();
-    }
-    sample(extent);
-    pool_->barrier();
+    for (const Instruction& instruction : head_) perform(instruction, extent);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "product.h"
+#include "profile.h"
 #include "sampling.h"
 
 namespace headrace {
@@ -96,6 +97,8 @@ class Program {
 
   void run(const Step& step);
 
+  Profile& profile() { return profile_; }
+
   // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
   // scratch, and the samplers' lists at their longest. backends/cpu/layout.py predicts it.
   size_t activation_bytes() const;
@@ -108,7 +111,11 @@ class Program {
     int first_wanted;  // head only: index of the first of them among the wanted rows
     int thread;
   };
-  using Instruction = std::function<void(const Extent&)>;
+  struct Instruction {
+    int operation;  // its number in the profile
+    std::function<void(const Extent&)> run;
+    std::function<Cost(const Extent&)> cost;  // asked only while profiling; may be empty
+  };
   struct Slot {
     int width;
     Buffer data;
@@ -120,14 +127,17 @@ class Program {
   };
 
   void work(const Step& step, int thread);
+  Cost attention_cost(const Extent& e, const AttentionShape& shape) const;
   void fill_ropes(const Step& step, int thread);
   void sample(const Extent& e);
-  void record(Instruction instruction);
+  void perform(const Instruction& instruction, const Extent& e);
+  void record(const std::string& name, std::function<void(const Extent&)> run,
+              std::function<Cost(const Extent&)> cost = {});
   float* row(int slot, int r) {
     return slots_[slot].data.floats() + static_cast<size_t>(r) * slots_[slot].width;
   }
   // Appends an instruction that handles one row at a time.
-  void record_rows(std::function<void(const Extent&, int row)> one);
+  void record_rows(const std::string& name, std::function<void(const Extent&, int row)> one);
 
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<KvPool> kv_;
@@ -138,6 +148,7 @@ class Program {
   std::vector<Slot> slots_;
   std::vector<RopeTable> ropes_;
   std::vector<Instruction> body_, head_;
+  Profile profile_;
   std::vector<Sampler> samplers_;  // one a thread
   std::unique_ptr<ProductScratch> scratch_;
   int max_inputs_ = 0;
