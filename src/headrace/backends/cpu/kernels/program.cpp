@@ -8,7 +8,51 @@
 namespace headrace {
 namespace {
 
-constexpr int HEADS_TOGETHER = 4;  // query heads that attention.h takes at once
+// A thread's share of a step's attention. Rows of one sequence at consecutive positions go together
+// as far as attended_rows() allows; shares are even in positions seen, not in rows.
+class AttentionShare {
+ public:
+  AttentionShare(const Step& step, const AttentionShape& shape, int thread, int threads)
+      : step_(step), shape_(shape), most_(attended_rows(shape.heads / shape.kv_heads)) {
+    int64_t all = 0;
+    for (int r = 0; r < step.rows; ++r) all += seen(r) * shape.kv_heads;
+    from_ = all * thread / threads;
+    to_ = all * (thread + 1) / threads;
+  }
+
+  // Calls task(first row, rows, KV head) for those whose middle lies in this share.
+  template <typename Task>
+  void each(Task task) const {
+    int64_t before = 0;
+    for (int r = 0, rows; r < step_.rows; r += rows) {
+      rows = rows_together(r);
+      int64_t work = 0;
+      for (int i = 0; i < rows; ++i) work += seen(r + i);
+      for (int head = 0; head < shape_.kv_heads; ++head, before += work) {
+        const int64_t middle = before + work / 2;
+        if (middle >= from_ && middle < to_) task(r, rows, head);
+      }
+    }
+  }
+
+ private:
+  int64_t seen(int r) const {
+    const int positions = step_.positions[r] + 1;
+    return shape_.window > 0 ? std::min(positions, shape_.window) : positions;
+  }
+  int rows_together(int r) const {
+    int rows = 1;
+    while (rows < most_ && r + rows < step_.rows && step_.entries[r + rows] == step_.entries[r] &&
+           step_.positions[r + rows] == step_.positions[r] + rows)
+      ++rows;
+    return rows;
+  }
+
+  const Step& step_;
+  const AttentionShape& shape_;
+  int most_;
+  int64_t from_, to_;
+};
 
 }  // namespace
 
@@ -16,7 +60,7 @@ KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype
     : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), dtype(dtype),
       head_bytes(kv_head_bytes(dtype, head_dim)),
       block_bytes(head_bytes * 2 * kv_heads * layers),
-      data(block_bytes * blocks) {}
+      data(block_bytes * blocks, true) {}
 
 void KvPool::copy(int from, int to) {
   if (from != to)
@@ -27,7 +71,7 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const K
                  int max_rows, int max_wanted, int context)
     : pool_(std::move(pool)), kv_(std::move(kv)), kernels_(kernels), max_rows_(max_rows),
       max_wanted_(max_wanted),
-      scores_stride_(static_cast<size_t>(HEADS_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
+      scores_stride_(static_cast<size_t>(QUERIES_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
       scores_(scores_stride_ * 4 * pool_->threads()), profile_(pool_->threads()) {}
 
 int Program::slot(int width, bool head) {
@@ -138,29 +182,30 @@ void Program::attention(int in, int out, AttentionShape shape) {
                                block + kv_->value_offset(shape.layer, h));
   });
   // After the barrier between instructions: every key and value of the step is in its block.
-  const int threads = pool_->threads();
-  const int group = shape.heads / shape.kv_heads;
-  const auto run = [this, in, out, shape, dtype, threads, group](const Extent& e) {
-    for (int task = e.thread; task < e.rows * shape.kv_heads; task += threads) {
-      const int r = task / shape.kv_heads, h = task % shape.kv_heads;
-      const int position = e.step.positions[r];
+  const auto run = [this, in, out, shape, dtype](const Extent& e) {
+    const AttentionShare share(e.step, shape, e.thread, pool_->threads());
+    share.each([&](int r, int rows, int head) {
+      const int group = shape.heads / shape.kv_heads;
       Attend a;
-      a.queries = row(in, r) + h * group * shape.head_dim;
-      a.out = row(out, r) + h * group * shape.head_dim;
+      a.queries = row(in, r) + head * group * shape.head_dim;
+      a.out = row(out, r) + head * group * shape.head_dim;
+      a.query_stride = slots_[in].width;
+      a.out_stride = slots_[out].width;
       a.kv = kv_->data.data();
       a.table = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
       a.block_bytes = kv_->block_bytes;
-      a.key_offset = kv_->key_offset(shape.layer, h);
-      a.value_offset = kv_->value_offset(shape.layer, h);
+      a.key_offset = kv_->key_offset(shape.layer, head);
+      a.value_offset = kv_->value_offset(shape.layer, head);
+      a.rows = rows;
+      a.position = e.step.positions[r];
+      a.window = shape.window;
       a.group = group;
       a.head_dim = shape.head_dim;
-      a.first = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
-      a.last = position;
       a.scale = shape.scale;
       a.softcap = shape.softcap;
       a.scratch = scores_.floats() + e.thread * scores_stride_;
       kernels_.attend[dtype](a);
-    }
+    });
   };
   record("attention", run, [this, shape](const Extent& e) { return attention_cost(e, shape); });
 }

@@ -10,17 +10,15 @@ namespace {
 HEADRACE_INLINE void quantize_group(Floats a, Floats b, int r, int rows, uint8_t* group) {
   // Magnitudes compare like their bits, and there a NaN is above everything: what is not a number
   // becomes the group's scale, and shows in the product.
-  const Ints magnitude = Ints{} + 0x7fffffff;
-  const Ints sizes_a = bits_of(a) & magnitude, sizes_b = bits_of(b) & magnitude;
-  const int32_t top_bits = max_lanes(sizes_a > sizes_b ? sizes_a : sizes_b);
+  const Ints magnitude = splat(0x7fffffff);
+  const int32_t top_bits =
+      max_lanes(maximum(as_bits(a) & magnitude, as_bits(b) & magnitude));
   float top;
   std::memcpy(&top, &top_bits, 4);
   const float scale = top / 127.0f;
   const Floats inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-  // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
-  const Floats shifter = splat(12582912.0f);
-  const Ints codes_a = __builtin_convertvector((a * inverse + shifter) - shifter, Ints);
-  const Ints codes_b = __builtin_convertvector((b * inverse + shifter) - shifter, Ints);
+  const Ints codes_a = to_ints(round_whole(a * inverse));
+  const Ints codes_b = to_ints(round_whole(b * inverse));
   int8_t* codes = reinterpret_cast<int8_t*>(group) + r * QUANTIZED_GROUP;
   store_bytes(codes, codes_a);
   store_bytes(codes + LANES, codes_b);

@@ -79,7 +79,7 @@ HEADRACE_INLINE void float_tile(const Tile& t) {
       w[b] = load_weights<K>(t.streams[b] + static_cast<size_t>(k) * LANES * weight_bytes<K>());
     for (int r = 0; r < R; ++r) {
       const Floats x = splat(t.floats[r * t.floats_stride + k]);
-      for (int b = 0; b < B; ++b) sums[b][r] += w[b] * x;
+      for (int b = 0; b < B; ++b) sums[b][r] = multiply_add(w[b], x, sums[b][r]);
     }
   }
   for (int b = 0; b < B; ++b)
