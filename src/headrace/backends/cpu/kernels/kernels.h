@@ -32,6 +32,10 @@ struct Tile {
   const float* bias[MAX_TILE_BLOCKS];  // of the block's first output, or null
   float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
   int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
+  // What will be read after this tile, asked for meanwhile: `ahead_lines` cache lines of each
+  // stream for each record of this one.
+  const uint8_t* ahead[MAX_TILE_BLOCKS];
+  int ahead_lines;
   int inputs;
   int records;
   int zero;
