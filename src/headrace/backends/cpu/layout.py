@@ -27,7 +27,7 @@ _LANES = 16  # outputs in a block
 _RECORD_INPUTS = 64
 _SCALE_BYTES = 2
 # kernels/program.cpp, kernels/product.cpp and kernels/kernels.h
-_HEADS_TOGETHER = 4
+_QUERIES_TOGETHER = 12
 _SHARED_BYTES = 480 << 10
 _TILE_ROWS = 6
 _GROUP_INPUTS, _GROUP_BYTES = 32, 48
@@ -118,7 +118,7 @@ def activation_bytes(
     )
     ropes = {(a.rope.inv_freq, a.rope.scale) for a in spec.attention}
     turns = sum(2 * len(inv_freq) * max_batch_tokens for inv_freq, _ in ropes)
-    scores = _HEADS_TOGETHER * (context_tokens + 2 * _LANES) * threads
+    scores = _QUERIES_TOGETHER * (context_tokens + 2 * _LANES) * threads
     own = _scratch_bytes(_widest_inputs(weights))
     scratch = max(_SHARED_BYTES, own) + own * threads
     samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads

@@ -1,9 +1,10 @@
-// Attention of one row over the blocks of its sequence. Included by each path.
+// Attention over the blocks of a sequence. Included by each path.
 //
 // Keys of a block lie [head_dim][16 tokens], so sixteen scores grow together without a horizontal
-// sum; values lie [16 tokens][head_dim]. Scores of all seen positions are kept, the softmax is
-// taken over them, and the values are added in the order of positions: the same operations for a
-// row whatever chunk it came in.
+// sum; values lie [16 tokens][head_dim]. Several queries (rows, and heads that share a KV head) go
+// through a block together: each key and value is read and widened once for all of them. Scores of
+// all seen positions are kept, the softmax is taken over them, and the values are added in the
+// order of positions: the same operations for a query, whoever comes with it.
 //
 // Int8 keys and values are codes with one scale a token. A key's scale multiplies its finished
 // score, a value's scale its softmax weight, so codes are widened in registers and nowhere else.
@@ -16,12 +17,17 @@
 namespace headrace {
 namespace {
 
-// Of 16 dimensions each: as many sums as the registers hold, for up to four heads.
+// Sums that grow at once, of sixteen floats each: enough that none waits for its last addition, and
+// not more than the registers hold beside what is added to them.
 #if defined(__AVX512F__)
-constexpr int CHUNKS_TOGETHER = 4;
+constexpr int SUMS_TOGETHER = 12;
 #else
-constexpr int CHUNKS_TOGETHER = 1;
+constexpr int SUMS_TOGETHER = 6;
 #endif
+constexpr int MAX_QUERIES = 6;  // in one pass
+constexpr int beside(int queries) {
+  return SUMS_TOGETHER / queries < 4 ? SUMS_TOGETHER / queries : 4;
+}
 
 struct Half {
   uint16_t bits;
@@ -57,22 +63,21 @@ HEADRACE_INLINE float write_codes(const float* x, int n, int8_t* codes, int step
   Floats top = splat(0.0f);
   for (int d = 0; d < n; d += LANES) {
     const Floats v = load_part(x + d, n - d < LANES ? n - d : LANES);
-    const Floats size = v < splat(0.0f) ? -v : v;
-    top = size <= top ? top : size;  // keeps a NaN: it is not <= anything
-    top = top == top ? top : splat(INFINITY);
+    const Floats size = select(v < splat(0.0f), -v, v);
+    top = select(size <= top, top, size);  // keeps a NaN: it is not <= anything
+    top = select(top == top, top, splat(INFINITY));
   }
   const float largest = max_lanes(top);
   const bool finite = largest < INFINITY;
   // Below TINY the inverse may overflow, and nobody can tell the values from 0.
   constexpr float TINY = 1e-30f;
   const Floats inverse = splat(finite && largest > TINY ? 127.0f / largest : 0.0f);
-  // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
-  const Floats shifter = splat(12582912.0f);
   for (int d = 0; d < n; d += LANES) {
     const int width = n - d < LANES ? n - d : LANES;
     const Floats v = finite ? load_part(x + d, width) : splat(0.0f);
-    const Ints rounded = __builtin_convertvector((v * inverse + shifter) - shifter, Ints);
-    for (int i = 0; i < width; ++i) codes[(d + i) * step] = static_cast<int8_t>(rounded[i]);
+    int8_t rounded[LANES];
+    store_bytes(rounded, to_ints(round_whole(v * inverse)));
+    for (int i = 0; i < width; ++i) codes[(d + i) * step] = rounded[i];
   }
   return finite ? largest / 127.0f : NAN;
 }
@@ -95,160 +100,238 @@ static void write_kv(const float* key, const float* value, int head_dim, int slo
   }
 }
 
-// Scores of one block for G query heads. Two partial sums a head hide the latency of additions.
-template <typename T, int G>
-HEADRACE_INLINE void score_block(const T* keys, const float* queries, int head_dim, float* scores,
-                                 size_t stride) {
-  Floats sums[G][2];
-  for (int g = 0; g < G; ++g) sums[g][0] = sums[g][1] = splat(0.0f);
-  int d = 0;
-  for (; d + 2 <= head_dim; d += 2) {
-    const Floats even = load_kv(keys + d * BLOCK_TOKENS);
-    const Floats odd = load_kv(keys + (d + 1) * BLOCK_TOKENS);
-    for (int g = 0; g < G; ++g) {
-      sums[g][0] += even * splat(queries[g * head_dim + d]);
-      sums[g][1] += odd * splat(queries[g * head_dim + d + 1]);
+// The queries of a task, row by row, and the blocks that they see.
+struct Span {
+  Span(const Attend& a, int first_head, int heads)
+      : a(a), heads(heads), count(a.rows * heads), first(a.first(0) / BLOCK_TOKENS),
+        end(a.last(a.rows - 1) / BLOCK_TOKENS + 1),
+        stride(static_cast<size_t>(end - first) * BLOCK_TOKENS) {
+    for (int q = 0; q < count; ++q) {
+      const size_t head = static_cast<size_t>(first_head + q % heads) * a.head_dim;
+      queries[q] = a.queries + q / heads * a.query_stride + head;
+      out[q] = a.out + q / heads * a.out_stride + head;
     }
   }
-  if (d < head_dim) {
-    const Floats even = load_kv(keys + d * BLOCK_TOKENS);
-    for (int g = 0; g < G; ++g) sums[g][0] += even * splat(queries[g * head_dim + d]);
+
+  const uint8_t* block(int b) const {
+    return a.kv + static_cast<size_t>(a.table[b]) * a.block_bytes;
   }
-  for (int g = 0; g < G; ++g) {
-    Floats sum = sums[g][0] + sums[g][1];
-    if constexpr (has_scales<T>) sum *= load_scales(keys, head_dim);
-    store(scores + g * stride, sum);
+  template <typename T>
+  const T* keys(int b) const {
+    return reinterpret_cast<const T*>(block(b) + a.key_offset);
+  }
+  template <typename T>
+  const T* values(int b) const {
+    return reinterpret_cast<const T*>(block(b) + a.value_offset);
+  }
+  // Scores of a query from position 16 * first on; later its weights.
+  float* scores(int q) const { return a.scratch + q * stride; }
+  // Of one block.
+  float* scores(int q, int b) const { return scores(q) + (b - first) * BLOCK_TOKENS; }
+
+  const Attend& a;
+  int heads;          // of a row
+  int count;          // of queries
+  int first, end;     // blocks
+  size_t stride;      // floats from a query's scores to the next one's
+  const float* queries[QUERIES_TOGETHER];
+  float* out[QUERIES_TOGETHER];
+};
+
+// Calls f with so many queries from `at` on as a compile-time number, until all have had their turn:
+// as evenly as can be, 8 is 4 + 4.
+template <typename F>
+HEADRACE_INLINE void in_passes(int at, int count, F f) {
+  for (int passes = (count + MAX_QUERIES - 1) / MAX_QUERIES; passes > 0; --passes) {
+    const int n = (count + passes - 1) / passes;
+    switch (n) {
+      case 1: f(at, std::integral_constant<int, 1>{}); break;
+      case 2: f(at, std::integral_constant<int, 2>{}); break;
+      case 3: f(at, std::integral_constant<int, 3>{}); break;
+      case 4: f(at, std::integral_constant<int, 4>{}); break;
+      case 5: f(at, std::integral_constant<int, 5>{}); break;
+      default: f(at, std::integral_constant<int, 6>{}); break;
+    }
+    at += n;
+    count -= n;
   }
 }
 
-static void softmax_scores(float* scores, int n, int first, int last, float scale, float cap) {
+// Scores of B blocks from b on, for Q queries from q on.
+template <typename T, int Q, int B>
+HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
+  const T* keys[B];
+  const float* queries[Q];
+  Floats sums[B][Q];
+  for (int i = 0; i < B; ++i) keys[i] = span.keys<T>(b + i);
+  for (int j = 0; j < Q; ++j) queries[j] = span.queries[q + j];
+  for (int i = 0; i < B; ++i)
+    for (int j = 0; j < Q; ++j) sums[i][j] = splat(0.0f);
+  // One row: its keys and values come from far away. Its values are next, and the next blocks' keys.
+  const bool ahead = span.a.rows == 1;
+  constexpr int line = 64 / (BLOCK_TOKENS * sizeof(T));  // dimensions in a cache line
+  const T* values[B];
+  const T* next[B];
+  for (int i = 0; i < B; ++i) {
+    values[i] = span.values<T>(b + i);
+    next[i] = span.keys<T>(b + i + B < span.end ? b + i + B : b + i);
+  }
+  for (int d = 0; d < span.a.head_dim; ++d) {
+    if (ahead && d % line == 0)
+      for (int i = 0; i < B; ++i) {
+        __builtin_prefetch(next[i] + d * BLOCK_TOKENS, 0, 3);
+        __builtin_prefetch(values[i] + d * BLOCK_TOKENS, 0, 2);
+      }
+    Floats k[B];
+    for (int i = 0; i < B; ++i) k[i] = load_kv(keys[i] + d * BLOCK_TOKENS);
+    for (int j = 0; j < Q; ++j) {
+      const Floats x = splat(queries[j][d]);
+      for (int i = 0; i < B; ++i) sums[i][j] = multiply_add(k[i], x, sums[i][j]);
+    }
+  }
+  for (int i = 0; i < B; ++i)
+    for (int j = 0; j < Q; ++j) {
+      if constexpr (has_scales<T>) sums[i][j] *= load_scales(keys[i], span.a.head_dim);
+      store(span.scores(q + j, b + i), sums[i][j]);
+    }
+}
+
+template <typename T, int Q>
+HEADRACE_INLINE void score(const Span& span, int q) {
+  constexpr int together = beside(Q);
+  int b = span.first;
+  for (; b + together <= span.end; b += together) score_blocks<T, Q, together>(span, q, b);
+  for (; b < span.end; ++b) score_blocks<T, Q, 1>(span, q, b);
+}
+
+// Scores [first, last] (counted from the first block's first position) become weights, up to a
+// common factor, which is returned. Those around them in the same blocks are not to be used.
+static float weigh(float* scores, int first, int last, float scale, float cap) {
+  const int n = (last / LANES + 1) * LANES;
   const Floats factor = splat(scale);
   Floats top = splat(-INFINITY);
   for (int i = 0; i < n; i += LANES) {
     Floats s = load(scores + i) * factor;
     if (cap != 0.0f) s = splat(cap) * hyperbolic_tangent(s * splat(1.0f / cap));
-    const Ints position = lane_numbers() + i;
-    s = (position < first) | (position > last) ? splat(-INFINITY) : s;
+    if (i < first || i + LANES > last + 1) {
+      const Ints position = lane_numbers() + splat(i);
+      s = select((position < splat(first)) | (position > splat(last)), splat(-INFINITY), s);
+    }
     store(scores + i, s);
     top = maximum(top, s);
   }
   const Floats shift = splat(max_lanes(top));
   Floats total = splat(0.0f);
   for (int i = 0; i < n; i += LANES) {
-    const Floats s = load(scores + i);
-    const Floats below = s - shift;  // exponential() would lose a NaN
-    Floats e = below == below ? exponential(below) : below;
-    e = s == splat(-INFINITY) ? splat(0.0f) : e;
+    // Not 0 where the score is -INFINITY but exp(-87): nothing beside a sum of at least 1.
+    const Floats e = exponential(load(scores + i) - shift);
     store(scores + i, e);
     total += e;
   }
-  const Floats inverse = splat(1.0f / sum_lanes(total));
-  for (int i = 0; i < n; i += LANES) store(scores + i, load(scores + i) * inverse);
+  return 1.0f / sum_lanes(total);
 }
 
-// The blocks that a row sees, and where its weights (or scores) of one block lie.
-struct Span {
-  explicit Span(const Attend& a)
-      : a(a), first(a.first / BLOCK_TOKENS), end(a.last / BLOCK_TOKENS + 1),
-        positions((end - first) * BLOCK_TOKENS), stride(static_cast<size_t>(positions)) {}
+template <typename T>
+HEADRACE_INLINE Floats load_values(const T* p, int width) {
+  if (width >= LANES) return load_kv(p);
+  T part[LANES] = {};  // the last dimensions of a head: never reads past the last token
+  std::memcpy(part, p, sizeof(T) * static_cast<size_t>(width));
+  return load_kv(part);
+}
 
-  const uint8_t* block(int b) const {
-    return a.kv + static_cast<size_t>(a.table[b]) * a.block_bytes;
-  }
-  float* weights(int b) const { return a.scratch + (b - first) * BLOCK_TOKENS; }
-  int from(int b) const { return a.first > b * BLOCK_TOKENS ? a.first - b * BLOCK_TOKENS : 0; }
-  int to(int b) const {
-    const int left = a.last + 1 - b * BLOCK_TOKENS;
-    return left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
-  }
-
-  const Attend& a;
-  int first, end;   // blocks
-  int positions;    // of those blocks
-  size_t stride;    // floats from a head's scores to the next one's
-};
-
-// Weighted values of all positions, in their order, for G heads and C times 16 of the dimensions:
-// so many sums grow at once that none waits for its last addition.
-template <typename T, int G, int C>
-HEADRACE_INLINE void add_values(const Span& span, int d, float* out) {
-  const Attend& a = span.a;
-  Floats sums[G][C];
-  for (int g = 0; g < G; ++g)
-    for (int c = 0; c < C; ++c) sums[g][c] = splat(0.0f);
-  for (int b = span.first; b < span.end; ++b) {
-    const T* values = reinterpret_cast<const T*>(span.block(b) + a.value_offset) + d;
-    const float* weights = span.weights(b);
-    const int to = span.to(b);
-    for (int t = span.from(b); t < to; ++t)
+// Weighted values of positions [from, to), in their order, added to what Q queries from q on have
+// of C times 16 dimensions from d on.
+template <typename T, int Q, int C>
+HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d) {
+  const int head_dim = span.a.head_dim;
+  const int width = C > 1 || head_dim - d >= LANES ? LANES : head_dim - d;
+  Floats sums[Q][C];
+  for (int j = 0; j < Q; ++j)
+    for (int c = 0; c < C; ++c) {
+      const float* so_far = span.out[q + j] + d + c * LANES;
+      sums[j][c] = width == LANES ? load(so_far) : load_part(so_far, width);
+    }
+  for (int b = from / BLOCK_TOKENS; b * BLOCK_TOKENS < to; ++b) {
+    const int origin = b * BLOCK_TOKENS;
+    const T* values = span.values<T>(b) + d;
+    const float* weights = span.scores(q, b);
+    const int end = to - origin < BLOCK_TOKENS ? to - origin : BLOCK_TOKENS;
+    for (int t = from > origin ? from - origin : 0; t < end; ++t)
       for (int c = 0; c < C; ++c) {
-        const Floats v = load_kv(values + t * a.head_dim + c * LANES);
-        for (int g = 0; g < G; ++g) sums[g][c] += v * splat(weights[g * span.stride + t]);
+        const Floats v = load_values(values + t * head_dim + c * LANES, width);
+        for (int j = 0; j < Q; ++j)
+          sums[j][c] = multiply_add(v, splat(weights[j * span.stride + t]), sums[j][c]);
       }
   }
-  for (int g = 0; g < G; ++g)
-    for (int c = 0; c < C; ++c) store(out + g * a.head_dim + d + c * LANES, sums[g][c]);
+  for (int j = 0; j < Q; ++j)
+    for (int c = 0; c < C; ++c) {
+      float* out = span.out[q + j] + d + c * LANES;
+      width == LANES ? store(out, sums[j][c]) : store_part(out, sums[j][c], width);
+    }
 }
 
-// The last dimensions of a head that is not a multiple of 16: never reads past the last token.
-template <typename T, int G>
-HEADRACE_INLINE void add_last_values(const Span& span, int d, float* out) {
-  const Attend& a = span.a;
-  const int width = a.head_dim - d;
-  Floats sums[G];
-  for (int g = 0; g < G; ++g) sums[g] = splat(0.0f);
-  for (int b = span.first; b < span.end; ++b) {
-    const T* values = reinterpret_cast<const T*>(span.block(b) + a.value_offset) + d;
-    const int to = span.to(b);
-    for (int t = span.from(b); t < to; ++t) {
-      T part[LANES] = {};
-      std::memcpy(part, values + t * a.head_dim, sizeof(T) * static_cast<size_t>(width));
-      const Floats v = load_kv(part);
-      for (int g = 0; g < G; ++g) sums[g] += v * splat(span.weights(b)[g * span.stride + t]);
-    }
-  }
-  for (int g = 0; g < G; ++g) store_part(out + g * a.head_dim + d, sums[g], width);
-}
-
-template <typename T, int G>
-HEADRACE_INLINE void attend_heads(const Attend& a, const float* queries, float* out) {
-  const Span span(a);
-  for (int b = span.first; b < span.end; ++b)
-    score_block<T, G>(reinterpret_cast<const T*>(span.block(b) + a.key_offset), queries,
-                      a.head_dim, span.weights(b), span.stride);
-  const int origin = span.first * BLOCK_TOKENS;
-  for (int g = 0; g < G; ++g)
-    softmax_scores(a.scratch + g * span.stride, span.positions, a.first - origin, a.last - origin,
-                   a.scale, a.softcap);
-  if constexpr (has_scales<T>)
-    for (int b = span.first; b < span.end; ++b) {
-      // Those outside from..to may be another sequence's: their products are never used.
-      const Floats scales = load_scales(
-          reinterpret_cast<const T*>(span.block(b) + a.value_offset), a.head_dim);
-      for (int g = 0; g < G; ++g) {
-        float* weights = span.weights(b) + g * span.stride;
-        store(weights, load(weights) * scales);
-      }
-    }
+template <typename T, int Q>
+HEADRACE_INLINE void add_values(const Span& span, int q, int from, int to) {
+  constexpr int chunks = beside(Q);
   int d = 0;
-  for (; d + CHUNKS_TOGETHER * LANES <= a.head_dim; d += CHUNKS_TOGETHER * LANES)
-    add_values<T, G, CHUNKS_TOGETHER>(span, d, out);
-  for (; d + LANES <= a.head_dim; d += LANES) add_values<T, G, 1>(span, d, out);
-  if (d < a.head_dim) add_last_values<T, G>(span, d, out);
+  for (; d + chunks * LANES <= span.a.head_dim; d += chunks * LANES)
+    add_chunks<T, Q, chunks>(span, q, from, to, d);
+  for (; d < span.a.head_dim; d += LANES) add_chunks<T, Q, 1>(span, q, from, to, d);
+}
+
+template <typename T>
+HEADRACE_INLINE void add_values(const Span& span, int q, int count, int from, int to) {
+  if (from >= to) return;
+  in_passes(q, count, [&](int at, auto n) { add_values<T, decltype(n)::value>(span, at, from, to); });
+}
+
+// Int8: a value's scale goes to its weight. Those of positions that are not seen may be another
+// sequence's: their products are never used.
+HEADRACE_INLINE void scale_weights(const Span& span) {
+  for (int b = span.first; b < span.end; ++b) {
+    const Floats scales = load_scales(span.values<int8_t>(b), span.a.head_dim);
+    for (int q = 0; q < span.count; ++q) {
+      float* weights = span.scores(q, b);
+      store(weights, load(weights) * scales);
+    }
+  }
+}
+
+template <typename T>
+HEADRACE_INLINE void attend_span(const Span& span) {
+  const Attend& a = span.a;
+  in_passes(0, span.count, [&](int at, auto n) { score<T, decltype(n)::value>(span, at); });
+  const int origin = span.first * BLOCK_TOKENS;
+  float factors[QUERIES_TOGETHER];
+  for (int q = 0; q < span.count; ++q) {
+    const int row = q / span.heads;
+    factors[q] =
+        weigh(span.scores(q), a.first(row) - origin, a.last(row) - origin, a.scale, a.softcap);
+    std::memset(span.out[q], 0, sizeof(float) * a.head_dim);
+  }
+  if constexpr (has_scales<T>) scale_weights(span);
+  // What only some rows see, at either end, is added row by row: a weight of 0 would not keep out
+  // a value that is not a number.
+  const int from = a.first(a.rows - 1), to = a.last(0) + 1;
+  if (from < to) {
+    for (int r = 0; r < a.rows; ++r)
+      add_values<T>(span, r * span.heads, span.heads, a.first(r), from);
+    add_values<T>(span, 0, span.count, from, to);
+    for (int r = 1; r < a.rows; ++r)
+      add_values<T>(span, r * span.heads, span.heads, to, a.last(r) + 1);
+  } else {
+    for (int r = 0; r < a.rows; ++r)
+      add_values<T>(span, r * span.heads, span.heads, a.first(r), a.last(r) + 1);
+  }
+  for (int q = 0; q < span.count; ++q)
+    for (int d = 0; d < a.head_dim; ++d) span.out[q][d] *= factors[q];
 }
 
 template <typename T>
 static void attend(const Attend& a) {
-  int g = 0;
-  for (; g + 4 <= a.group; g += 4)
-    attend_heads<T, 4>(a, a.queries + g * a.head_dim, a.out + g * a.head_dim);
-  const float* queries = a.queries + g * a.head_dim;
-  float* out = a.out + g * a.head_dim;
-  switch (a.group - g) {
-    case 3: attend_heads<T, 3>(a, queries, out); break;
-    case 2: attend_heads<T, 2>(a, queries, out); break;
-    case 1: attend_heads<T, 1>(a, queries, out); break;
-    default: break;
+  for (int head = 0; head < a.group; head += QUERIES_TOGETHER) {
+    const int left = a.group - head;
+    attend_span<T>(Span(a, head, left < QUERIES_TOGETHER ? left : QUERIES_TOGETHER));
   }
 }
 

@@ -185,6 +185,15 @@ struct RecordedProgram {
               "more top tokens are wanted than the vocabulary has");
   }
 
+  // (operation, calls, seconds, seconds worked by all threads, multiply-adds, bytes)
+  using Timed = std::tuple<std::string, int64_t, double, double, double, double>;
+  std::vector<Timed> take_profile() {
+    std::vector<Timed> times;
+    for (const OperationTime& t : program.profile().take())
+      times.emplace_back(t.name, t.calls, t.seconds, t.worked_s, t.cost.multiplies, t.cost.bytes);
+    return times;
+  }
+
   auto read(int slot, int rows) {
     const size_t shape[2] = {static_cast<size_t>(rows),
                              static_cast<size_t>(program.slot_width(slot))};
@@ -267,6 +276,8 @@ void bind_program(nb::module_& m) {
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
            "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
+      .def("profile", [](P& p, bool on) { p.program.profile().enable(on); }, "on"_a)
+      .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
 }
 

@@ -11,11 +11,11 @@ static void norm(const float* x, const float* weight, float eps, int n, float* o
   int i = 0;
   for (; i + LANES <= n; i += LANES) {
     const Floats v = load(x + i);
-    squares += v * v;
+    squares = multiply_add(v, v, squares);
   }
   if (i < n) {
     const Floats v = load_part(x + i, n - i);
-    squares += v * v;
+    squares = multiply_add(v, v, squares);
   }
   const float mean = sum_lanes(squares) / static_cast<float>(n);
   const Floats scale = splat(1.0f / std::sqrt(mean + eps));
@@ -67,7 +67,9 @@ static void gated(const float* gate_up, bool gelu, int n, float* out) {
 }
 
 static void add(const float* x, const float* y, int n, float* out) {
-  for (int i = 0; i < n; ++i) out[i] = x[i] + y[i];
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) store(out + i, load(x + i) + load(y + i));
+  for (; i < n; ++i) out[i] = x[i] + y[i];
 }
 
 static void softcap(const float* x, float cap, int n, float* out) {
@@ -91,7 +93,7 @@ static void exponentials(const float* x, float shift, float scale, int n, float*
 static void log_sum_exp(const float* x, int n, float* highest, double* log_sum) {
   const float low = -INFINITY;
   Floats top = splat(low);
-  Ints unordered = {};  // maximum() and exponential() would both lose a NaN
+  Ints unordered = splat(0);  // maximum() may lose a NaN
   int i = 0;
   for (; i < n; i += LANES) {
     const Floats v = i + LANES <= n ? load(x + i) : load_part(x + i, n - i, low);
@@ -99,8 +101,7 @@ static void log_sum_exp(const float* x, int n, float* highest, double* log_sum) 
     unordered |= v != v;
   }
   *highest = max_lanes(top);
-  for (int lane = 0; lane < LANES; ++lane)
-    if (unordered[lane]) *highest = NAN;
+  if (sum_lanes(unordered) != 0) *highest = NAN;
   const Floats shift = splat(*highest);
   double total = 0;
   // Float partial sums over short runs, added up in double: a vocabulary is long.

@@ -32,6 +32,10 @@ struct Tile {
   const float* bias[MAX_TILE_BLOCKS];  // of the block's first output, or null
   float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
   int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
+  // What will be read after this tile, asked for meanwhile: `ahead_lines` cache lines of each
+  // stream for each record of this one.
+  const uint8_t* ahead[MAX_TILE_BLOCKS];
+  int ahead_lines;
   int inputs;
   int records;
   int zero;
@@ -57,22 +61,39 @@ inline size_t kv_head_bytes(KvDtype dtype, int head_dim) {
   }
 }
 
-// One row's attention for the query heads that share one KV head.
+// Queries that attention takes together, so that each key and value is read once for all of them.
+constexpr int QUERIES_TOGETHER = 12;
+
+// Rows of one sequence, with the query heads that share one KV head, that fit together.
+inline int attended_rows(int group) {
+  return group < QUERIES_TOGETHER ? QUERIES_TOGETHER / group : 1;
+}
+
+// Attention of up to attended_rows() rows of one sequence, at consecutive positions, for the query
+// heads that share one KV head.
 struct Attend {
-  const float* queries;   // [group][head_dim]
-  float* out;             // [group][head_dim]
+  const float* queries;   // [rows][group][head_dim]
+  float* out;             // likewise
+  size_t query_stride;    // floats from a row to the next
+  size_t out_stride;
   const uint8_t* kv;      // the pool
-  const int32_t* table;   // block numbers of the row's sequence
+  const int32_t* table;   // block numbers of the sequence
   size_t block_bytes;     // from a block to the next in the pool
   size_t key_offset;      // of this layer's and head's keys in a block: [head_dim][16], scales
   size_t value_offset;    // likewise values: [16][head_dim], scales
+  int rows;
+  int position;           // of the first row
+  int window;             // positions that a row sees, its own among them; 0: all up to its own
   int group;              // query heads
   int head_dim;
-  int first;              // first position that is seen
-  int last;               // the row's own position
   float scale;
   float softcap;          // 0: none
-  float* scratch;         // [group][positions rounded out to blocks]
+  float* scratch;         // [QUERIES_TOGETHER][positions rounded out to blocks]
+
+  int last(int row) const { return position + row; }
+  int first(int row) const {
+    return window > 0 && last(row) >= window ? last(row) - window + 1 : 0;
+  }
 };
 
 struct Kernels {

@@ -1,92 +1,38 @@
-// Sixteen floats at a time, for any instruction set: the compiler's vector extension lowers them to
-// one, two or four registers. Included by each path; everything here has internal linkage, so that
-// code compiled for a newer processor never serves an older one.
+// Arithmetic on sixteen floats at a time, and the types that are widened to them. Included by each
+// path (vectors.h says how sixteen floats lie in registers).
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "kernels.h"
+#include "vectors.h"
 
 namespace headrace {
 namespace {
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-
-#define HEADRACE_INLINE static inline __attribute__((always_inline))
-
-HEADRACE_INLINE Floats splat(float v) { return Floats{} + v; }
-
-HEADRACE_INLINE Floats load(const float* p) {
-  Floats v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-HEADRACE_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
-
-// The first `n` of 16; the rest is `fill`.
-HEADRACE_INLINE Floats load_part(const float* p, int n, float fill = 0.0f) {
-  Floats v = splat(fill);
-  std::memcpy(&v, p, static_cast<size_t>(n) * 4);
-  return v;
-}
-
-HEADRACE_INLINE void store_part(float* p, Floats v, int n) {
-  std::memcpy(p, &v, static_cast<size_t>(n) * 4);
-}
-
-HEADRACE_INLINE Ints lane_numbers() {
-  return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-}
-
-HEADRACE_INLINE Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
-
-// Always the same tree, so that a sum does not depend on the instruction set's width.
-HEADRACE_INLINE float sum_lanes(Floats v) {
-  float s[16];
-  std::memcpy(s, &v, sizeof s);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) s[i] += s[i + width];
-  return s[0];
-}
-
-HEADRACE_INLINE float max_lanes(Floats v) {
-  float s[16];
-  std::memcpy(s, &v, sizeof s);
-  for (int width = 8; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) s[i] = s[i] > s[i + width] ? s[i] : s[i + width];
-  return s[0];
-}
-
-// exp(x) = 2^n * exp(r), |r| <= ln(2)/2: a polynomial of degree 6, about 1e-7 relative.
-HEADRACE_INLINE Floats exponential(Floats x) {
-  x = maximum(x, splat(-87.3f));
-  x = x < splat(88.0f) ? x : splat(88.0f);
-  // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+// Rounds to the nearest integer, ties to even, as adding and subtracting 1.5 * 2^23 does.
+HEADRACE_INLINE Floats round_whole(const Floats& x) {
   const Floats shifter = splat(12582912.0f);
-  const Floats n = (x * splat(1.44269504f) + shifter) - shifter;
-  Floats r = x - n * splat(0.693359375f);
-  r = r - n * splat(-2.12194440e-4f);
-  Floats p = splat(1.3981999e-3f);
-  p = p * r + splat(8.3334519e-3f);
-  p = p * r + splat(4.1665796e-2f);
-  p = p * r + splat(1.6666665e-1f);
-  p = p * r + splat(0.5f);
-  p = p * r * r + r + splat(1.0f);
-  const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Floats power;
-  std::memcpy(&power, &exponent, sizeof power);
-  return p * power;
+  return (x + shifter) - shifter;
 }
 
-HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) {
+// exp(x) = 2^n * exp(r), |r| <= ln(2)/2: a polynomial of degree 6, about 1e-7 relative. Ends at
+// exp(-87.3) and exp(88); a NaN stays one.
+HEADRACE_INLINE Floats exponential(Floats x) {
+  x = maximum(splat(-87.3f), x);
+  x = select(x > splat(88.0f), splat(88.0f), x);
+  const Floats n = round_whole(x * splat(1.44269504f));
+  Floats r = multiply_add(n, splat(-0.693359375f), x);
+  r = multiply_add(n, splat(2.12194440e-4f), r);
+  Floats p = splat(1.3981999e-3f);
+  p = multiply_add(p, r, splat(8.3334519e-3f));
+  p = multiply_add(p, r, splat(4.1665796e-2f));
+  p = multiply_add(p, r, splat(1.6666665e-1f));
+  p = multiply_add(p, r, splat(0.5f));
+  p = multiply_add(p * r, r, r + splat(1.0f));
+  return p * as_floats((to_ints(n) + splat(127)) << 23);
+}
+
+HEADRACE_INLINE Floats hyperbolic_tangent(const Floats& x) {
   // 1 - 2 / (exp(2x) + 1); both ends saturate as they should.
   const Floats e = exponential(x + x);
   const Floats big = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
@@ -94,7 +40,25 @@ HEADRACE_INLINE Floats hyperbolic_tangent(Floats x) {
   const Floats s = x * x;
   const Floats small =
       x * (splat(1.0f) + s * (splat(-1.0f / 3) + s * (splat(2.0f / 15) + s * splat(-17.0f / 315))));
-  return s < splat(0.01f) ? small : big;
+  return select(s < splat(0.01f), small, big);
+}
+
+// Sixteen integers that fit a signed byte.
+HEADRACE_INLINE void store_bytes(int8_t* p, const Ints& v) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+  // Packing works in halves of 128 bits: 0-3 8-11 | 4-7 12-15.
+  const __m256i words = _mm256_packs_epi32((__m256i)v.low, (__m256i)v.high);
+  const __m256i ordered = _mm256_permute4x64_epi64(words, _MM_SHUFFLE(3, 1, 2, 0));
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+#else
+  int32_t values[LANES];
+  store(values, v);
+  for (int i = 0; i < LANES; ++i) p[i] = static_cast<int8_t>(values[i]);
+#endif
 }
 
 // Sixteen halves as floats.
@@ -102,12 +66,9 @@ HEADRACE_INLINE Floats load_half(const uint16_t* p) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
-  const __m256 low = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256 high = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
-  Floats v;
-  std::memcpy(&v, &low, 32);
-  std::memcpy(reinterpret_cast<char*>(&v) + 32, &high, 32);
-  return v;
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  return {(FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
+          (FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #else
   float v[16];
   for (int i = 0; i < 16; ++i) v[i] = half_to_float(p[i]);
@@ -127,14 +88,19 @@ HEADRACE_INLINE Floats load_bfloat(const uint16_t* p) {
 #if defined(__AVX512F__)
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return (Floats)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+#elif defined(__AVX2__)
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  const auto widen = [](__m128i raw) {
+    return (FloatRegister)_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
+  };
+  return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
 #else
-  uint16_t halves[16];
+  uint16_t halves[LANES];
   std::memcpy(halves, p, sizeof halves);
-  uint32_t bits[16];
-  for (int i = 0; i < 16; ++i) bits[i] = static_cast<uint32_t>(halves[i]) << 16;
-  Floats v;
-  std::memcpy(&v, bits, sizeof v);
-  return v;
+  int32_t bits[LANES];
+  for (int i = 0; i < LANES; ++i)
+    bits[i] = static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16);
+  return as_floats(load(bits));
 #endif
 }
 
@@ -153,12 +119,8 @@ HEADRACE_INLINE Floats load_bytes(const int8_t* p) {
   return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw));
 #elif defined(__AVX2__)
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw));
-  const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(raw, 8)));
-  Floats v;
-  std::memcpy(&v, &low, 32);
-  std::memcpy(reinterpret_cast<char*>(&v) + 32, &high, 32);
-  return v;
+  return {(FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)),
+          (FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(raw, 8)))};
 #else
   float v[16];
   for (int i = 0; i < 16; ++i) v[i] = static_cast<float>(p[i]);

@@ -101,6 +101,12 @@ Kind kind_of(Format format) {
   return f.minimum ? Kind::U8Minimum : Kind::U8Zero;
 }
 
+const char* kind_name(Kind kind) {
+  constexpr const char* NAMES[] = {"u4",   "u4+minimum", "u8",  "u8+minimum",
+                                   "u8x16", "f32",       "f16", "bf16"};
+  return NAMES[static_cast<int>(kind)];
+}
+
 Packed pack(const std::vector<RawTensor>& parts, int threads) {
   if (parts.empty()) throw std::invalid_argument("pack: no tensors");
   int outputs = 0;

@@ -33,6 +33,7 @@ constexpr int FLOAT_KINDS = 3;
 
 inline bool is_quantized(Kind kind) { return static_cast<int>(kind) < QUANTIZED_KINDS; }
 Kind kind_of(Format format);
+const char* kind_name(Kind kind);
 
 // A tensor as it lies in the mapped file.
 struct RawTensor {

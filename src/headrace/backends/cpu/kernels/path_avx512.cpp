@@ -7,10 +7,6 @@
 namespace headrace {
 namespace {
 
-// Few rows: the weights come from memory, so ask for them well ahead. Many: they are in cache.
-constexpr int ROWS_BOUND_BY_MEMORY = 3;
-constexpr int PREFETCH_BYTES = 2048;
-
 // One group of 32 inputs: B blocks x R rows of integer sums, each starting at -zero * sum.
 template <Kind K, int B, int R>
 HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[B], const Group<R>& group,
@@ -67,9 +63,7 @@ HEADRACE_INLINE void quantized_tile(const Tile& t) {
     const uint8_t* w[B];
     for (int b = 0; b < B; ++b) {
       w[b] = t.streams[b] + static_cast<size_t>(record) * S::record_bytes;
-      if (R <= ROWS_BOUND_BY_MEMORY)
-        for (int line = 0; line < S::record_bytes; line += 64)
-          __builtin_prefetch(w[b] + PREFETCH_BYTES + line, 0, 3);
+      ask_ahead<B, R>(t, b, record);
     }
     for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES) {
       const Group<R> group(rows);

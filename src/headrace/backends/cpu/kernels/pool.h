@@ -29,6 +29,13 @@ class Pool {
   // Only inside a job, by every thread.
   void barrier();
 
+  // Said by whoever does some more of a job's work; only the first thread's word counts.
+  void advance(int thread) {
+    if (thread == 0) progress_.fetch_add(1, std::memory_order_relaxed);
+  }
+  // Any thread may read it while a job runs: as long as it moves, work is being done.
+  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+
  private:
   void work(int thread);
 
@@ -41,6 +48,7 @@ class Pool {
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> barriers_passed_{0};
   alignas(64) std::atomic<bool> stopping_{false};
+  alignas(64) std::atomic<uint64_t> progress_{0};
 };
 
 }  // namespace headrace

@@ -9,6 +9,9 @@ namespace {
 constexpr size_t SHARED_BYTES = 480 << 10;
 // With so few rows each thread quantizes them for itself, which saves a barrier.
 constexpr int ROWS_QUANTIZED_ALONE = 4;
+// How far ahead in its own stream a tile of few rows asks for weights.
+constexpr int STREAM_AHEAD_BYTES = 2048;
+constexpr int CACHE_LINE_BYTES = 64;
 
 int max_tile_rows(const TileKernel (&tiles)[MAX_TILE_ROWS]) {
   int rows = 0;
@@ -49,47 +52,90 @@ void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
   tile.lanes[slot] = std::min(LANES, m.outputs - output);
 }
 
-void run_tile(const Kernels& kernels, const Call& call, const RowTiles& tiles, int i, int blocks,
-              const int (&block)[MAX_TILE_BLOCKS]) {
-  const Packed& m = *call.part.matrix;
-  const int row = tiles.first(i), rows = tiles.size(i);
-  Tile tile;
-  tile.inputs = m.inputs;
-  tile.records = m.records;
-  tile.zero = m.zero;
-  tile.out_stride = call.out_stride;
-  tile.rows = call.quantized + row * quantized_row_bytes(m.inputs);
-  tile.floats = call.x + row * call.x_stride;
-  tile.floats_stride = call.x_stride;
-  for (int b = 0; b < blocks; ++b) fill_block(call, b, block[b], row, tile);
-  kernels.tiles[static_cast<int>(m.kind)][blocks - 1][rows - 1](tile);
-}
-
 // A thread's share of one matrix: blocks [first, last).
-void run_share(const Kernels& kernels, const Call& call, const RowTiles& tiles, int first,
-               int last) {
-  const auto& table = kernels.tiles[static_cast<int>(call.part.matrix->kind)];
-  int b = first;
-  if (tiles.count == 1 && table[3][tiles.rows - 1]) {
-    // Bound by memory: four streams far apart keep more of it busy than one.
-    const int quarter = (last - first) / 4;
-    for (int i = 0; i < quarter; ++i)
-      run_tile(kernels, call, tiles, 0, 4,
-               {first + i, first + quarter + i, first + 2 * quarter + i, first + 3 * quarter + i});
-    b = first + 4 * quarter;
+class Share {
+ public:
+  Share(const Kernels& kernels, const Call& call, const RowTiles& tiles, int first, int last)
+      : kernels_(kernels), call_(call), tiles_(tiles), m_(*call.part.matrix), first_(first),
+        last_(last), table_(kernels.tiles[static_cast<int>(m_.kind)]) {}
+
+  void run() const {
+    int b = first_;
+    if (tiles_.count == 1 && table_[3][tiles_.rows - 1]) {
+      // Bound by memory: four streams far apart keep more of it busy than one.
+      const int quarter = (last_ - first_) / 4;
+      for (int i = 0; i < quarter; ++i) {
+        Tile tile = make(0, 4, {b + i, b + quarter + i, b + 2 * quarter + i, b + 3 * quarter + i});
+        for (int s = 0; s < 4; ++s) tile.ahead[s] = tile.streams[s] + STREAM_AHEAD_BYTES;
+        tile.ahead_lines = record_lines();
+        call_tile(tile, 4, tiles_.rows);
+      }
+      b += 4 * quarter;
+    }
+    for (int blocks; b < last_; b += blocks) {
+      blocks = b + 1 < last_ && table_[1][0] ? 2 : 1;
+      for (int i = 0; i < tiles_.count; ++i) {
+        Tile tile = make(i, blocks, {b, b + 1});
+        look_ahead(tile, i, b + blocks, blocks);
+        call_tile(tile, blocks, tiles_.size(i));
+      }
+    }
   }
-  for (; b < last;) {
-    const int blocks = (b + 1 < last && table[1][0]) ? 2 : 1;
-    for (int i = 0; i < tiles.count; ++i) run_tile(kernels, call, tiles, i, blocks, {b, b + 1});
-    b += blocks;
+
+ private:
+  Tile make(int i, int blocks, const int (&block)[MAX_TILE_BLOCKS]) const {
+    const int row = tiles_.first(i);
+    Tile tile;
+    tile.ahead_lines = 0;
+    tile.inputs = m_.inputs;
+    tile.records = m_.records;
+    tile.zero = m_.zero;
+    tile.out_stride = call_.out_stride;
+    tile.rows = call_.quantized + row * quantized_row_bytes(m_.inputs);
+    tile.floats = call_.x + row * call_.x_stride;
+    tile.floats_stride = call_.x_stride;
+    for (int b = 0; b < blocks; ++b) fill_block(call_, b, block[b], row, tile);
+    return tile;
   }
-}
+
+  // Each row tile asks for its part of the blocks that come next.
+  void look_ahead(Tile& tile, int i, int next, int blocks) const {
+    if (!is_quantized(m_.kind)) return;
+    tile.ahead_lines = (record_lines() + tiles_.count - 1) / tiles_.count;
+    if (i * tile.ahead_lines >= record_lines()) tile.ahead_lines = 0;
+    for (int s = 0; s < blocks; ++s)
+      tile.ahead[s] = m_.stream(std::min(next + s, m_.blocks - 1)) +
+                      static_cast<size_t>(i) * tile.ahead_lines * m_.records * CACHE_LINE_BYTES;
+  }
+
+  int record_lines() const {
+    return static_cast<int>(m_.stream_bytes / m_.records / CACHE_LINE_BYTES);
+  }
+  void call_tile(const Tile& tile, int blocks, int rows) const {
+    table_[blocks - 1][rows - 1](tile);
+  }
+
+  const Kernels& kernels_;
+  const Call& call_;
+  const RowTiles& tiles_;
+  const Packed& m_;
+  int first_, last_;
+  const TileKernel (&table_)[MAX_TILE_BLOCKS][MAX_TILE_ROWS];
+};
 
 }  // namespace
 
 bool Linear::quantized() const {
   return std::any_of(parts.begin(), parts.end(),
                      [](const Part& p) { return is_quantized(p.matrix->kind); });
+}
+
+std::string Linear::describe() const {
+  std::string text = "linear " + std::to_string(inputs) + " x " + std::to_string(outputs);
+  for (size_t i = 0; i < parts.size(); ++i)
+    if (i == 0 || parts[i].matrix->kind != parts[i - 1].matrix->kind)
+      text += std::string(i == 0 ? " " : "+") + kind_name(parts[i].matrix->kind);
+  return text;
 }
 
 ProductScratch::ProductScratch(int threads, int max_inputs)
@@ -107,6 +153,7 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
   const bool alone = rows <= std::min(ROWS_QUANTIZED_ALONE, most);
 
   for (int start = 0; start < rows; start += chunk_rows) {
+    pool.advance(thread);
     const RowTiles tiles(std::min(chunk_rows, rows - start), most);
     uint8_t* area = alone ? scratch.own(thread) : scratch.shared();
     if (quantized) {
@@ -120,8 +167,9 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
       const Call call{weight,   part, x + start * x_stride, x_stride,
                       area,     out + start * out_stride,   out_stride};
       const int64_t blocks = part.matrix->blocks;
-      run_share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
-                static_cast<int>(blocks * (thread + 1) / pool.threads()));
+      Share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
+            static_cast<int>(blocks * (thread + 1) / pool.threads()))
+          .run();
     }
   }
 }

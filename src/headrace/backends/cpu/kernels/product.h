@@ -3,6 +3,7 @@
 // Knows tiles, streams and threads; not what the rows are.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -22,6 +23,7 @@ struct Linear {
   int outputs = 0;
 
   bool quantized() const;
+  std::string describe() const;  // its shape and the kinds of its matrices
 };
 
 // Memory that products need: one shared area, and one for each thread.

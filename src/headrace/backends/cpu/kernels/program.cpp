@@ -8,7 +8,51 @@
 namespace headrace {
 namespace {
 
-constexpr int HEADS_TOGETHER = 4;  // query heads that attention.h takes at once
+// A thread's share of a step's attention. Rows of one sequence at consecutive positions go together
+// as far as attended_rows() allows; shares are even in positions seen, not in rows.
+class AttentionShare {
+ public:
+  AttentionShare(const Step& step, const AttentionShape& shape, int thread, int threads)
+      : step_(step), shape_(shape), most_(attended_rows(shape.heads / shape.kv_heads)) {
+    int64_t all = 0;
+    for (int r = 0; r < step.rows; ++r) all += seen(r) * shape.kv_heads;
+    from_ = all * thread / threads;
+    to_ = all * (thread + 1) / threads;
+  }
+
+  // Calls task(first row, rows, KV head) for those whose middle lies in this share.
+  template <typename Task>
+  void each(Task task) const {
+    int64_t before = 0;
+    for (int r = 0, rows; r < step_.rows; r += rows) {
+      rows = rows_together(r);
+      int64_t work = 0;
+      for (int i = 0; i < rows; ++i) work += seen(r + i);
+      for (int head = 0; head < shape_.kv_heads; ++head, before += work) {
+        const int64_t middle = before + work / 2;
+        if (middle >= from_ && middle < to_) task(r, rows, head);
+      }
+    }
+  }
+
+ private:
+  int64_t seen(int r) const {
+    const int positions = step_.positions[r] + 1;
+    return shape_.window > 0 ? std::min(positions, shape_.window) : positions;
+  }
+  int rows_together(int r) const {
+    int rows = 1;
+    while (rows < most_ && r + rows < step_.rows && step_.entries[r + rows] == step_.entries[r] &&
+           step_.positions[r + rows] == step_.positions[r] + rows)
+      ++rows;
+    return rows;
+  }
+
+  const Step& step_;
+  const AttentionShape& shape_;
+  int most_;
+  int64_t from_, to_;
+};
 
 }  // namespace
 
@@ -16,7 +60,7 @@ KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype
     : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), dtype(dtype),
       head_bytes(kv_head_bytes(dtype, head_dim)),
       block_bytes(head_bytes * 2 * kv_heads * layers),
-      data(block_bytes * blocks) {}
+      data(block_bytes * blocks, true) {}
 
 void KvPool::copy(int from, int to) {
   if (from != to)
@@ -27,8 +71,8 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const K
                  int max_rows, int max_wanted, int context)
     : pool_(std::move(pool)), kv_(std::move(kv)), kernels_(kernels), max_rows_(max_rows),
       max_wanted_(max_wanted),
-      scores_stride_(static_cast<size_t>(HEADS_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
-      scores_(scores_stride_ * 4 * pool_->threads()) {}
+      scores_stride_(static_cast<size_t>(QUERIES_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
+      scores_(scores_stride_ * 4 * pool_->threads()), profile_(pool_->threads()) {}
 
 int Program::slot(int width, bool head) {
   const size_t rows = head ? max_wanted_ : max_rows_;
@@ -36,20 +80,22 @@ int Program::slot(int width, bool head) {
   return static_cast<int>(slots_.size()) - 1;
 }
 
-void Program::record(Instruction instruction) {
-  (in_head_ ? head_ : body_).push_back(std::move(instruction));
+void Program::record(const std::string& name, std::function<void(const Extent&)> run,
+                     std::function<Cost(const Extent&)> cost) {
+  (in_head_ ? head_ : body_)
+      .push_back({profile_.operation(name), std::move(run), std::move(cost)});
 }
 
-void Program::record_rows(std::function<void(const Extent&, int)> one) {
+void Program::record_rows(const std::string& name, std::function<void(const Extent&, int)> one) {
   const int threads = pool_->threads();
-  record([one = std::move(one), threads](const Extent& e) {
+  record(name, [one = std::move(one), threads](const Extent& e) {
     for (int r = e.thread; r < e.rows; r += threads) one(e, r);
   });
 }
 
 void Program::embed(int out, const RawTensor* table, float scale) {
   const size_t bytes = row_bytes(table->format, table->inputs);
-  record_rows([this, out, table, scale, bytes](const Extent& e, int r) {
+  record_rows("embed", [this, out, table, scale, bytes](const Extent& e, int r) {
     float* x = row(out, r);
     decode_floats(table->format, table->data + e.step.tokens[r] * bytes, table->inputs, x);
     if (scale != 1.0f)
@@ -58,22 +104,27 @@ void Program::embed(int out, const RawTensor* table, float scale) {
 }
 
 void Program::norm(int in, int out, std::vector<float> weight, float eps) {
-  record_rows([this, in, out, weight = std::move(weight), eps](const Extent&, int r) {
+  record_rows("norm", [this, in, out, weight = std::move(weight), eps](const Extent&, int r) {
     kernels_.norm(row(in, r), weight.data(), eps, static_cast<int>(weight.size()), row(out, r));
   });
 }
 
 void Program::linear(int in, int out, const Linear* weight) {
   max_inputs_ = std::max(max_inputs_, weight->inputs);
-  record([this, in, out, weight](const Extent& e) {
+  const auto run = [this, in, out, weight](const Extent& e) {
     multiply(kernels_, *pool_, e.thread, *scratch_, *weight, row(in, 0), slots_[in].width, e.rows,
              row(out, 0), slots_[out].width);
+  };
+  record(weight->describe(), run, [weight](const Extent& e) {
+    Cost cost{static_cast<double>(e.rows) * weight->inputs * weight->outputs, 0};
+    for (const Linear::Part& part : weight->parts) cost.bytes += part.matrix->bytes();
+    return cost;
   });
 }
 
 void Program::head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
                         float eps) {
-  record_rows([this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
+  record_rows("head_norm", [this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
     float* x = row(slot, r);
     for (int h = 0; h < shape.heads + shape.kv_heads; ++h, x += shape.head_dim)
       kernels_.norm(x, h < shape.heads ? q.data() : k.data(), eps, shape.head_dim, x);
@@ -92,7 +143,7 @@ void Program::rope(int slot, AttentionShape shape, std::vector<float> inv_freq, 
   }
   const size_t table = found - ropes_.begin();
   const int half = static_cast<int>(inv_freq.size());
-  record_rows([this, slot, shape, table, half, interleaved](const Extent&, int r) {
+  record_rows("rope", [this, slot, shape, table, half, interleaved](const Extent&, int r) {
     const float* cosines = ropes_[table].cosines.floats() + static_cast<size_t>(r) * half;
     const float* sines = ropes_[table].sines.floats() + static_cast<size_t>(r) * half;
     float* x = row(slot, r);
@@ -118,7 +169,7 @@ void Program::fill_ropes(const Step& step, int thread) {
 
 void Program::attention(int in, int out, AttentionShape shape) {
   const int dtype = static_cast<int>(kv_->dtype);
-  record_rows([this, in, shape, dtype](const Extent& e, int r) {
+  record_rows("write kv", [this, in, shape, dtype](const Extent& e, int r) {
     const int position = e.step.positions[r];
     const int32_t* blocks = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
     uint8_t* block = kv_->data.data() + kv_->block_bytes * blocks[position / BLOCK_TOKENS];
@@ -131,53 +182,66 @@ void Program::attention(int in, int out, AttentionShape shape) {
                                block + kv_->value_offset(shape.layer, h));
   });
   // After the barrier between instructions: every key and value of the step is in its block.
-  const int threads = pool_->threads();
-  const int group = shape.heads / shape.kv_heads;
-  record([this, in, out, shape, dtype, threads, group](const Extent& e) {
-    for (int task = e.thread; task < e.rows * shape.kv_heads; task += threads) {
-      const int r = task / shape.kv_heads, h = task % shape.kv_heads;
-      const int position = e.step.positions[r];
+  const auto run = [this, in, out, shape, dtype](const Extent& e) {
+    const AttentionShare share(e.step, shape, e.thread, pool_->threads());
+    share.each([&](int r, int rows, int head) {
+      const int group = shape.heads / shape.kv_heads;
       Attend a;
-      a.queries = row(in, r) + h * group * shape.head_dim;
-      a.out = row(out, r) + h * group * shape.head_dim;
+      a.queries = row(in, r) + head * group * shape.head_dim;
+      a.out = row(out, r) + head * group * shape.head_dim;
+      a.query_stride = slots_[in].width;
+      a.out_stride = slots_[out].width;
       a.kv = kv_->data.data();
       a.table = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
       a.block_bytes = kv_->block_bytes;
-      a.key_offset = kv_->key_offset(shape.layer, h);
-      a.value_offset = kv_->value_offset(shape.layer, h);
+      a.key_offset = kv_->key_offset(shape.layer, head);
+      a.value_offset = kv_->value_offset(shape.layer, head);
+      a.rows = rows;
+      a.position = e.step.positions[r];
+      a.window = shape.window;
       a.group = group;
       a.head_dim = shape.head_dim;
-      a.first = shape.window > 0 ? std::max(0, position - shape.window + 1) : 0;
-      a.last = position;
       a.scale = shape.scale;
       a.softcap = shape.softcap;
       a.scratch = scores_.floats() + e.thread * scores_stride_;
       kernels_.attend[dtype](a);
-    }
-  });
+      pool_->advance(e.thread);  // many rows that look far back take seconds
+    });
+  };
+  record("attention", run, [this, shape](const Extent& e) { return attention_cost(e, shape); });
+}
+
+Cost Program::attention_cost(const Extent& e, const AttentionShape& shape) const {
+  double seen = 0;
+  for (int r = 0; r < e.rows; ++r) {
+    const int positions = e.step.positions[r] + 1;
+    seen += shape.window > 0 ? std::min(positions, shape.window) : positions;
+  }
+  const double token_bytes = 2.0 * kv_->head_bytes * kv_->kv_heads / BLOCK_TOKENS;
+  return {seen * shape.heads * shape.head_dim * 2, seen * token_bytes};
 }
 
 void Program::gated(int in, int out, bool gelu) {
-  record_rows([this, in, out, gelu](const Extent&, int r) {
+  record_rows("gated", [this, in, out, gelu](const Extent&, int r) {
     kernels_.gated(row(in, r), gelu, slots_[out].width, row(out, r));
   });
 }
 
 void Program::add(int x, int y, int out) {
-  record_rows([this, x, y, out](const Extent&, int r) {
+  record_rows("add", [this, x, y, out](const Extent&, int r) {
     kernels_.add(row(x, r), row(y, r), slots_[out].width, row(out, r));
   });
 }
 
 void Program::softcap(int in, int out, float cap) {
-  record_rows([this, in, out, cap](const Extent&, int r) {
+  record_rows("softcap", [this, in, out, cap](const Extent&, int r) {
     kernels_.softcap(row(in, r), cap, slots_[out].width, row(out, r));
   });
 }
 
 void Program::select(int in, int out) {
   in_head_ = true;
-  record_rows([this, in, out](const Extent& e, int r) {
+  record_rows("select", [this, in, out](const Extent& e, int r) {
     const int source = e.step.wanted_rows[e.first_wanted + r];
     std::memcpy(row(out, r), row(in, source), sizeof(float) * slots_[out].width);
   });
@@ -186,8 +250,9 @@ void Program::select(int in, int out) {
 void Program::finish(int logits) {
   logits_ = logits;
   scratch_ = std::make_unique<ProductScratch>(pool_->threads(), max_inputs_);
-  if (logits >= 0)
-    for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
+  if (logits < 0) return;
+  record("sample", [this](const Extent& e) { sample(e); });
+  for (int t = 0; t < pool_->threads(); ++t) samplers_.emplace_back(kernels_, slot_width(logits));
 }
 
 void Program::sample(const Extent& e) {
@@ -208,28 +273,38 @@ void Program::sample(const Extent& e) {
   }
 }
 
+void Program::perform(const Instruction& instruction, const Extent& e) {
+  pool_->advance(e.thread);
+  if (!profile_.enabled()) {
+    instruction.run(e);
+    pool_->barrier();
+    return;
+  }
+  const Profile::Clock::time_point began = Profile::Clock::now();
+  instruction.run(e);
+  const Profile::Clock::time_point worked = Profile::Clock::now();
+  pool_->barrier();
+  const bool counts = e.thread == 0 && instruction.cost;
+  profile_.note(instruction.operation, e.thread, began, worked,
+                counts ? instruction.cost(e) : Cost{});
+}
+
 void Program::work(const Step& step, int thread) {
   using Clock = std::chrono::steady_clock;
-  advance(thread);
+  pool_->advance(thread);
   fill_ropes(step, thread);
   pool_->barrier();
-  for (const Instruction& instruction : body_) {
-    advance(thread);
-    instruction(Extent{step, step.rows, 0, thread});
-    pool_->barrier();
-  }
+  for (const Instruction& instruction : body_)
+    perform(instruction, Extent{step, step.rows, 0, thread});
   for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
     const Extent extent{step, std::min(max_wanted_, step.wanted - first), first, thread};
     for (const Instruction& instruction : head_) {
-      advance(thread);
-      instruction(extent);
-      pool_->barrier();
+      const Clock::time_point began = Clock::now();
+      perform(instruction, extent);
+      // The last one draws. Until the slowest thread has drawn, nobody goes on: that counts too.
+      if (thread == 0 && &instruction == &head_.back())
+        sample_s_ += std::chrono::duration<double>(Clock::now() - began).count();
     }
-    advance(thread);
-    const Clock::time_point began = Clock::now();
-    sample(extent);
-    pool_->barrier();  // counted too: until the slowest thread has drawn, nobody goes on
-    if (thread == 0) sample_s_ += std::chrono::duration<double>(Clock::now() - began).count();
   }
 }
 

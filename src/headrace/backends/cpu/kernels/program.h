@@ -15,6 +15,7 @@
 #include "kernels.h"
 #include "pool.h"
 #include "product.h"
+#include "profile.h"
 #include "sampling.h"
 
 namespace headrace {
@@ -98,11 +99,11 @@ class Program {
 
   void run(const Step& step);
 
-  // Instructions begun since the program was made. Any thread may read it while a step runs: as long
-  // as it moves, work is being done.
-  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  // Any thread may read it while a step runs: as long as it moves, work is being done.
+  uint64_t progress() const { return pool_->progress(); }
   // The first thread's time in sampling, of the last step. Not to be read while one runs.
   double sample_s() const { return sample_s_; }
+  Profile& profile() { return profile_; }
 
   // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
   // scratch, and the samplers' lists at their longest. backends/cpu/layout.py predicts it.
@@ -116,7 +117,11 @@ class Program {
     int first_wanted;  // head only: index of the first of them among the wanted rows
     int thread;
   };
-  using Instruction = std::function<void(const Extent&)>;
+  struct Instruction {
+    int operation;  // its number in the profile
+    std::function<void(const Extent&)> run;
+    std::function<Cost(const Extent&)> cost;  // asked only while profiling; may be empty
+  };
   struct Slot {
     int width;
     Buffer data;
@@ -128,17 +133,17 @@ class Program {
   };
 
   void work(const Step& step, int thread);
+  Cost attention_cost(const Extent& e, const AttentionShape& shape) const;
   void fill_ropes(const Step& step, int thread);
   void sample(const Extent& e);
-  void advance(int thread) {
-    if (thread == 0) progress_.fetch_add(1, std::memory_order_relaxed);
-  }
-  void record(Instruction instruction);
+  void perform(const Instruction& instruction, const Extent& e);
+  void record(const std::string& name, std::function<void(const Extent&)> run,
+              std::function<Cost(const Extent&)> cost = {});
   float* row(int slot, int r) {
     return slots_[slot].data.floats() + static_cast<size_t>(r) * slots_[slot].width;
   }
   // Appends an instruction that handles one row at a time.
-  void record_rows(std::function<void(const Extent&, int row)> one);
+  void record_rows(const std::string& name, std::function<void(const Extent&, int row)> one);
 
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<KvPool> kv_;
@@ -149,12 +154,12 @@ class Program {
   std::vector<Slot> slots_;
   std::vector<RopeTable> ropes_;
   std::vector<Instruction> body_, head_;
+  Profile profile_;
   std::vector<Sampler> samplers_;  // one a thread
   std::unique_ptr<ProductScratch> scratch_;
   int max_inputs_ = 0;
   int logits_ = -1;
   bool in_head_ = false;
-  std::atomic<uint64_t> progress_{0};
   double sample_s_ = 0;
 };
 

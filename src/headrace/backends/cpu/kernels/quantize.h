@@ -8,28 +8,24 @@ namespace {
 
 // One group of 32 values (two vectors) of row r in a tile of `rows` rows.
 HEADRACE_INLINE void quantize_group(Floats a, Floats b, int r, int rows, uint8_t* group) {
-  const Floats magnitudes = maximum(maximum(a, -a), maximum(b, -b));
-  const float top = max_lanes(magnitudes);
+  // Magnitudes compare like their bits, and there a NaN is above everything: what is not a number
+  // becomes the group's scale, and shows in the product.
+  const Ints magnitude = splat(0x7fffffff);
+  const int32_t top_bits =
+      max_lanes(maximum(as_bits(a) & magnitude, as_bits(b) & magnitude));
+  float top;
+  std::memcpy(&top, &top_bits, 4);
   const float scale = top / 127.0f;
   const Floats inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-  // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, ties to even.
-  const Floats shifter = splat(12582912.0f);
-  const Ints qa = __builtin_convertvector((a * inverse + shifter) - shifter, Ints);
-  const Ints qb = __builtin_convertvector((b * inverse + shifter) - shifter, Ints);
+  const Ints codes_a = to_ints(round_whole(a * inverse));
+  const Ints codes_b = to_ints(round_whole(b * inverse));
   int8_t* codes = reinterpret_cast<int8_t*>(group) + r * QUANTIZED_GROUP;
-  int32_t first = 0, second = 0;
-  int32_t ia[16], ib[16];
-  std::memcpy(ia, &qa, sizeof ia);
-  std::memcpy(ib, &qb, sizeof ib);
-  for (int i = 0; i < LANES; ++i) {
-    codes[i] = static_cast<int8_t>(ia[i]);
-    codes[i + LANES] = static_cast<int8_t>(ib[i]);
-    first += ia[i];
-    second += ib[i];
-  }
-  uint8_t* facts = group + rows * QUANTIZED_GROUP;
-  const int32_t sum = first + second;
+  store_bytes(codes, codes_a);
+  store_bytes(codes + LANES, codes_b);
+  const int32_t first = sum_lanes(codes_a);
+  const int32_t sum = sum_lanes(codes_a + codes_b);
   const float scaled = scale * static_cast<float>(sum);
+  uint8_t* facts = group + rows * QUANTIZED_GROUP;
   std::memcpy(facts + 4 * r, &scale, 4);
   std::memcpy(facts + 4 * (rows + r), &scaled, 4);
   std::memcpy(facts + 4 * (2 * rows + r), &sum, 4);

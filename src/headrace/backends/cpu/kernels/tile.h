@@ -67,6 +67,13 @@ HEADRACE_INLINE void store_outputs(const Tile& t, int b, int r, Floats sums) {
   }
 }
 
+// The first level of cache for what a stream reads next, the second for what may wait for a while.
+template <int B, int R>
+HEADRACE_INLINE void ask_ahead(const Tile& t, int b, int record) {
+  const uint8_t* p = t.ahead[b] + static_cast<size_t>(record) * t.ahead_lines * 64;
+  for (int line = 0; line < t.ahead_lines; ++line) __builtin_prefetch(p + line * 64, 0, B > 2 ? 3 : 2);
+}
+
 // Float kinds: [inputs][16] weights, one multiply-add an input.
 template <Kind K, int B, int R>
 HEADRACE_INLINE void float_tile(const Tile& t) {
@@ -79,7 +86,7 @@ HEADRACE_INLINE void float_tile(const Tile& t) {
       w[b] = load_weights<K>(t.streams[b] + static_cast<size_t>(k) * LANES * weight_bytes<K>());
     for (int r = 0; r < R; ++r) {
       const Floats x = splat(t.floats[r * t.floats_stride + k]);
-      for (int b = 0; b < B; ++b) sums[b][r] += w[b] * x;
+      for (int b = 0; b < B; ++b) sums[b][r] = multiply_add(w[b], x, sums[b][r]);
     }
   }
   for (int b = 0; b < B; ++b)
