@@ -116,6 +116,28 @@ def test_usage_comes_last_or_with_every_chunk(client: openai.OpenAI) -> None:
     assert counts[0] <= 1 < counts[-1]
 
 
+def test_usage_says_what_the_prefix_cache_had(client: openai.OpenAI) -> None:
+    question = "Count to twenty. " * 30
+
+    def cached(salt: str, *, streamed: bool = False) -> int:
+        more: dict[str, Any] = {"extra_body": {"cache_salt": salt}, "max_tokens": 1}
+        if streamed:
+            last = stream(client, question, stream_options={"include_usage": True}, **more)[-1]
+            usage = last.usage
+        else:
+            usage = greedy(client, question, **more).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens is not None
+        assert usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+        return usage.prompt_tokens_details.cached_tokens
+
+    assert cached("one") == 0
+    assert cached("one") > 60
+    assert cached("one", streamed=True) == cached("one")
+    assert cached("another") == 0
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_several_choices_are_several_draws(client: openai.OpenAI, streamed: bool) -> None:
     more: dict[str, Any] = {"n": 4, "temperature": 1.2, "seed": -7, "top_p": 1.0}
