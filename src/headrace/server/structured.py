@@ -1,0 +1,193 @@
+"""What a request says its answer must look like, as the engine's GrammarSpec.
+
+OpenAI's `response_format`, and the two sets of names that vLLM's users send: `guided_*`, and the
+newer `structured_outputs`. Sizes and shapes are checked here; whether a schema, a regex or a
+grammar can be compiled only the engine knows.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from headrace.core.constraint import GrammarKind, GrammarSpec
+from headrace.core.errors import InvalidRequestError
+
+JsonObject = dict[str, Any]
+
+MAX_SCHEMA_LEVELS = 64  # of nested objects and lists: far more than people write
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's newer way to say it, in extra body."""
+
+    json: str | JsonObject | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class StructuredFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every request that generates may say; at most one of them."""
+
+    response_format: JsonObject | None = None
+    guided_json: str | JsonObject | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+# vLLM's own that change nothing here: whitespace is fixed, and there is one compiler.
+IGNORED_STRUCTURED = frozenset({"guided_decoding_backend", "guided_whitespace_pattern"})
+
+
+def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
+    """The one grammar that a request asks for, if any."""
+    found = [
+        (param, spec)
+        for param, spec in (
+            ("response_format", _response_format(sent.response_format)),
+            ("guided_json", _json_schema("guided_json", sent.guided_json)),
+            ("guided_regex", _text("guided_regex", GrammarKind.REGEX, sent.guided_regex)),
+            ("guided_choice", _choice("guided_choice", sent.guided_choice)),
+            ("guided_grammar", _text("guided_grammar", GrammarKind.LARK, sent.guided_grammar)),
+            *_structured_outputs(sent.structured_outputs),
+        )
+        if spec is not None
+    ]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = ", ".join(param for param, _ in found)
+        raise InvalidRequestError(
+            f"The answer's form is given {len(found)} times: {names}; expected at most one.",
+            "Leave the others out.",
+            param=found[1][0],
+        )
+    [(param, spec)] = found
+    check_size(param, spec.source, max_bytes)
+    return spec
+
+
+def check_size(param: str, source: str, max_bytes: int) -> None:
+    size = len(source.encode("utf-8", "surrogatepass"))
+    if size > max_bytes:
+        raise InvalidRequestError(
+            f"{param} has {size} bytes; this server takes at most {max_bytes}.",
+            "Make it smaller, or start the server with --max-schema.",
+            param=param,
+        )
+
+
+def check_schema(param: str, schema: JsonObject) -> None:
+    """Bounds what a compiler that calls itself would have to go through."""
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_LEVELS):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequestError(
+        f"{param} is nested more than {MAX_SCHEMA_LEVELS} levels deep.",
+        "Give nested parts a name under $defs and refer to them by $ref.",
+        param=param,
+    )
+
+
+def _response_format(sent: JsonObject | None) -> GrammarSpec | None:
+    if sent is None:
+        return None
+    kind = sent.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarSpec(kind=GrammarKind.JSON_OBJECT)
+    if kind != "json_schema":
+        raise wrong_value("response_format.type", kind, "'text', 'json_object' or 'json_schema'")
+    told = sent.get("json_schema")
+    if not isinstance(told, dict):
+        raise wrong_value("response_format.json_schema", told, "an object with name and schema")
+    schema = told.get("schema")
+    if not isinstance(schema, dict):
+        raise wrong_value("response_format.json_schema.schema", schema, "a JSON schema")
+    # `strict` makes no difference: every answer is held to its schema.
+    return _json_schema("response_format.json_schema.schema", schema)
+
+
+def _structured_outputs(
+    sent: StructuredOutputs | None,
+) -> list[tuple[str, GrammarSpec | None]]:
+    if sent is None:
+        return []
+    name = "structured_outputs"
+    anything = GrammarSpec(kind=GrammarKind.JSON_OBJECT) if sent.json_object else None
+    return [
+        (f"{name}.json", _json_schema(f"{name}.json", sent.json)),
+        (f"{name}.json_object", anything),
+        (f"{name}.regex", _text(f"{name}.regex", GrammarKind.REGEX, sent.regex)),
+        (f"{name}.choice", _choice(f"{name}.choice", sent.choice)),
+        (f"{name}.grammar", _text(f"{name}.grammar", GrammarKind.LARK, sent.grammar)),
+    ]
+
+
+def _json_schema(param: str, sent: str | JsonObject | None) -> GrammarSpec | None:
+    if sent is None:
+        return None
+    if isinstance(sent, str):
+        try:
+            schema = msgspec.json.decode(sent)
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise InvalidRequestError(
+                f"{param} is text that is not JSON: {error}.",
+                "Send the schema as an object.",
+                param=param,
+            ) from error
+        if not isinstance(schema, dict):
+            raise wrong_value(param, schema, "a JSON schema")
+    else:
+        schema = sent
+    check_schema(param, schema)
+    return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=dump_json(param, schema))
+
+
+def _choice(param: str, sent: list[str] | None) -> GrammarSpec | None:
+    if sent is None:
+        return None
+    if not sent or not all(sent):
+        raise wrong_value(param, sent, "a list of texts that are not empty")
+    return GrammarSpec(kind=GrammarKind.CHOICE, source=dump_json(param, sent))
+
+
+def _text(param: str, kind: GrammarKind, sent: str | None) -> GrammarSpec | None:
+    if sent is None:
+        return None
+    if not sent:
+        raise wrong_value(param, sent, "some text")
+    return GrammarSpec(kind=kind, source=sent)
+
+
+def dump_json(param: str, value: object) -> str:
+    """As JSON, with every character as itself: a compiler that matches text must see it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except ValueError as error:  # a lone surrogate is one too
+        raise InvalidRequestError(
+            f"{param} can't be written as JSON: {error}.", "Correct it.", param=param
+        ) from error
+    return text
+
+
+def wrong_value(param: str, found: object, expected: str) -> InvalidRequestError:
+    shown = "missing" if found is None else repr(found)[:100]
+    return InvalidRequestError(
+        f"{param} is {shown}; expected {expected}.", "Correct it and send it again.", param=param
+    )
