@@ -1,9 +1,10 @@
-"""The parser of tool calls: the same calls however the text is cut, and those a slow reader finds."""
+"""The parser of tool calls: the same calls however the text is cut, as a slow reader finds them."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True)
 # Strings that look like what the parser looks for.
 TEXTS = st.lists(
     st.sampled_from(
-        ["<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[TOOL", '{"name": "', "}", "{"]
-        + ['"', "\\", "\n", "]", " ", "é", "🙂", "a", "<", '\\"', ", "]
+        [
+            *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[TOOL", '{"name": "'),
+            *("}", "{", '"', "\\", "\n", "]", " ", "é", "🙂", "a", "<", '\\"', ", "),
+        ]
     ),
     max_size=6,
 ).map("".join)
@@ -99,7 +102,7 @@ def test_any_cutting_gives_what_the_slow_reader_finds(
     tool_format, answer, cuts = found
     ends = [0, *cuts, len(answer)]
     parser, parsed = CallParser(tool_format), ParsedAnswer()
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in pairwise(ends):
         parsed.add(parser.push(answer[start:end]))
     parsed.add(parser.finish())
     content, calls = read_slowly(tool_format, answer)
