@@ -97,11 +97,18 @@ def _check_ids(param: str, ids: Iterable[int], size: int) -> None:
 
 
 class RequestText:
-    """Turns the tokens of one request's continuations into events, cut at its stop strings."""
+    """Turns the tokens of one request's continuations into events, cut at its stop strings.
+    `shown_ids` are control tokens whose text somebody wants to read, such as a tool call's tags."""
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerateRequest) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request: GenerateRequest,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._request = request
+        self._shown_ids = shown_ids
         self._streams: dict[int, tuple[StreamDetokenizer, StopChecker]] = {}
         if request.beam is None:
             self._open = request.params.best_of or request.params.n
@@ -123,7 +130,7 @@ class RequestText:
         params = self._request.params
         if token.index not in self._streams:
             self._streams[token.index] = (
-                StreamDetokenizer(self._tokenizer),
+                StreamDetokenizer(self._tokenizer, shown_ids=self._shown_ids),
                 StopChecker(params.stop),
             )
         detokenizer, stops = self._streams[token.index]

@@ -58,7 +58,7 @@ SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 class _Bytes:
     eos_token_id = EOS
     bos_token_id = None
-    tokens = [bytes([i]) for i in range(256)] + [b"<eos>", b"[TOOL_CALLS]", b"<tool_call>"]  # noqa: RUF012
+    tokens = [bytes([i]) for i in range(256)] + [b"<eos>", b"[TOOL_CALLS]", b"<tool_call>"]
     special_token_ids = [EOS, TOOL_CALLS, TOOL_CALL]  # noqa: RUF012
 
     def __call__(self, text: bytes) -> list[int]:

@@ -83,3 +83,11 @@ def test_the_space_of_a_continuation() -> None:
     assert ids == [1, 5, 2, 4]
     assert "".join(stream(tokenizer, ids)) == " a b" == tokenizer.decode(ids, continuation=True)
     assert "".join(stream(tokenizer, ids, continuation=False)) == "a b" == tokenizer.decode(ids)
+
+
+def test_control_tokens_that_are_shown(default_tokenizer: Tokenizer) -> None:
+    special = {default_tokenizer.piece(token): token for token in default_tokenizer.special_ids}
+    start, end = special["<|im_start|>"], special["<|im_end|>"]
+    shown = StreamDetokenizer(default_tokenizer, shown_ids=frozenset({start}))
+    assert [shown.push(start), shown.push(end)] == ["<|im_start|>", ""]
+    assert StreamDetokenizer(default_tokenizer).push(start) == ""

@@ -19,10 +19,15 @@ class StreamDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continuation: bool = True,
+        shown_ids: frozenset[int] = frozenset(),  # special ones to emit all the same
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - shown_ids if skip_special else frozenset()
         self._drop_space = tokenizer.strips_space and not continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
