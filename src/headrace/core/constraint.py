@@ -23,6 +23,7 @@ class GrammarKind(StrEnum):
 class GrammarSpec:
     kind: GrammarKind
     source: str = ""
+    param: str = "grammar"  # the request's field that it came from, for errors to name
 
 
 class Constraint(Protocol):

@@ -24,6 +24,10 @@ from headrace.server.prompts import encode_chat
 from headrace.server.sampling import check_stream_options, sampling_params
 from headrace.server.schema import ChatRequest
 from headrace.server.service import Service
+from headrace.server.structured import grammar_of
+from headrace.server.tool_deltas import ToolCall, whole_call
+from headrace.server.tool_parser import parse_answer
+from headrace.server.tools import ToolUse, plan_tools
 from headrace.server.usage import Usage
 from headrace.text import OutputBuilder, make_request
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -33,6 +37,7 @@ class Message(msgspec.Struct):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Choice(msgspec.Struct):
@@ -55,14 +60,16 @@ class ChatCompletion(msgspec.Struct):
 
 async def chat_completions(service: Service, call: Call) -> AnyReply:
     sent = read_struct(call, ChatRequest)
-    request = await make_chat_request(service, call, sent)
+    request, use = await make_chat_request(service, call, sent)
     if sent.stream:
-        return StreamReply(chunks=ChatStream(service, call, sent, request).chunks())
-    return json_reply(await _complete(service, call, request))
+        return StreamReply(chunks=ChatStream(service, call, sent, request, use).chunks())
+    return json_reply(await _complete(service, call, request, use))
 
 
-async def make_chat_request(service: Service, call: Call, sent: ChatRequest) -> GenerateRequest:
-    """What the engine is asked; every field checked."""
+async def make_chat_request(
+    service: Service, call: Call, sent: ChatRequest
+) -> tuple[GenerateRequest, ToolUse]:
+    """What the engine is asked, and how to read its answer; every field checked."""
     check_stream_options(sent)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise InvalidRequestError(
@@ -75,16 +82,28 @@ async def make_chat_request(service: Service, call: Call, sent: ChatRequest) -> 
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
         logprobs_param="top_logprobs",
     )
-    return make_request(
-        service.model.tokenizer,
+    tokenizer, max_bytes = service.model.tokenizer, service.config.max_schema_bytes
+    use = plan_tools(
+        tokenizer,
+        sent.messages,
+        tools=sent.tools,
+        tool_choice=sent.tool_choice,
+        parallel=sent.parallel_tool_calls,
+        answer=grammar_of(sent, max_bytes),
+        max_bytes=max_bytes,
+    )
+    request = make_request(
+        tokenizer,
         service.model.vocab_size,
         new_id("chatcmpl"),
-        await encode_chat(service, sent.messages, sent, len(call.body)),
+        await encode_chat(service, use.messages, use.template_tools, sent, len(call.body)),
         params,
         priority=sent.priority or 0,
         cache_salt=sent.cache_salt or "",
         timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+        grammar=use.grammar,
     )
+    return request, use
 
 
 def _max_tokens(sent: ChatRequest) -> int | None:
@@ -104,11 +123,13 @@ def _max_tokens(sent: ChatRequest) -> int | None:
     return older if newer is None else newer
 
 
-async def _complete(service: Service, call: Call, request: GenerateRequest) -> ChatCompletion:
+async def _complete(
+    service: Service, call: Call, request: GenerateRequest, use: ToolUse
+) -> ChatCompletion:
     record = new_record(call, request)
     answer = OutputBuilder(request, None)
     output_tokens = 0
-    async with aclosing(generate(service, call, request, record)) as found:
+    async with aclosing(generate(service, call, request, record, use.shown_ids)) as found:
         async for events in found:
             for event in events:
                 output_tokens += event.token_id is not None
@@ -119,16 +140,23 @@ async def _complete(service: Service, call: Call, request: GenerateRequest) -> C
         created=int(time.time()),
         model=service.model.name,
         system_fingerprint=service.fingerprint or None,
-        choices=[_choice(service.model.tokenizer, each) for each in answer.build().outputs],
+        choices=[_choice(service.model.tokenizer, each, use) for each in answer.build().outputs],
         usage=Usage.of([record], output_tokens),
     )
 
 
-def _choice(tokenizer: Tokenizer, output: CompletionOutput) -> Choice:
+def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Choice:
     assert output.finish_reason is not None
     reason, stop_reason = ending(FinishReason(output.finish_reason))
     logprobs = None
     if output.logprobs is not None:
         found = zip(output.token_ids, output.logprobs, strict=True)
         logprobs = chat_logprobs(tokenizer, found)
-    return Choice(output.index, Message(output.text), reason, logprobs, stop_reason)
+    message = Message(output.text)
+    if use.tool_format is not None:
+        parsed = parse_answer(use.tool_format, output.text)
+        message.content = parsed.content or None
+        if parsed.whole_calls:
+            message.tool_calls = [whole_call(found) for found in parsed.whole_calls]
+            reason = "tool_calls" if reason == "stop" else reason
+    return Choice(output.index, message, reason, logprobs, stop_reason)

@@ -18,6 +18,9 @@ from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import chat_logprobs
 from headrace.server.schema import ChatRequest
 from headrace.server.service import Service
+from headrace.server.tool_deltas import encode_deltas
+from headrace.server.tool_parser import CallParser
+from headrace.server.tools import ToolUse
 from headrace.server.usage import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -27,11 +30,18 @@ class ChatStream:
     """One answer, all its choices."""
 
     def __init__(
-        self, service: Service, call: Call, sent: ChatRequest, request: GenerateRequest
+        self,
+        service: Service,
+        call: Call,
+        sent: ChatRequest,
+        request: GenerateRequest,
+        use: ToolUse,
     ) -> None:
         self._service = service
         self._call = call
         self._request = request
+        self._shown_ids = use.shown_ids
+        self._parsers = [use.new_parser() for _ in range(request.params.n)]
         self._record = new_record(call, request)
         self._output_tokens = 0
         options = sent.stream_options
@@ -56,7 +66,7 @@ class ChatStream:
         opened = False
         try:
             async with aclosing(
-                generate(self._service, self._call, self._request, self._record)
+                generate(self._service, self._call, self._request, self._record, self._shown_ids)
             ) as found:
                 async for events in found:
                     parts = [self._event(event) for event in events]
@@ -85,15 +95,32 @@ class ChatStream:
             assert event.token_id is not None
             pairs = [(event.token_id, event.logprobs)]
             logprobs = encode_json(chat_logprobs(self._service.model.tokenizer, pairs))
+        parser = self._parsers[event.index]
+        if parser is not None:
+            deltas = self._tool_deltas(parser, event)
+        elif event.text:
+            deltas = [b'{"content":' + encode_json(event.text) + b"}"]
+        else:
+            deltas = []
+        if not deltas and event.logprobs is not None:
+            deltas = [b'{"content":""}']
         out = b""
-        if event.text or event.logprobs is not None:
-            delta = b'{"content":' + encode_json(event.text) + b"}"
-            out = self.chunk(event.index, delta, logprobs)
+        for delta in deltas:
+            out += self.chunk(event.index, delta, logprobs)
+            logprobs = b"null"  # once is enough
         if event.finish_reason is not None:
             reason, stop_reason = ending(event.finish_reason)
+            if parser is not None and parser.whole_calls and reason == "stop":
+                reason = "tool_calls"
             extra = b"" if stop_reason is None else b',"stop_reason":' + encode_json(stop_reason)
             out += self.chunk(event.index, b"{}", finish=encode_json(reason) + extra)
         return out
+
+    def _tool_deltas(self, parser: CallParser, event: TokenEvent) -> list[bytes]:
+        pieces = parser.push(event.text)
+        if event.finish_reason is not None:
+            pieces += parser.finish()
+        return encode_deltas(pieces)
 
     def chunk(
         self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null"

@@ -18,6 +18,7 @@ from headrace.server.record import RequestRecord
 from headrace.server.sampling import check_most, check_stream_options, sampling_params
 from headrace.server.schema import CompletionRequest
 from headrace.server.service import Service
+from headrace.server.structured import grammar_of
 from headrace.text import make_request
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -63,6 +64,7 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
     )
     prompts = _list_prompts(sent.prompt)
     check_most("prompt", len(prompts), service.config.max_prompts, flag="max-prompts")
+    grammar = grammar_of(sent, service.config.max_schema_bytes)
     completion_id = new_id("cmpl")
     tokenizer, requests, echoes = service.model.tokenizer, [], []
     for place, prompt in enumerate(prompts):
@@ -80,6 +82,7 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
             priority=sent.priority or 0,
             cache_salt=sent.cache_salt or "",
             timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+            grammar=grammar,
         )
         requests.append(request)
         echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))

@@ -19,11 +19,15 @@ from headrace.text import RequestText
 
 
 async def generate(
-    service: Service, call: Call, request: GenerateRequest, record: RequestRecord | None = None
+    service: Service,
+    call: Call,
+    request: GenerateRequest,
+    record: RequestRecord | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> AsyncGenerator[list[TokenEvent]]:
     """The request's events, those of one step together. Leaving the loop ends the request; use
     `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
-    were cached or made brings the `record`."""
+    were cached or made brings the `record`. `shown_ids` are as RequestText's."""
     service.check_accepting()
     record = record or new_record(call, request)
     call.records.append(record)
@@ -31,7 +35,7 @@ async def generate(
         record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
     for watcher in service.watchers:
         watcher.on_arrival(record)
-    text = RequestText(service.model.tokenizer, request)
+    text = RequestText(service.model.tokenizer, request, shown_ids)
 
     def on_start(started: Started) -> None:
         record.started_s = time.monotonic()

@@ -27,8 +27,6 @@ class ChatFields(Protocol):
     """What a prompt is made of where there are messages."""
 
     @property
-    def tools(self) -> list[dict[str, Any]] | None: ...
-    @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
     @property
     def add_generation_prompt(self) -> bool | None: ...
@@ -37,7 +35,11 @@ class ChatFields(Protocol):
 
 
 async def encode_chat(
-    service: Service, messages: Sequence[Mapping[str, Any]], fields: ChatFields, size_bytes: int
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    fields: ChatFields,
+    size_bytes: int,
 ) -> list[int]:
     """The chat in the model's own form. `size_bytes` is about how long it is: the body's length."""
     template = service.model.chat_template
@@ -56,7 +58,7 @@ async def encode_chat(
             listed,
             add_generation_prompt=_wants_generation_prompt(fields),
             continue_final_message=bool(fields.continue_final_message),
-            tools=fields.tools,
+            tools=tools,
             **extra,
         ),
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.core.errors import InvalidRequestError
 from headrace.server.call import Call
-from headrace.server.schema import ChatRequest, StreamOptions
+from headrace.server.schema import IGNORED, ChatRequest, StreamOptions
 from headrace.server.structured import wrong_value
 
 JsonObject = dict[str, Any]
@@ -59,7 +59,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     chat_template_kwargs: JsonObject | None = None
 
 
-IGNORED_RESPONSES = frozenset(
+IGNORED[ResponsesRequest] = frozenset(
     {
         *("include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning"),
         *("safety_identifier", "service_tier", "top_logprobs", "moderation", "image"),

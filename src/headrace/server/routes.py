@@ -10,6 +10,7 @@ from headrace.server.chat import chat_completions
 from headrace.server.completions import completions
 from headrace.server.embeddings import embeddings
 from headrace.server.models import list_models, show_model
+from headrace.server.responses import responses
 from headrace.server.service import Service
 from headrace.server.supervisor import State
 from headrace.server.tokenize import detokenize, tokenize
@@ -51,6 +52,7 @@ def all_routes() -> list[Route]:
         Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
         Route(path="/v1/completions", endpoint=completions, methods=("POST",)),
         Route(path="/v1/embeddings", endpoint=embeddings, methods=("POST",)),
+        Route(path="/v1/responses", endpoint=responses, methods=("POST",)),
         Route(path="/tokenize", endpoint=tokenize, methods=("POST",)),
         Route(path="/detokenize", endpoint=detokenize, methods=("POST",)),
     ]

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.server.structured import IGNORED_STRUCTURED, StructuredFields
+
 JsonObject = dict[str, Any]
 
 
@@ -19,7 +21,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # OpenAI's padding; there is none to leave out
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True):
     """What chat and plain completions share."""
 
     model: str | None = None
@@ -55,7 +57,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
@@ -111,6 +112,8 @@ IGNORED: dict[type[msgspec.Struct], frozenset[str]] = {
             *("reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key"),
             *("safety_identifier", "prompt_cache_retention", "functions", "function_call"),
             *("prompt_cache_options", "moderation"),
+            *IGNORED_STRUCTURED,
         }
     ),
+    CompletionRequest: IGNORED_STRUCTURED,
 }

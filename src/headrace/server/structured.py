@@ -109,7 +109,7 @@ def _response_format(sent: JsonObject | None) -> GrammarSpec | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return GrammarSpec(kind=GrammarKind.JSON_OBJECT)
+        return GrammarSpec(kind=GrammarKind.JSON_OBJECT, param="response_format")
     if kind != "json_schema":
         raise wrong_value("response_format.type", kind, "'text', 'json_object' or 'json_schema'")
     told = sent.get("json_schema")
@@ -128,7 +128,9 @@ def _structured_outputs(
     if sent is None:
         return []
     name = "structured_outputs"
-    anything = GrammarSpec(kind=GrammarKind.JSON_OBJECT) if sent.json_object else None
+    anything = None
+    if sent.json_object:
+        anything = GrammarSpec(kind=GrammarKind.JSON_OBJECT, param=f"{name}.json_object")
     return [
         (f"{name}.json", _json_schema(f"{name}.json", sent.json)),
         (f"{name}.json_object", anything),
@@ -155,7 +157,8 @@ def _json_schema(param: str, sent: str | JsonObject | None) -> GrammarSpec | Non
     else:
         schema = sent
     check_schema(param, schema)
-    return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=dump_json(param, schema))
+    source = dump_json(param, schema)
+    return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=source, param=param)
 
 
 def _choice(param: str, sent: list[str] | None) -> GrammarSpec | None:
@@ -163,7 +166,7 @@ def _choice(param: str, sent: list[str] | None) -> GrammarSpec | None:
         return None
     if not sent or not all(sent):
         raise wrong_value(param, sent, "a list of texts that are not empty")
-    return GrammarSpec(kind=GrammarKind.CHOICE, source=dump_json(param, sent))
+    return GrammarSpec(kind=GrammarKind.CHOICE, source=dump_json(param, sent), param=param)
 
 
 def _text(param: str, kind: GrammarKind, sent: str | None) -> GrammarSpec | None:
@@ -171,7 +174,7 @@ def _text(param: str, kind: GrammarKind, sent: str | None) -> GrammarSpec | None
         return None
     if not sent:
         raise wrong_value(param, sent, "some text")
-    return GrammarSpec(kind=kind, source=sent)
+    return GrammarSpec(kind=kind, source=sent, param=param)
 
 
 def dump_json(param: str, value: object) -> str:

@@ -12,6 +12,7 @@ from headrace.server.prompts import encode_chat, encode_text, off_loop
 from headrace.server.sampling import check_model
 from headrace.server.schema import DetokenizeRequest, TokenizeRequest
 from headrace.server.service import Service
+from headrace.server.tools import plan_tools
 
 
 async def tokenize(service: Service, call: Call) -> AnyReply:
@@ -23,7 +24,13 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
             "Expected one of prompt and messages.", "Send either.", param="prompt"
         )
     if sent.messages is not None:
-        ids = await encode_chat(service, sent.messages, sent, len(call.body))
+        use = plan_tools(
+            service.model.tokenizer,
+            sent.messages,
+            tools=sent.tools,
+            max_bytes=service.config.max_schema_bytes,
+        )
+        ids = await encode_chat(service, use.messages, use.template_tools, sent, len(call.body))
     else:
         add_bos = sent.add_special_tokens is not False
         ids = await encode_text(service, sent.prompt or "", add_bos=add_bos)

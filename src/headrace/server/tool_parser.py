@@ -54,14 +54,10 @@ class CallParser:
         self._format = tool_format
         self._pending = ""
         self._out: list[Piece] = []
-        self._index = -1
+        self._index = -1  # of the last call
+        self.whole_calls = 0
         self._json = _ObjectEnd()
         self._state: Callable[[], bool] = self._text if tool_format.opening else self._beginning
-
-    @property
-    def calls(self) -> int:
-        """How many were begun."""
-        return self._index + 1
 
     def push(self, text: str) -> list[Piece]:
         self._pending += text
@@ -121,6 +117,7 @@ class CallParser:
         if length is None:
             return False
         self._out.append(CallEnd(self._index))
+        self.whole_calls += 1
         self._state = self._trail
         return True
 

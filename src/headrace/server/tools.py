@@ -61,9 +61,9 @@ def plan_tools(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[JsonObject] | None,
-    tool_choice: str | JsonObject | None,
-    parallel: bool | None,
-    answer: GrammarSpec | None,
+    tool_choice: str | JsonObject | None = None,
+    parallel: bool | None = None,
+    answer: GrammarSpec | None = None,
     max_bytes: int,
 ) -> ToolUse:
     """`answer` is what the request's response_format asks for."""
@@ -93,7 +93,7 @@ def plan_tools(
     return ToolUse(
         messages=prepared,
         template_tools=None if known is None else offered,
-        grammar=GrammarSpec(kind=GrammarKind.LARK, source=source),
+        grammar=GrammarSpec(kind=GrammarKind.LARK, source=source, param="tools"),
         shown_ids=frozenset(tag_ids.values()),
         tool_format=tool_format,
     )

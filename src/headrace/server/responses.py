@@ -1,0 +1,89 @@
+"""/v1/responses: a chat in OpenAI's newer shape. Nothing is kept: every request says it all.
+
+Knows how an answer is asked for and ended; shapes are responses_schema.py's and
+responses_events.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from headrace.core.errors import HeadraceError
+from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
+from headrace.server.body import read_struct
+from headrace.server.call import AnyReply, Call, StreamReply, json_reply
+from headrace.server.chat import make_chat_request
+from headrace.server.ending import check_timeout
+from headrace.server.generation import generate, new_record
+from headrace.server.responses_events import ResponseBuilder
+from headrace.server.responses_schema import ResponsesRequest, as_chat
+from headrace.server.service import Service
+from headrace.server.tool_parser import Content, Piece
+from headrace.server.tools import ToolUse
+from headrace.server.usage import Usage
+
+
+async def responses(service: Service, call: Call) -> AnyReply:
+    sent = read_struct(call, ResponsesRequest)
+    request, use = await make_chat_request(service, call, as_chat(call, sent))
+    params = request.params
+    builder = ResponseBuilder(sent, service.model.name, params.temperature, params.top_p)
+    answering = _Answering(service, call, request, use, builder)
+    if sent.stream:
+        return StreamReply(chunks=answering.chunks())
+    async with aclosing(answering.events()) as events:
+        async for _ in events:
+            pass
+    return json_reply(builder.response)
+
+
+class _Answering:
+    def __init__(
+        self,
+        service: Service,
+        call: Call,
+        request: GenerateRequest,
+        use: ToolUse,
+        builder: ResponseBuilder,
+    ) -> None:
+        self._record = new_record(call, request)
+        self._found = generate(service, call, request, self._record, use.shown_ids)
+        self._parser = use.new_parser()
+        self._builder = builder
+        self._output_tokens = 0
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        begun = False
+        try:
+            async with aclosing(self.events()) as events:
+                async for event in events:
+                    # Not before the first token, while an error still has a status of its own.
+                    yield event if begun else self._builder.begin() + event
+                    begun = True
+        except HeadraceError as error:
+            if not begun:
+                raise
+            yield self._builder.fail(error)
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        async with aclosing(self._found) as found:
+            async for step in found:
+                out = b"".join(self._event(event) for event in step)
+                if out:
+                    yield out
+
+    def _event(self, event: TokenEvent) -> bytes:
+        self._output_tokens += event.token_id is not None
+        check_timeout(event, self._output_tokens)
+        out = self._builder.add(self._pieces(event))
+        if event.finish_reason is not None:
+            usage = Usage.of([self._record], self._output_tokens)
+            out += self._builder.end(usage, was_cut=event.finish_reason is not FinishReason.STOP)
+        return out
+
+    def _pieces(self, event: TokenEvent) -> list[Piece]:
+        if self._parser is None:
+            return [Content(event.text)] if event.text else []
+        pieces = self._parser.push(event.text)
+        return pieces + self._parser.finish() if event.finish_reason is not None else pieces
