@@ -10,6 +10,7 @@ A grammar comes from whoever sends a request, so compiling one is bounded:
   (`step_max_items`), memory (`max_lexer_states`, of 1 to 2 kB; `max_grammar_size`, in symbols). One
   mask is a matter of some 20 ms at the very worst, and ends its request if it would be more.
 - `MAX_MULTIPLE` bounds what no unit of llguidance's does: the automaton of `multipleOf`.
+- `MAX_GBNF_CHARACTERS` bounds a translation that takes the square of it, and holds up the others.
 - `COMPILE_TIMEOUT_S` bounds the wait; `MAX_COMPILING` how many threads compile at a time. One that
   takes longer keeps its place until it ends, so that the others fail rather than pile up.
 
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 MAX_SOURCE_BYTES = 64 << 10
 MAX_MULTIPLE = 100_000
+MAX_GBNF_CHARACTERS = 8192
 STACK_BYTES = 256 << 20
 COMPILE_TIMEOUT_S = 5.0
 MAX_COMPILING = 2
@@ -209,7 +211,7 @@ def _grammar(spec: GrammarSpec, param: str) -> str:
     if spec.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(spec.source)
     if spec.kind is GrammarKind.LARK:
-        return LLMatcher.grammar_from_lark(spec.source)
+        return LLMatcher.grammar_from_lark(_lark(spec, param))
     if spec.kind is GrammarKind.CHOICE:
         texts = _parse(spec, param)
         if not (isinstance(texts, list) and texts and all(t and type(t) is str for t in texts)):
@@ -226,6 +228,24 @@ def _grammar(spec: GrammarSpec, param: str) -> str:
         return LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
         raise _invalid(spec, param, str(error)) from error
+
+
+def _lark(spec: GrammarSpec, param: str) -> str:
+    """GBNF, llama.cpp's notation and what vLLM's users have, is translated."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    if "::=" not in spec.source or is_lark_syntax(spec.source):
+        return spec.source
+    if len(spec.source) > MAX_GBNF_CHARACTERS:
+        raise _invalid(
+            spec,
+            param,
+            f"it has {len(spec.source)} characters of GBNF; expected at most {MAX_GBNF_CHARACTERS}",
+        )
+    try:
+        return gbnf_to_lark(spec.source)
+    except Exception as error:  # its own kind, and what malformed rules lead to
+        raise _invalid(spec, param, f"it is not GBNF: {error}") from error
 
 
 def _parse(spec: GrammarSpec, param: str) -> object:

@@ -1,0 +1,208 @@
+"""Tool calling through the official SDK, against a real server whose model's template knows no
+tools: everything it is told and says goes through the plain convention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pydantic
+import pytest
+from openai.types.chat import ChatCompletion
+
+MODEL = "smollm2"
+ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 16},
+                "unit": {"enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now", "description": "The time."}}
+SCHEMAS = {"get_weather": WEATHER["function"]["parameters"], "now": {"maxProperties": 0}}
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client: openai.OpenAI, **more: Any) -> ChatCompletion:
+    fields = {"model": MODEL, "messages": ASK, "tools": [WEATHER, NOW], "max_tokens": 100}
+    made: ChatCompletion = client.chat.completions.create(**{"temperature": 0, **fields, **more})
+    return made
+
+
+def calls_of(choice: Any) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for call in choice.message.tool_calls or []:
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        jsonschema.validate(arguments, SCHEMAS[call.function.name])
+        found.append((call.function.name, arguments))
+    return found
+
+
+def test_required(client: openai.OpenAI) -> None:
+    made = ask(client, tool_choice="required", n=6, temperature=1.5, seed=1, max_tokens=120)
+    ids = set()
+    for choice in made.choices:
+        calls = calls_of(choice)
+        assert choice.message.content is None
+        if choice.finish_reason == "tool_calls":
+            assert calls
+        else:
+            assert choice.finish_reason == "length"
+        ids |= {call.id for call in choice.message.tool_calls or []}
+    assert len(ids) == sum(len(choice.message.tool_calls or []) for choice in made.choices)
+    assert "tool_calls" in [choice.finish_reason for choice in made.choices]
+
+
+def test_named(client: openai.OpenAI) -> None:
+    for name in ("now", "get_weather"):
+        choice: Any = {"type": "function", "function": {"name": name}}
+        made = ask(client, tool_choice=choice, parallel_tool_calls=False)
+        assert [called for called, _ in calls_of(made.choices[0])] == [name]
+        assert made.choices[0].finish_reason == "tool_calls"
+
+
+def test_none(client: openai.OpenAI) -> None:
+    made = ask(client, tool_choice="none", max_tokens=12)
+    assert made.choices[0].message.tool_calls is None
+    assert made.choices[0].message.content
+    plain = ask(client, tools=openai.omit, max_tokens=12)
+    assert plain.choices[0].message.content == made.choices[0].message.content
+
+
+def test_auto_is_text_or_calls(client: openai.OpenAI) -> None:
+    """Once the tag is there only a call can follow: the prompt's last words are the tag's first."""
+    made = ask(client, n=6, temperature=1.0, seed=3, max_tokens=60)
+    for choice in made.choices:
+        calls_of(choice)
+        assert "<tool_call>" not in (choice.message.content or "")
+    opened = [*ASK, {"role": "assistant", "content": "Let me look."}]
+    again = ask(
+        client,
+        messages=opened,
+        logit_bias={},
+        parallel_tool_calls=False,
+        extra_body={"continue_final_message": True, "add_generation_prompt": False},
+    )
+    calls_of(again.choices[0])
+
+
+def test_parallel_calls(client: openai.OpenAI) -> None:
+    """A model that is never satisfied writes one call after another, until its time is up."""
+    made = ask(
+        client, tools=[NOW], tool_choice="required", max_tokens=100, temperature=2, n=4, seed=5
+    )
+    counts = [len(choice.message.tool_calls or []) for choice in made.choices]
+    assert max(counts) > 1
+    one = ask(client, tools=[NOW], tool_choice="required", parallel_tool_calls=False, n=4)
+    assert [len(choice.message.tool_calls or []) for choice in one.choices] == [1, 1, 1, 1]
+
+
+def test_a_call_that_is_cut_is_left_out(client: openai.OpenAI) -> None:
+    made = ask(
+        client, tool_choice={"type": "function", "function": {"name": "get_weather"}}, max_tokens=14
+    )
+    assert made.choices[0].finish_reason == "length"
+    assert made.choices[0].message.tool_calls is None
+    assert made.choices[0].message.content is None
+
+
+def test_streamed_deltas_are_the_same_calls(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "messages": ASK, "tools": [WEATHER, NOW], "max_tokens": 100}
+    fields |= {"temperature": 0, "tool_choice": "required", "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**fields)
+    with client.chat.completions.stream(**fields) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert calls_of(final.choices[0]) == calls_of(whole.choices[0])
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert kinds.count("tool_calls.function.arguments.done") == 1
+
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
+    first, *rest = deltas
+    assert first.id
+    assert first.function is not None
+    assert (first.function.name, first.function.arguments) == ("get_weather", "")
+    assert len(rest) > 3  # in pieces, as they come
+    assert all(call.id is None and call.index == 0 for call in rest)
+    assert [c.choices[0].finish_reason for c in chunks][-1] == "tool_calls"
+    assert not any(c.choices[0].delta.content for c in chunks)
+
+
+def test_streams_of_several_choices(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "messages": ASK, "tools": [WEATHER, NOW], "max_tokens": 60}
+    fields |= {"temperature": 1.2, "seed": 2, "n": 3, "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**fields, tool_choice="required")
+    with client.chat.completions.stream(
+        **fields, tool_choice="required", stream_options={"include_usage": True}
+    ) as stream:
+        final = stream.get_final_completion()
+    for one, other in zip(whole.choices, final.choices, strict=True):
+        if one.finish_reason == "tool_calls":
+            assert calls_of(one) == calls_of(other)
+        assert one.finish_reason == other.finish_reason
+    assert final.usage == whole.usage or final.usage.total_tokens == whole.usage.total_tokens  # type: ignore[union-attr]
+
+
+def test_a_round_trip(client: openai.OpenAI) -> None:
+    first = ask(client, tool_choice="required", parallel_tool_calls=False)
+    [call] = first.choices[0].message.tool_calls or []
+    said = first.choices[0].message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "12 degrees, rain"}
+    second = ask(client, messages=[*ASK, said, result], max_tokens=16)
+    assert second.choices[0].message.content or second.choices[0].message.tool_calls
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+class GetWeather(pydantic.BaseModel):
+    city: str = pydantic.Field(max_length=16)
+
+
+def test_the_sdk_parses_arguments(client: openai.OpenAI) -> None:
+    made = client.chat.completions.parse(
+        model=MODEL,
+        messages=ASK,
+        tools=[openai.pydantic_function_tool(GetWeather)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+        max_tokens=60,
+    )
+    [call] = made.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, GetWeather)
+
+
+def test_refused_alone(client: openai.OpenAI) -> None:
+    odd = {"type": "function", "function": {"name": "f", "strict": True}}
+    odd["function"]["parameters"] = {"type": "object", "properties": {"a": {"not": {}}}}  # type: ignore[index]
+    for fields in (
+        {"tools": [WEATHER, WEATHER]},
+        {"tool_choice": {"type": "function", "function": {"name": "unheard"}}},
+        {"tools": [odd]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+    ):
+        with pytest.raises(openai.BadRequestError):
+            ask(client, **fields)
+    assert ask(client, tools=[NOW], tool_choice="required", parallel_tool_calls=False).choices
