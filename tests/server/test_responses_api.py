@@ -32,8 +32,8 @@ def client(server: Any) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def ask(client: openai.OpenAI, text: Any = "What is 2+2?", **more: Any) -> Any:
-    fields = {"model": MODEL, "input": text, "temperature": 0, "max_output_tokens": 24}
+def ask(client: openai.OpenAI, said: Any = "What is 2+2?", **more: Any) -> Any:
+    fields = {"model": MODEL, "input": said, "temperature": 0, "max_output_tokens": 12}
     return client.responses.create(**{**fields, **more})
 
 
@@ -46,7 +46,7 @@ def test_the_same_words_as_a_chat(client: openai.OpenAI) -> None:
             {"role": "user", "content": "What is 2+2?"},
         ],
         temperature=0,
-        max_tokens=24,
+        max_tokens=12,
     )
     assert made.output_text == chat.choices[0].message.content
     assert made.object == "response"
@@ -79,7 +79,7 @@ def test_items_are_turns(client: openai.OpenAI) -> None:
             {"role": "user", "content": "What is my name?"},
         ],
         temperature=0,
-        max_tokens=24,
+        max_tokens=12,
     )
     assert made.output_text == chat.choices[0].message.content
 
@@ -120,14 +120,14 @@ def test_a_stream_of_text(client: openai.OpenAI) -> None:
 
 
 def test_a_call_and_its_result(client: openai.OpenAI) -> None:
-    fields = {"tools": [WEATHER], "parallel_tool_calls": False, "max_output_tokens": 60}
+    fields = {"tools": [WEATHER], "parallel_tool_calls": False, "max_output_tokens": 40}
     made = ask(client, "Weather in Paris?", tool_choice="required", **fields)
     [call] = made.output
     assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
     assert list(json.loads(call.arguments)) == ["city"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12 C, rain"}
     turns = [{"role": "user", "content": "Weather in Paris?"}, call.model_dump(), result]
-    again = ask(client, turns, **{**fields, "max_output_tokens": 12})
+    again = ask(client, turns, **{**fields, "max_output_tokens": 4})
     assert again.usage.input_tokens > made.usage.input_tokens
     assert again.output
 
@@ -135,7 +135,7 @@ def test_a_call_and_its_result(client: openai.OpenAI) -> None:
 def test_a_stream_of_a_call(client: openai.OpenAI) -> None:
     fields: Any = {"model": MODEL, "input": "Weather in Paris?", "tools": [WEATHER]}
     named = {"type": "function", "name": "get_weather"}
-    fields |= {"temperature": 0, "max_output_tokens": 60, "tool_choice": named}
+    fields |= {"temperature": 0, "max_output_tokens": 40, "tool_choice": named}
     with client.responses.stream(**fields, parallel_tool_calls=False) as stream:
         events = list(stream)
         final = stream.get_final_response()
@@ -158,7 +158,7 @@ def test_a_stream_of_a_call(client: openai.OpenAI) -> None:
 
 
 def test_half_a_call_is_left_out(client: openai.OpenAI) -> None:
-    fields = {"tools": [WEATHER], "tool_choice": "required", "max_output_tokens": 14}
+    fields = {"tools": [WEATHER], "tool_choice": "required", "max_output_tokens": 12}
     made = ask(client, "Weather in Paris?", **fields)
     assert (made.status, made.output) == ("incomplete", []) or made.output[0].type == "message"
     events = list(ask(client, "Weather in Paris?", stream=True, **fields))
@@ -172,11 +172,11 @@ class Colour(pydantic.BaseModel):
 
 def test_parse(client: openai.OpenAI) -> None:
     made = client.responses.parse(
-        model=MODEL, input="A colour.", text_format=Colour, temperature=0, max_output_tokens=60
+        model=MODEL, input="A colour.", text_format=Colour, temperature=0, max_output_tokens=30
     )
     assert isinstance(made.output_parsed, Colour)
     with client.responses.stream(
-        model=MODEL, input="A colour.", text_format=Colour, temperature=0, max_output_tokens=60
+        model=MODEL, input="A colour.", text_format=Colour, temperature=0, max_output_tokens=30
     ) as stream:
         assert stream.get_final_response().output_parsed == made.output_parsed
 

@@ -57,10 +57,9 @@ class _Answering:
         begun = False
         try:
             async with aclosing(self.events()) as events:
-                async for event in events:
-                    # Not before the first token, while an error still has a status of its own.
-                    yield event if begun else self._builder.begin() + event
+                async for chunk in events:
                     begun = True
+                    yield chunk
         except HeadraceError as error:
             if not begun:
                 raise
@@ -68,8 +67,12 @@ class _Answering:
 
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self._found) as found:
+            begun = False
             async for step in found:
-                out = b"".join(self._event(event) for event in step)
+                # Not before the first token, while an error still has a status of its own.
+                out = b"" if begun else self._builder.begin()
+                begun = True
+                out += b"".join(self._event(event) for event in step)
                 if out:
                     yield out
 
