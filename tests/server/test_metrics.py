@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import Collector
 
+from headrace.assemble import read_tokenizer
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import (
     ContextLengthError,
@@ -22,11 +28,20 @@ from headrace.core.errors import (
     TooManyRequestsError,
     UnavailableError,
 )
-from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.core.request import (
+    FinishReason,
+    GenerateRequest,
+    SampledToken,
+    SamplingParams,
+    Started,
+)
+from headrace.core.server_config import ServerConfig
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
 from headrace.server import wire
+from headrace.server.call import Call
 from headrace.server.exposition import Exposition
+from headrace.server.generation import generate
 from headrace.server.histogram import TIME_BOUNDS_S, Histogram
 from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
@@ -35,6 +50,7 @@ from headrace.server.supervisor import State
 from headrace.server.text_format import TextWriter
 from headrace.simulate.drive import Arrival, drive
 from headrace.simulate.runner import SimulatedRunner
+from headrace.weights.load import open_weights
 
 # From FIELD.md, table 1, and what vLLM's own dashboard asks for.
 VLLM_NAMES = {
@@ -390,6 +406,56 @@ def test_a_snapshot_is_the_engines_own_count() -> None:
     assert (found.steps, found.computed_prompt_tokens) == (engine.stats.steps, 24 - 12)
     assert found.step_s["publish"] == 0.25
     assert found.resident_bytes > 1 << 20
+
+
+def test_a_request_left_the_queue_before_its_first_step_not_after(default_model_path: Path) -> None:
+    """The engine tells of it together with that step's tokens."""
+    told_s: list[float] = []
+
+    class Stream:
+        def __init__(self, request: GenerateRequest, on_start: Callable[[Started], None]) -> None:
+            self.request, self.on_start = request, on_start
+
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        async def tokens(self) -> list[SampledToken]:
+            await asyncio.sleep(0.05)  # the step
+            told_s.append(time.monotonic())
+            self.on_start(Started(request_id="r", waited_s=0.0, cached_tokens=0))
+            end = SampledToken(request_id="r", token_id=1, logprob=0.0)
+            end.finish_reason = FinishReason.LENGTH
+            return [end]
+
+    file = open_weights(default_model_path)
+    service: Any = SimpleNamespace(
+        check_accepting=lambda: None,
+        config=ServerConfig(),
+        watchers=[Metrics(FakeEngine())],
+        model=SimpleNamespace(tokenizer=read_tokenizer(file)),
+        supervisor=SimpleNamespace(engine=SimpleNamespace(stream=Stream)),
+    )
+    file.close()
+    call = Call(method="POST", path="/v1/completions", headers={}, request_id="r")
+    request = GenerateRequest(
+        request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(max_tokens=1)
+    )
+
+    async def run() -> None:
+        async for _ in generate(service, call, request):
+            pass
+
+    asyncio.run(run())
+    (record,) = call.records
+    assert record.started_s is not None
+    assert record.first_token_s is not None
+    assert record.arrived_s <= record.started_s < told_s[0] <= record.first_token_s
+    scrape = Scrape(service.watchers[0])
+    seen_s = scrape("vllm:request_prefill_time_seconds_sum")
+    assert seen_s == record.first_token_s - record.started_s > 0
 
 
 def test_a_real_server_counts_what_it_serves(server: Any) -> None:

@@ -38,11 +38,13 @@ async def generate(
     text = RequestText(service.model.tokenizer, request, shown_ids)
 
     def on_start(started: Started) -> None:
-        record.started_s = time.monotonic()
+        # Not now: one hears of it when the step that it began with is over.
+        record.started_s = min(time.monotonic(), opened_s + started.waited_s)
         record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
         for watcher in service.watchers:
             watcher.on_start(record)
 
+    opened_s = time.monotonic()
     try:
         with service.supervisor.engine.stream(request, on_start) as stream:
             while not text.is_complete:

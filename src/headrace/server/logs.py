@@ -24,6 +24,7 @@ from headrace.core.server_config import LogFormat, LogLevel
 # What a LogRecord has anyway; all else was given as `extra` and is shown.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTINUED = "\n    | "
+_TOLD = ("endpoint", "status", "e2e_s")  # a request's message says these already
 # Their texts name objects, files and places. Others (ValueError, KeyError …) quote what they failed
 # on, and that may be a prompt.
 _SPEAKING = (
@@ -115,7 +116,9 @@ class PrettyFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = self.fields(record)
-        fields.pop("event", None)
+        if fields.pop("event", None) == "request":
+            for name in _TOLD:
+                fields.pop(name, None)
         exception = fields.pop("exception", None)
         shown = "".join(f"  {key}={_escape(_short(value))}" for key, value in fields.items())
         head = f"{_time(record)} {record.levelname.lower():<8}"
