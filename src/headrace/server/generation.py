@@ -7,6 +7,7 @@ HTTP.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 
@@ -25,6 +26,9 @@ async def generate(
     `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
     were cached or made brings the `record`."""
     service.check_accepting()
+    salt = service.keys.cache_salt(call.key_name, request.cache_salt)
+    request = dataclasses.replace(request, cache_salt=salt)
+    ticket = service.admission.enter(request)
     record = record or new_record(call, request)
     call.records.append(record)
     if service.config.log_content:
@@ -34,13 +38,14 @@ async def generate(
     text = RequestText(service.model.tokenizer, request)
 
     def on_start(started: Started) -> None:
+        ticket.started()
         record.started_s = time.monotonic()
         record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
         for watcher in service.watchers:
             watcher.on_start(record)
 
     try:
-        with service.supervisor.engine.stream(request, on_start) as stream:
+        with ticket, service.supervisor.engine.stream(request, on_start) as stream:
             while not text.is_complete:
                 tokens = await stream.tokens()
                 _watch_tokens(service, record, tokens)

@@ -10,6 +10,9 @@ from typing import Any
 
 import uvicorn
 
+from headrace.core.server_config import ServerConfig
+from headrace.server.http import Bounds, EdgeConfig
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn, with signals left to us."""
@@ -27,14 +30,10 @@ class HttpServer(uvicorn.Server):
         self.has_started.set()
 
 
-def make_server(app: Any, backlog: int) -> HttpServer:
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=backlog,
-        )
+def make_server(app: Any, config: ServerConfig, backlog: int) -> HttpServer:
+    bounds = Bounds(
+        max_connections=config.max_connections,
+        max_headers_bytes=config.max_headers_bytes,
+        client_timeout_s=config.client_timeout_s,
     )
+    return HttpServer(EdgeConfig(app, bounds, backlog))
