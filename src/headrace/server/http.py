@@ -1,34 +1,25 @@
-"""The edge: connections, their deadlines and bounds, and answers to what is not HTTP at all.
+"""HTTP/1.1 on a connection: its deadlines and bounds, and answers to what is not HTTP at all.
 
-uvicorn's protocol over httptools, made safe against clients that are slow, silent, greedy or
-wrong: each is dropped alone. What a request asks for is app.py's affair.
+httptools parses, uvicorn carries requests to the application; here is what makes both safe against
+clients that are slow, greedy or wrong. What a request asks for is app.py's affair.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http
 import logging
-import socket
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from headrace.core.errors import ClientTimeoutError, HeadraceError, UnavailableError
-from headrace.server.call import error_reply, new_id
+from headrace.core.errors import ClientTimeoutError, HeadraceError
+from headrace.server.connection import Connection
 
 KEEP_ALIVE_S = 65.0  # above clients' and proxies' own, so that theirs end first
-LINGER_S, LINGER_BYTES = 2.0, 64 << 20  # what a refused client may still send before the cut
-WRITE_HIGH_BYTES, WRITE_LOW_BYTES = 32 << 10, 8 << 10
-UNSENT_BYTES = 64 << 10  # in the kernel, beyond what the client's window takes
-SLOWEST_BYTES = 16 << 10  # a client that reads less in client_timeout_s has stopped reading
 MAX_PIPELINED, PIPELINED_BYTES = 32, 64 << 10
-MAX_REFUSED = 256  # connections being told that they are one too many
 
 log = logging.getLogger(__name__)
 
@@ -41,168 +32,34 @@ class HeadersTooLargeError(HeadraceError):
     status = 431
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    max_connections: int
-    max_headers_bytes: int
-    client_timeout_s: float
-
-
-class EdgeConfig(uvicorn.Config):
-    """uvicorn's settings, and what all connections share beside them."""
-
-    def __init__(self, app: Any, bounds: Bounds, backlog: int) -> None:
-        super().__init__(
-            app,
-            http=EdgeProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=backlog,
-        )
-        self.bounds = bounds
-        self.refused: set[EdgeProtocol] = set()  # those that were one too many, until they go
-
-
-class EdgeProtocol(HttpToolsProtocol):
-    """One connection."""
-
+class EdgeProtocol(Connection):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._bounds = cast("EdgeConfig", config).bounds
-        self._refused = cast("EdgeConfig", config).refused
-        self._raw: asyncio.Transport
         self._in_headers = True  # or before them
         self._header_bytes = 0
         self._messages = 0  # requests that came whole
+        self._bodies = 0  # pieces of bodies
         self._header_deadline: asyncio.TimerHandle | None = None
         self._upgrade_bytes = 0  # of a body that the parser leaves to another protocol
         self._pipelined_bytes = 0
-        self._running: RequestResponseCycle | None = None  # `cycle` is the newest, maybe queued
-        self._deaf = False  # what comes is thrown away
-        self._deaf_bytes = 0
-        self._closing = False
-        self._stall: asyncio.TimerHandle | None = None
-        self._unwritten_bytes = 0
 
-    # -- the connection --------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._raw = transport
-        transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
-        _tune(transport.get_extra_info("socket"), self._bounds.client_timeout_s)
-        full = len(self.connections) - len(self._refused) >= self._bounds.max_connections
-        full = full and not self._evict_idle()
-        super().connection_made(transport)
-        self.transport = cast("asyncio.Transport", _Outgoing(self, transport))
-        if not full:
-            self._await_headers()
-        elif len(self._refused) >= MAX_REFUSED:
-            transport.abort()  # not even time for a word
-        else:
-            self._refused.add(self)
-            self.refuse(
-                UnavailableError(
-                    f"The server has {self._bounds.max_connections} connections, which is its "
-                    "bound.",
-                    "Use fewer connections, or start the server with a higher --max-connections.",
-                    retry_after_s=1.0,
-                )
-            )
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = self._deaf = True
-        self._refused.discard(self)
-        for timer in (self._header_deadline, self._stall):
-            if timer is not None:
-                timer.cancel()
-        running = self._running
-        if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
-        self.pipeline.clear()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-
-    def _evict_idle(self) -> bool:
-        """Room for a newcomer: a connection that waits for its next request can go."""
-        for other in self.connections:
-            if isinstance(other, EdgeProtocol) and other.timeout_keep_alive_task is not None:
-                other._raw.abort()
-                self.connections.discard(other)
-                return True
-        return False
-
-    def abort(self) -> None:
-        """Drop the client at once, with whatever is unsent: close() would wait until it reads."""
-        self._raw.abort()
-
-    def close(self) -> None:
-        """Send what is left, then close. A client that is still sending is heard out for a while:
-        closing on unread data would reset the connection, and the answer with it."""
-        if self._closing:
-            return
-        self._closing = self._deaf = True
-        self._unset_keepalive_if_required()
-        if self._in_headers and not self._header_bytes:
-            self._raw.close()
-            if self._raw.get_write_buffer_size():
-                self._watch_stall()
-            return
-        self.flow.resume_reading()
-        if self._raw.can_write_eof():
-            self._raw.write_eof()
-        self.loop.call_later(LINGER_S, self._end_linger)
-
-    def _end_linger(self) -> None:
-        if self._raw.get_write_buffer_size():
-            self._watch_stall()
-        else:
-            self._raw.abort()
+    def admitted(self) -> None:
+        self._await_headers()
 
     @property
-    def is_closing(self) -> bool:
-        return self._closing or self._raw.is_closing()
+    def between_requests(self) -> bool:
+        return self._in_headers and not self._header_bytes
 
-    # -- clients that do not read ----------------------------------------------------------------
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_stall()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall is not None and not self._closing:
-            self._stall.cancel()
-            self._stall = None
-
-    def _watch_stall(self) -> None:
-        if self._stall is None:
-            self._unwritten_bytes = self._raw.get_write_buffer_size()
-            self._stall = self.loop.call_later(self._bounds.client_timeout_s, self._check_stall)
-
-    def _check_stall(self) -> None:
-        self._stall = None
-        left = self._raw.get_write_buffer_size()
-        if left and self._unwritten_bytes - left < SLOWEST_BYTES:
-            log.info(
-                "a client stopped reading and was dropped with %d bytes unsent",
-                left,
-                extra={"event": "client_stalled"},
-            )
-            self.abort()
-        else:
-            self._watch_stall()
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._header_deadline is not None:
+            self._header_deadline.cancel()
+        super().connection_lost(exc)
 
     # -- what comes in ---------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
-            self._deaf_bytes += len(data)
-            if self._deaf_bytes > LINGER_BYTES:
-                self.abort()
+            self.discard(data)
             return
         self._unset_keepalive_if_required()
         try:
@@ -219,14 +76,28 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._upgrade_bytes:
             return self._feed_upgrade_body(data)
         if not self._in_headers:
-            return self._feed(data, b"")
+            return self._feed_body(data)
         # The parser itself would keep headers of any length.
         room = self._bounds.max_headers_bytes - self._header_bytes
         messages = self._messages
         rest = self._feed(data[:room], data[room:])
         if not self._in_headers or self._messages != messages:
             return rest  # what of it began the next request is less than one bound: not counted
-        self._header_bytes += min(room, len(data))
+        self._count_header_bytes(min(room, len(data)))
+        return rest
+
+    def _feed_body(self, data: bytes) -> bytes:
+        """What of it is no body is chunks' sizes and headers after the last: as bounded."""
+        bodies = self._bodies
+        rest = self._feed(data, b"")
+        if self._bodies != bodies:
+            self._header_bytes = 0
+        elif not self._in_headers:
+            self._count_header_bytes(len(data))
+        return rest
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._header_bytes += count
         if self._header_bytes >= self._bounds.max_headers_bytes:
             self.refuse(
                 HeadersTooLargeError(
@@ -234,7 +105,6 @@ class EdgeProtocol(HttpToolsProtocol):
                     "Send smaller ones, or start the server with a higher --max-headers.",
                 )
             )
-        return rest
 
     def _feed(self, data: bytes, rest: bytes) -> bytes:
         try:
@@ -328,7 +198,12 @@ class EdgeProtocol(HttpToolsProtocol):
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:  # those after a body are nobody's
+            super().on_header(name, value)
+
     def on_body(self, body: bytes) -> None:
+        self._bodies += 1
         if self.cycle is not self._running:
             self._pipelined_bytes += len(body)
         super().on_body(body)
@@ -339,6 +214,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _end_message(self) -> None:
         self._in_headers = True
+        self._header_bytes = 0
         self._messages += 1
         if not self.cycle.response_complete:
             self.cycle.more_body = False
@@ -384,35 +260,12 @@ class EdgeProtocol(HttpToolsProtocol):
         """A body that went wrong half-way will never be whole."""
         running = self._running
         if running is not None and running.more_body and not running.response_started:
-            running.disconnected = True
-            running.message_event.set()
             self.refuse(
                 MalformedHttpError(
                     f"The request's body is broken: {_reason(error)}.",
                     "Check Content-Length or the chunks.",
                 )
             )
-
-    def refuse(self, error: HeadraceError) -> None:
-        """Answer without a request, in OpenAI's shape as ever, and close."""
-        reply, request_id = error_reply(error), new_id("req")
-        headers = {
-            "content-type": reply.content_type,
-            "content-length": str(len(reply.body)),
-            "connection": "close",
-            "x-request-id": request_id,
-            **reply.headers,
-        }
-        head = f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        log.info(
-            "refused: %s",
-            error.cause,
-            extra={"event": "refused", "request_id": request_id, "status": reply.status},
-        )
-        self._raw.write(head.encode("latin-1") + b"\r\n" + reply.body)
-        self._in_headers = False  # there may be more to come: linger
-        self.close()
 
 
 class _Cycle(RequestResponseCycle):
@@ -430,21 +283,6 @@ class _Cycle(RequestResponseCycle):
         elif self._until_close:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
-
-
-class _Outgoing:
-    """The transport as uvicorn's classes see it, with a close that a client can't hold up."""
-
-    def __init__(self, protocol: EdgeProtocol, transport: asyncio.Transport) -> None:
-        self._protocol = protocol
-        self.write = transport.write
-        self.get_extra_info = transport.get_extra_info
-
-    def close(self) -> None:
-        self._protocol.close()
-
-    def is_closing(self) -> bool:
-        return self._protocol.is_closing
 
 
 def _set_target(scope: Any, url: Any) -> None:
@@ -468,23 +306,3 @@ def _upgrade_body_bytes(headers: list[tuple[bytes, bytes]]) -> int:
 def _reason(error: httptools.HttpParserError) -> str:
     cause = error.__context__ or error
     return str(cause).rstrip(".") or type(cause).__name__
-
-
-def _tune(sock: socket.socket | None, client_timeout_s: float) -> None:
-    """A stopped reader shall hold little memory, and a vanished client be noticed."""
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    options = [(socket.SOL_SOCKET, "SO_KEEPALIVE", 1)]
-    idle_s = max(1, round(client_timeout_s))
-    for name, value in (
-        ("TCP_NODELAY", 1),
-        ("TCP_NOTSENT_LOWAT", UNSENT_BYTES),
-        ("TCP_KEEPIDLE", idle_s),
-        ("TCP_KEEPINTVL", max(1, idle_s // 3)),
-        ("TCP_KEEPCNT", 3),
-    ):
-        options.append((socket.IPPROTO_TCP, name, value))
-    for level, name, value in options:
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(level, getattr(socket, name), value)

@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 
 from headrace.core.server_config import ServerConfig
-from headrace.server.http import Bounds, EdgeConfig
+from headrace.server.connection import Bounds, EdgeConfig
+from headrace.server.http import EdgeProtocol
 
 
 class HttpServer(uvicorn.Server):
@@ -36,4 +37,4 @@ def make_server(app: Any, config: ServerConfig, backlog: int) -> HttpServer:
         max_headers_bytes=config.max_headers_bytes,
         client_timeout_s=config.client_timeout_s,
     )
-    return HttpServer(EdgeConfig(app, bounds, backlog))
+    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, backlog))
