@@ -6,11 +6,12 @@ Well-behaved clients can't be made to misbehave; this one behaves as a test want
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import socket
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 PATIENCE_S = 60.0  # generous: nothing is asserted about it
 
@@ -33,6 +34,16 @@ class Answer:
         return found
 
 
+class _Reader(io.BufferedReader):
+    """Outlives each answer that is read from it."""
+
+    def close(self) -> None:
+        pass
+
+    def really_close(self) -> None:
+        super().close()
+
+
 class RawClient:
     def __init__(self, port: int, *, receive_bytes: int | None = None) -> None:
         self.socket = socket.socket()
@@ -41,6 +52,12 @@ class RawClient:
         self.socket.settimeout(PATIENCE_S)
         self.socket.connect(("127.0.0.1", port))
 
+        self._reader = _Reader(self.socket.makefile("rb", 0))
+
+    def makefile(self, mode: str) -> _Reader:
+        """As HTTPResponse asks for it: one reader for all answers, for it may read ahead."""
+        return self._reader
+
     def send(self, *parts: bytes | str) -> RawClient:
         for part in parts:
             self.socket.sendall(part.encode() if isinstance(part, str) else part)
@@ -48,7 +65,7 @@ class RawClient:
 
     def answer(self, method: str = "GET") -> Answer:
         """The next answer on this connection."""
-        response = http.client.HTTPResponse(self.socket, method=method)
+        response = http.client.HTTPResponse(cast("socket.socket", self), method=method)
         response.begin()
         body = response.read()
         headers = {name.lower(): value for name, value in response.getheaders()}
@@ -57,11 +74,12 @@ class RawClient:
     def is_closed(self) -> bool:
         """Waits until the server has closed; False if it says something instead."""
         try:
-            return self.socket.recv(1) == b""
+            return self._reader.read(1) == b""
         except ConnectionError:
             return True
 
     def close(self) -> None:
+        self._reader.really_close()
         self.socket.close()
 
     def __enter__(self) -> RawClient:
