@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 
-from headrace.core.errors import ContextLengthError, QueueTimeoutError, TooManyRequestsError
+from headrace.core.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    QueueTimeoutError,
+    TooManyRequestsError,
+)
 from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
 
@@ -167,7 +172,15 @@ class Admission:
         )
 
     def _check_timeout(self, timeout_s: float | None) -> None:
-        if timeout_s is None or (wait_s := self.estimated_wait_s()) <= timeout_s:
+        if timeout_s is None:
+            return
+        if timeout_s <= 0:
+            raise InvalidRequestError(
+                f"timeout_s is {timeout_s:g}; expected a number of seconds above 0.",
+                "Set timeout_s accordingly.",
+                param="timeout_s",
+            )
+        if (wait_s := self.estimated_wait_s()) <= timeout_s:
             return
         self.refused["timeout"] += 1
         raise QueueTimeoutError(
