@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.server.conftest import RunningServer
 from tests.server.raw_client import CHAT, GOOD, Answer, RawClient, check_good, post
 

@@ -30,7 +30,7 @@ from headrace.server.call import (
     request_id_of,
 )
 from headrace.server.record import HttpRecord
-from headrace.server.routes import Route
+from headrace.server.route import Route
 from headrace.server.service import Service
 
 Message = MutableMapping[str, Any]
