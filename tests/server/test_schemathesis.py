@@ -1,6 +1,6 @@
 """schemathesis over the server's own description: no 5xx, no hang, answers as described.
 
-HEADRACE_FUZZ_EXAMPLES sets how many examples each operation gets.
+FUZZ_EXAMPLES sets how many examples each operation gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.server.call import encode_json
 from headrace.server.openapi import describe
 from headrace.server.routes import all_routes
 
-EXAMPLES = int(os.environ.get("HEADRACE_FUZZ_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 LIMIT_S = 60.0  # generous: only a hang reaches it
 
 # A description can't say all that makes a request good (a temperature's range, a model's name), so

@@ -21,8 +21,8 @@ from headrace.core.errors import (
 from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
 
-MEMORY_S = 20.0  # how far back the rate looks, in seconds in which somebody waited
-FEWEST_STARTS = 3.0  # before that many were seen nothing is known of the rate
+MEMORY_S = 30.0  # how far back the rate looks, in seconds in which somebody waited
+FEWEST_STARTS = 3  # before that many were seen nothing is known of the rate
 UNKNOWN_RETRY_S = 1.0
 LONGEST_RETRY_S = 600.0
 
@@ -35,6 +35,7 @@ class Rate:
     """
 
     def __init__(self) -> None:
+        self._seen = 0
         self._starts = 0.0
         self._tokens = 0.0
         self._busy_s = 0.0
@@ -47,14 +48,17 @@ class Rate:
         self._busy_s = self._busy_s * fade + MEMORY_S * (1 - fade)
 
     def count(self, prompt_tokens: int) -> None:
+        self._seen += 1
         self._starts += 1
         self._tokens += prompt_tokens
 
     def wait_s(self, requests: float, tokens: float) -> float | None:
         """How long until so many requests and so many tokens have left; None: not known."""
-        if self._starts < FEWEST_STARTS:
+        if self._seen < FEWEST_STARTS:
             return None
-        return self._busy_s * max(requests / self._starts, tokens / max(self._tokens, 1.0))
+        # In a queue that stands still both fade to nothing, and the wait grows beyond all bounds.
+        starts, seen_tokens = max(self._starts, 1e-6), max(self._tokens, 1e-6)
+        return self._busy_s * max(requests / starts, tokens / seen_tokens)
 
 
 class Ticket:
