@@ -81,7 +81,7 @@ def test_tokens_that_wait_are_bounded_but_a_lone_long_prompt_gets_in() -> None:
 
 
 def test_a_prompt_beyond_the_bound_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ContextLengthError, match="21 tokens; .* at most 20"):
+    with pytest.raises(ContextLengthError, match=r"21 tokens; .* at most 20"):
         admission(Clock(), prompt=20).enter(request(21))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import httpx
 import pytest
@@ -32,7 +33,7 @@ CHECKS = (
 )
 
 load_all_checks()
-checks = schemathesis.checks.CHECKS.get_by_names(CHECKS)
+checks: list[Any] = list(schemathesis.checks.CHECKS.get_by_names(CHECKS))
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +51,7 @@ schema = schemathesis.openapi.from_dict(description)
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
-def test_every_operation(case: schemathesis.Case, fuzzed: RunningServer) -> None:
+def test_every_operation(case: schemathesis.Case[Any], fuzzed: RunningServer) -> None:
     case.call_and_validate(base_url=fuzzed.base_url, checks=checks, timeout=LIMIT_S)
 
 
