@@ -135,3 +135,19 @@ def llm(default_model_path: Path) -> Iterator[LLM]:
     """The same model in this process: what a server's answers must be equal to."""
     with LLM(default_model_path, kv_tokens=16384) as model:
         yield model
+
+
+def strict(start_server: StartServer) -> RunningServer:
+    """A server with small bounds, little patience and one request at a time, for tests that go
+    beyond. Shared too."""
+    return start_server(
+        server={
+            "client_timeout_s": 1.0,
+            "max_connections": 6,
+            "max_headers": 4096,
+            "max_body": 65536,
+            "max_waiting_requests": 2,
+            "max_waiting_tokens": 4096,
+        },
+        engine={"max_sequences": 1},
+    )

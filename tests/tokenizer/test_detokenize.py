@@ -15,7 +15,7 @@ same_fixture = settings(
 )
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:
+def stream(tokenizer: Tokenizer, ids: list[int], **options: Any) -> list[str]:
     detokenizer = StreamDetokenizer(tokenizer, **options)
     return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
 

@@ -6,9 +6,12 @@ A client that goes away cancels the endpoint wherever it is. Knows HTTP; not wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import difflib
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from headrace.core.errors import (
@@ -18,29 +21,28 @@ from headrace.core.errors import (
 )
 from headrace.server.call import (
     Call,
-    Endpoint,
+    MethodError,
+    NotFoundError,
     Reply,
     StreamReply,
+    error_event,
     error_reply,
-    new_id,
+    request_id_of,
 )
 from headrace.server.record import HttpRecord
-from headrace.server.routes import Route
+from headrace.server.route import Route
 from headrace.server.service import Service
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
+SLOWEST_BODY_BYTES_S = 32 << 10  # what comes faster than this is never late
+CLIENT_GONE = 499  # as nginx has it: nobody sees it but the log
+
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
 log = logging.getLogger(__name__)
-
-
-class NotFoundError(HeadraceError):
-    status = 404
-
-
-class MethodError(HeadraceError):
-    status = 405
 
 
 class App:
@@ -52,11 +54,12 @@ class App:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"a {scope['type']} connection; expected http")
+        headers = _read_headers(scope["headers"])
         call = Call(
             method=scope["method"],
             path=scope["path"],
-            headers={k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]},
-            request_id=new_id("req"),
+            headers=headers,
+            request_id=request_id_of(headers),
             query=scope["query_string"].decode("latin-1"),
         )
         exchange = _Exchange(self._service, call, receive, send)
@@ -82,23 +85,35 @@ class App:
         for watcher in self._service.http_watchers:
             watcher.on_http(record)
 
-    def _find(self, call: Call) -> Endpoint:
-        route = self._routes.get(call.path)
-        for start, candidate in self._open_ended:
-            if route is None and call.path.startswith(start) and call.path != start:
-                route = candidate
+    def _find(self, call: Call) -> Route:
+        """Who answers. Without a key nobody learns even which paths there are."""
+        route = self._match(call.path)
+        if route is None or not route.is_open:
+            call.key_name = self._service.keys.authenticate(call.headers)
         if route is None:
-            raise NotFoundError(
-                f"There is nothing at {call.path[:200]!r}.",
-                "GET /openapi.json lists what there is.",
-            )
+            raise NotFoundError(f"There is nothing at {call.path[:200]!r}.", self._hint(call.path))
         call.route = route.path
-        if call.method not in route.methods:
+        allowed = [*route.methods, *(["HEAD"] if "GET" in route.methods else [])]
+        if call.method not in allowed:
             raise MethodError(
-                f"{call.path} does not take {call.method}; expected {', '.join(route.methods)}.",
-                "Use another method.",
+                f"{call.path[:200]} does not take {call.method}; expected {', '.join(allowed)}.",
+                f"Send a {route.methods[0]} request.",
+                allowed,
             )
-        return route.endpoint
+        return route
+
+    def _match(self, path: str) -> Route | None:
+        route = self._routes.get(path)
+        for start, candidate in self._open_ended:
+            if route is None and path.startswith(start) and path != start:
+                route = candidate
+        return route
+
+    def _hint(self, path: str) -> str:
+        near = difflib.get_close_matches(path[:200].rstrip("/"), self._routes, n=1, cutoff=0.8)
+        if near:
+            return f"Did you mean {near[0]}?"
+        return "GET /openapi.json lists what there is."
 
 
 class _Exchange:
@@ -109,79 +124,100 @@ class _Exchange:
         self._call = call
         self._receive = receive
         self._send = send
-        self._started = False
-        self.status = 499  # as nginx: the client left first
+        self._is_sent = False  # the whole answer
+        self.status = CLIENT_GONE
 
-    async def answer(self, find: Callable[[Call], Endpoint]) -> None:
+    async def answer(self, find: Callable[[Call], Route]) -> None:
+        call = self._call
         try:
-            endpoint = find(self._call)
-            self._call.body = await self._read_body()
-            await self._watched(self._run(endpoint))
-        except HeadraceError as error:
-            self._call.error = error
-            await self._send_reply(error_reply(error))
+            route = find(call)
+            self._check_content_length()
+            call.body = await self._read_body()
+            with self._service.keys.enter(call):
+                await self._watched(self._run(route))
         except _ClientGone:
-            pass
+            self.status = CLIENT_GONE
+        except HeadraceError as error:
+            await self._send_reply(self._failed(error))
 
-    async def _run(self, endpoint: Endpoint) -> None:
+    async def _run(self, route: Route) -> None:
         try:
-            reply = await endpoint(self._service, self._call)
+            reply = await route.endpoint(self._service, self._call)
             if isinstance(reply, StreamReply):
                 await self._send_stream(reply)
                 return
         except HeadraceError as error:
-            self._call.error = error
-            reply = error_reply(error)
+            reply = self._failed(error)
         except Exception:
-            log.exception("an endpoint failed", extra={"request_id": self._call.request_id})
-            self._call.error = HeadraceError(
-                "Something went wrong in the server.",
-                f"Its log has the request id {self._call.request_id}.",
-            )
-            reply = error_reply(self._call.error)
+            reply = self._failed(self._own_fault())
         await self._send_reply(reply)
+
+    def _failed(self, error: HeadraceError) -> Reply:
+        self._call.error = error
+        return error_reply(error)
+
+    def _own_fault(self) -> HeadraceError:
+        request_id = self._call.request_id
+        log.exception("an endpoint failed", extra={"event": "fault", "request_id": request_id})
+        return HeadraceError(
+            "Something went wrong in the server.", f"Its log has the request id {request_id}."
+        )
 
     async def _watched(self, work: Awaitable[None]) -> None:
         """Do the work, unless the client goes away first."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._disconnected())
+        is_cut = True
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            is_cut = not task.done() and not self._is_sent
         finally:
             gone.cancel()
-            if not task.done():
+            if is_cut:
                 task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not gone.done():
-                raise
+            await asyncio.wait({task})  # what the request held is free when this returns
+        if is_cut:
+            raise _ClientGone
+        task.result()
 
     async def _disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    # -- in --------------------------------------------------------------------------------------
+
+    def _check_content_length(self) -> None:
+        """Refuses by what is announced, before anything is read."""
+        sent = self._call.headers.get("content-length", "")
+        if sent.isascii() and sent.isdigit() and int(sent) > self._service.config.max_body_bytes:
+            raise self._too_large(f"The body has {sent} bytes; this server reads at most")
+
+    def _too_large(self, what: str) -> PayloadTooLargeError:
+        return PayloadTooLargeError(
+            f"{what} {self._service.config.max_body_bytes}.",
+            "Send less, or start the server with a higher --max-body.",
+        )
+
     async def _read_body(self) -> bytes:
-        most = self._service.config.max_body_bytes
+        limit_s, most = self._service.config.client_timeout_s, self._service.config.max_body_bytes
         body = bytearray()
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._service.config.client_timeout_s):
+            async with asyncio.timeout(limit_s) as timeout:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise _ClientGone
                     body += message.get("body", b"")
                     if len(body) > most:
-                        raise PayloadTooLargeError(
-                            f"The body has more than {most} bytes.",
-                            "Send less, or start the server with --max-body.",
-                        )
+                        raise self._too_large("The body has more bytes than this server reads:")
                     if not message.get("more_body", False):
                         return bytes(body)
+                    timeout.reschedule(began + limit_s + len(body) / SLOWEST_BODY_BYTES_S)
         except TimeoutError as error:
             raise ClientTimeoutError(
-                f"The body did not come within {self._service.config.client_timeout_s:g} s.",
-                "Send it faster.",
+                f"After {limit_s:g} s only {len(body)} bytes of the body had come.",
+                "Send it faster, and as much as Content-Length says.",
             ) from error
 
     # -- out -------------------------------------------------------------------------------------
@@ -189,30 +225,63 @@ class _Exchange:
     async def _send_reply(self, reply: Reply) -> None:
         headers = {"content-length": str(len(reply.body)), "content-type": reply.content_type}
         await self._start(reply.status, {**headers, **reply.headers})
+        self._is_sent = True
         await self._send({"type": "http.response.body", "body": reply.body})
 
     async def _send_stream(self, reply: StreamReply) -> None:
-        chunks = reply.chunks
-        # Nothing is said before something is known: until then an error has a status of its own.
-        first = await anext(chunks)
-        headers = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-        await self._start(200, {**headers, "x-accel-buffering": "no", **reply.headers})
-        await self._send_chunk(first)
-        async for chunk in chunks:
-            await self._send_chunk(chunk)
-        await self._send({"type": "http.response.body", "body": b""})
+        async with _closing(reply.chunks) as chunks:
+            # Nothing is said before something is known: until then an error has its own status.
+            first = await anext(chunks, b"")
+            headers = {"content-type": "text/event-stream", "cache-control": "no-cache"}
+            await self._start(200, {**headers, "x-accel-buffering": "no", **reply.headers})
+            await self._send_chunk(first)
+            try:
+                async for chunk in chunks:
+                    await self._send_chunk(chunk)
+            except HeadraceError as error:
+                self._call.error = error
+                await self._send_chunk(error_event(error))
+            except Exception:
+                self._call.error = self._own_fault()
+                await self._send_chunk(error_event(self._call.error))
+            self._is_sent = True
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def _send_chunk(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _start(self, status: int, headers: dict[str, str]) -> None:
         self.status = status
-        headers["x-request-id"] = self._call.request_id
-        if self._call.warnings:
-            headers["x-headrace-warning"] = "; ".join(self._call.warnings)
+        call = self._call
+        headers.update(call.reply_headers)
+        headers["x-request-id"] = call.request_id
+        if self._service.fingerprint:
+            headers["x-headrace-fingerprint"] = self._service.fingerprint
+        if call.warnings:
+            headers["x-headrace-warning"] = _UNSAFE.sub("?", "; ".join(call.warnings))
         raw = [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
 
 class _ClientGone(Exception):
     pass
+
+
+@contextlib.asynccontextmanager
+async def _closing(chunks: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Closes what can be closed: a generator that nobody reads on must not wait for the collector
+    of garbage, with a request of the engine in its hands."""
+    try:
+        yield chunks
+    finally:
+        if close := getattr(chunks, "aclose", None):
+            await close()
+
+
+def _read_headers(sent: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """One of a name twice is both, as HTTP has it: no client can show two keys and choose."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in sent:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

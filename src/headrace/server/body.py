@@ -1,59 +1,156 @@
 """A request's body: bytes into a checked struct, or an error that names the field.
 
-Knows JSON and the structs of schema.py; not what they are for.
+Knows JSON and the structs of schema.py; not what they are for. The content type is not looked at:
+`curl -d` sends JSON as a form, and no form is taken here that it could be mistaken for.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import types
+import typing
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.core.errors import InvalidRequestError
+from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.server.call import Call
 from headrace.server.schema import IGNORED
 
+MAX_DEPTH = 128  # of objects and lists in each other; what reads them further on may recurse
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what the wire to the engine can carry
+
 S = TypeVar("S", bound=msgspec.Struct)
 
-_AT = re.compile(r"(?P<what>.*?) - at `\$\.?(?P<path>.*)`", re.DOTALL)
+_BOM = b"\xef\xbb\xbf"
+_AT = re.compile(r"(?P<what>.*?) - at `(?:key in )?\$\.?(?P<path>.*)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MANY_DIGITS = re.compile(rb"[0-9]{19}")
+
+
+class MediaTypeError(HeadraceError):
+    status = 415
 
 
 def read_struct(call: Call, kind: type[S]) -> S:
     """The body as `kind`. OpenAI's fields that are not supported are ignored with a warning; any
     other unknown one is refused: it may be a misspelt one."""
+    sent = _read_object(call)
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    for name in [name for name in sent if name not in known]:
+        if name not in IGNORED.get(kind, ()):
+            raise _unknown(name, known, name)
+        del sent[name]
+        call.warn(f"{name} is not supported and was ignored")
     try:
-        sent = msgspec.json.decode(call.body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return msgspec.convert(sent, kind)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), kind) from error
+
+
+def _read_object(call: Call) -> dict[str, Any]:
+    encoding = call.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise MediaTypeError(
+            f"The body's Content-Encoding is {encoding[:40]!r}; expected none.",
+            "Send the JSON as it is, not compressed.",
+        )
+    body = call.body.removeprefix(_BOM)
+    try:
+        sent = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
         raise InvalidRequestError(
-            f"The body is not JSON: {error}.", "Send one JSON object in UTF-8."
+            f"The body has bytes that are not UTF-8: {error.reason}.", "Send JSON in UTF-8."
+        ) from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    except msgspec.DecodeError as error:
+        what = str(error) if body else "it is empty"
+        raise InvalidRequestError(
+            f"The body is not JSON: {what}.", "Send one JSON object in UTF-8."
         ) from error
     if not isinstance(sent, dict):
         raise InvalidRequestError(
             f"The body is {_shown(sent)}; expected a JSON object.", "Send one JSON object."
         )
-    known = [field.encode_name for field in msgspec.structs.fields(kind)]
-    for name in [name for name in sent if name not in known]:
-        if name not in IGNORED.get(kind, ()):
-            raise _unknown(name, known)
-        del sent[name]
-        call.warn(f"{name} is not supported and was ignored")
-    try:
-        return msgspec.convert(sent, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        found = _AT.fullmatch(str(error))
-        what, path = (found["what"], found["path"]) if found else (str(error), "")
-        raise InvalidRequestError(
-            f"{path or 'The body'}: {what}.", "Correct the field's type.", param=path or None
-        ) from error
+    _check_values(sent, wants_ints=_MANY_DIGITS.search(body) is not None)
+    return sent
 
 
-def _unknown(name: str, known: list[str]) -> InvalidRequestError:
-    near = difflib.get_close_matches(name, known, n=1)
+def _check_values(sent: dict[str, Any], *, wants_ints: bool) -> None:
+    """Depth, and the size of integers where the text has any that may be too large."""
+    layer: list[Any] = [sent]
+    for _ in range(MAX_DEPTH):
+        values: list[Any] = []
+        for node in layer:
+            values += node.values() if type(node) is dict else node
+        if wants_ints:
+            for value in values:
+                if type(value) is int and not MIN_INT <= value <= MAX_INT:
+                    raise InvalidRequestError(
+                        f"The body has an integer of {value.bit_length()} bits; expected at most "
+                        "64.",
+                        "Send smaller numbers.",
+                    )
+        layer = [value for value in values if type(value) is dict or type(value) is list]
+        if not layer:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The body's objects and lists lie more than {MAX_DEPTH} deep in each other.",
+        "Send a flatter one.",
+    )
+
+
+def _invalid(message: str, kind: type[msgspec.Struct]) -> InvalidRequestError:
+    found = _AT.fullmatch(message)
+    what, path = (found["what"], found["path"]) if found else (message, "")
+    if unknown := _UNKNOWN.fullmatch(what):
+        name = unknown["name"]
+        return _unknown(name, _names_at(kind, path), f"{path}.{name}" if path else name)
+    return InvalidRequestError(
+        f"{path or 'The body'}: {what}.", "Correct the field's type.", param=path or None
+    )
+
+
+def _unknown(name: str, known: Collection[str], param: str) -> InvalidRequestError:
+    near = difflib.get_close_matches(name[:100], known, n=1)
     remedy = f"Did you mean {near[0]}?" if near else "Leave it out."
-    return InvalidRequestError(f"{name!r} is no field of this request.", remedy, param=name)
+    shown = repr(name[:100])
+    return InvalidRequestError(
+        f"{shown} is no field of this request." if param == name else f"{shown} is no field there.",
+        remedy,
+        param=param[:200],
+    )
+
+
+def _names_at(kind: type[msgspec.Struct], path: str) -> list[str]:
+    """The fields of the structs that may stand at a path such as `tools[...].function`."""
+    kinds: list[Any] = [kind]
+    for step in re.findall(r"\[\.\.\.\]|[^.\[\]]+", path):
+        found: list[Any] = []
+        for each in kinds:
+            if step == "[...]":
+                found += [arg for arg in typing.get_args(each) if arg is not str]
+            elif isinstance(each, type) and issubclass(each, msgspec.Struct):
+                fields = {f.encode_name: f.type for f in msgspec.structs.fields(each)}
+                found += [fields[step]] if step in fields else []
+        kinds = [each for one in found for each in _alternatives(one)]
+    structs = [k for k in kinds if isinstance(k, type) and issubclass(k, msgspec.Struct)]
+    return [field.encode_name for each in structs for field in msgspec.structs.fields(each)]
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [each for arg in typing.get_args(kind) for each in _alternatives(arg)]
+    return [kind]
 
 
 def _shown(value: Any) -> str:
-    return "null" if value is None else f"a JSON {type(value).__name__}"
+    names = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -6,10 +6,10 @@ whatever it can't do; how bytes come and go is app.py's affair.
 
 from __future__ import annotations
 
-import json
+import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,8 +25,24 @@ from headrace.core.errors import (
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 
+SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
 Headers = Mapping[str, str]
 encode_json = msgspec.json.encode
+
+
+class NotFoundError(HeadraceError):
+    status = 404
+
+
+class MethodError(HeadraceError):
+    """The path is right; `allowed` is what it takes."""
+
+    status = 405
+
+    def __init__(self, cause: str, remedy: str, allowed: Sequence[str]) -> None:
+        super().__init__(cause, remedy)
+        self.allowed = allowed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +58,7 @@ class Call:
     route: str = "other"  # the path as routes.py has it, once it was found
     error: HeadraceError | None = None  # what the answer, or its end, said
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+    reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
     warnings: list[str] = field(default_factory=list)  # sent as a header
 
     def warn(self, text: str) -> None:
@@ -76,6 +93,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+def request_id_of(headers: Headers) -> str:
+    """The client's own, where it can stand in a header and a log line; else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if SANE_ID.fullmatch(sent) else new_id("req")
+
+
 def error_payload(error: HeadraceError) -> dict[str, object]:
     """In OpenAI's shape, with a remedy beside the message."""
     kind, code = _kind(error)
@@ -96,6 +119,8 @@ def error_reply(error: HeadraceError) -> Reply:
         reply.headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
     if isinstance(error, AuthenticationError):
         reply.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, MethodError):
+        reply.headers["allow"] = ", ".join(error.allowed)
     return reply
 
 
@@ -103,7 +128,7 @@ def error_event(error: HeadraceError) -> bytes:
     """The end of a stream that can't go on."""
     payload = error_payload(error)
     payload["error"]["status"] = error.status  # type: ignore[index]
-    return b"data: " + json.dumps(payload).encode() + b"\n\n"
+    return b"data: " + encode_json(payload) + b"\n\n"
 
 
 def _kind(error: HeadraceError) -> tuple[str, str | None]:

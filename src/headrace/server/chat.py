@@ -59,6 +59,7 @@ class ChatCompletion(msgspec.Struct):
 
 
 async def chat_completions(service: Service, call: Call) -> AnyReply:
+    """An answer to a chat, whole or as events."""
     sent = read_struct(call, ChatRequest)
     request, use = await make_chat_request(service, call, sent)
     if sent.stream:

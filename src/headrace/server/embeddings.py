@@ -54,6 +54,7 @@ class EmbeddingList(msgspec.Struct):
 
 
 async def embeddings(service: Service, call: Call) -> AnyReply:
+    """Texts as vectors: the mean of the model's last hidden states, of length 1."""
     sent = read_struct(call, EmbeddingRequest)
     _check_fields(service, sent)
     requests = await _make_requests(service, sent)

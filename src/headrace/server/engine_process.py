@@ -17,18 +17,15 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from headrace.core.constraint import Constraint, GrammarSpec
+from headrace.core.constraint import Constraint
 from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import GenerateRequest
 from headrace.server import wire
 from headrace.server.compiling import Compiling
 from headrace.server.logs import set_up_logging
 from headrace.server.snapshot import ledger_parts, take_snapshot
-
-if TYPE_CHECKING:
-    from headrace.grammar import GrammarCompiler
 
 BEAT_S = 0.5
 IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
@@ -75,8 +72,7 @@ class EngineProcess:
         self._turns = 0
         self._publish_s = 0.0  # telling what was found, over all steps
         self._ended = threading.Event()
-        self._compiling = Compiling(self._compile)
-        self._compiler: GrammarCompiler | None = None
+        self._compiling = Compiling(lambda spec: self._assembled.grammars.compile(spec))
 
     def run(self) -> int:
         configure = self._first_message()
@@ -181,15 +177,6 @@ class EngineProcess:
                 is_context_length=isinstance(error, ContextLengthError),
             )
         )
-
-    def _compile(self, spec: GrammarSpec) -> Constraint:
-        """In the compiling thread. What it takes to compile is made when it is first needed."""
-        if self._compiler is None:
-            from headrace.grammar import GrammarCompiler
-
-            assembled = self._assembled
-            self._compiler = GrammarCompiler(assembled.tokenizer, assembled.spec.vocab_size)
-        return self._compiler.compile(spec)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

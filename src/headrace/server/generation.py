@@ -7,6 +7,7 @@ HTTP.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 
@@ -29,6 +30,9 @@ async def generate(
     `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
     were cached or made brings the `record`. `shown_ids` are as RequestText's."""
     service.check_accepting()
+    salt = service.keys.cache_salt(call.key_name, request.cache_salt)
+    request = dataclasses.replace(request, cache_salt=salt)
+    ticket = service.admission.enter(request)
     record = record or new_record(call, request)
     call.records.append(record)
     if service.config.log_content:
@@ -38,6 +42,7 @@ async def generate(
     text = RequestText(service.model.tokenizer, request, shown_ids)
 
     def on_start(started: Started) -> None:
+        ticket.started()
         # Not now: one hears of it when the step that it began with is over.
         record.started_s = min(time.monotonic(), opened_s + started.waited_s)
         record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
@@ -46,7 +51,7 @@ async def generate(
 
     opened_s = time.monotonic()
     try:
-        with service.supervisor.engine.stream(request, on_start) as stream:
+        with ticket, service.supervisor.engine.stream(request, on_start) as stream:
             while not text.is_complete:
                 tokens = await stream.tokens()
                 _watch_tokens(service, record, tokens)

@@ -10,6 +10,10 @@ from typing import Any
 
 import uvicorn
 
+from headrace.core.server_config import ServerConfig
+from headrace.server.connection import Bounds, EdgeConfig
+from headrace.server.http import EdgeProtocol
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn, with signals left to us."""
@@ -27,14 +31,10 @@ class HttpServer(uvicorn.Server):
         self.has_started.set()
 
 
-def make_server(app: Any, backlog: int) -> HttpServer:
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=backlog,
-        )
+def make_server(app: Any, config: ServerConfig, backlog: int) -> HttpServer:
+    bounds = Bounds(
+        max_connections=config.max_connections,
+        max_headers_bytes=config.max_headers_bytes,
+        client_timeout_s=config.client_timeout_s,
     )
+    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, backlog))

@@ -24,6 +24,7 @@ def model_card(service: Service) -> dict[str, object]:
 
 
 async def list_models(service: Service, call: Call) -> AnyReply:
+    """What is served here."""
     return json_reply({"object": "list", "data": [model_card(service)]})
 
 

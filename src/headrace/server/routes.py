@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.core.errors import UnavailableError
-from headrace.server.call import AnyReply, Call, Endpoint, Reply, json_reply
-from headrace.server.chat import chat_completions
-from headrace.server.completions import completions
-from headrace.server.embeddings import embeddings
+from headrace.server import shapes
+from headrace.server.call import AnyReply, Call, Reply, json_reply
+from headrace.server.chat import ChatCompletion, chat_completions
+from headrace.server.completions import Completion, completions
+from headrace.server.embeddings import EmbeddingList, embeddings
 from headrace.server.models import list_models, show_model
+from headrace.server.openapi import describing
 from headrace.server.responses import responses
+from headrace.server.responses_schema import ResponsesRequest
+from headrace.server.route import Route
+from headrace.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from headrace.server.service import Service
-from headrace.server.supervisor import State
 from headrace.server.tokenize import detokenize, tokenize
 from headrace.server.version import version
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    path: str  # its end may be open: /v1/models/{model} takes whatever follows
-    endpoint: Endpoint
-    methods: tuple[str, ...] = ("GET",)
-    is_open: bool = False  # answers without a key
-
-
 async def health(service: Service, call: Call) -> AnyReply:
+    """This process lives."""
     return json_reply({"status": "ok"})
 
 
 async def ready(service: Service, call: Call) -> AnyReply:
-    good = service.supervisor.state is State.READY and not service.draining
-    return json_reply({"ready": good}, 200 if good else 503)
+    """Whether requests would be answered now."""
+    service.check_accepting()
+    _ = service.supervisor.engine  # raises, and says until when, while there is none
+    return json_reply({"ready": True})
 
 
 async def metrics(service: Service, call: Call) -> AnyReply:
+    """Counts and times, as Prometheus reads them."""
     if service.exposition is None:
         raise UnavailableError("Nothing is being counted yet.", retry_after_s=1.0)
     text, content_type = service.exposition.write(call.headers.get("accept", ""))
@@ -42,17 +46,57 @@ async def metrics(service: Service, call: Call) -> AnyReply:
 
 
 def all_routes() -> list[Route]:
-    return [
-        Route(path="/health", endpoint=health, is_open=True),
-        Route(path="/ready", endpoint=ready, is_open=True),
-        Route(path="/version", endpoint=version),
-        Route(path="/metrics", endpoint=metrics),
-        Route(path="/v1/models", endpoint=list_models),
-        Route(path="/v1/models/{model}", endpoint=show_model),
-        Route(path="/v1/chat/completions", endpoint=chat_completions, methods=("POST",)),
-        Route(path="/v1/completions", endpoint=completions, methods=("POST",)),
-        Route(path="/v1/embeddings", endpoint=embeddings, methods=("POST",)),
-        Route(path="/v1/responses", endpoint=responses, methods=("POST",)),
-        Route(path="/tokenize", endpoint=tokenize, methods=("POST",)),
-        Route(path="/detokenize", endpoint=detokenize, methods=("POST",)),
+    routes = [
+        Route(path="/health", endpoint=health, is_open=True, response=shapes.Health),
+        Route(path="/ready", endpoint=ready, is_open=True, response=shapes.Ready, statuses=(503,)),
+        Route(path="/version", endpoint=version, response=shapes.Version),
+        Route(path="/metrics", endpoint=metrics, content_type="text/plain", statuses=(503,)),
+        Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
+        Route(path="/v1/models/{model}", endpoint=show_model, response=shapes.ModelCard),
+        Route(
+            path="/v1/chat/completions",
+            endpoint=chat_completions,
+            methods=("POST",),
+            request=ChatRequest,
+            response=ChatCompletion,
+            streams=True,
+        ),
+        Route(
+            path="/v1/completions",
+            endpoint=completions,
+            methods=("POST",),
+            request=CompletionRequest,
+            response=Completion,
+            streams=True,
+        ),
+        Route(
+            path="/v1/embeddings",
+            endpoint=embeddings,
+            methods=("POST",),
+            request=EmbeddingRequest,
+            response=EmbeddingList,
+        ),
+        Route(
+            path="/v1/responses",
+            endpoint=responses,
+            methods=("POST",),
+            request=ResponsesRequest,
+            streams=True,
+        ),
+        Route(
+            path="/tokenize",
+            endpoint=tokenize,
+            methods=("POST",),
+            request=TokenizeRequest,
+            response=shapes.Tokens,
+        ),
+        Route(
+            path="/detokenize",
+            endpoint=detokenize,
+            methods=("POST",),
+            request=DetokenizeRequest,
+            response=shapes.Text,
+        ),
     ]
+    routes.append(Route(path="/openapi.json", endpoint=describing(routes)))
+    return routes

@@ -138,8 +138,10 @@ class _Life:
     def _prepare(self) -> tuple[Service, HttpServer]:
         """All that HTTP needs. In a thread: the engine's first words come meanwhile."""
         began = time.perf_counter()
+        from headrace.server.admission import Admission
         from headrace.server.app import App
         from headrace.server.http_server import make_server
+        from headrace.server.keys import read_keys
         from headrace.server.routes import all_routes
         from headrace.server.served import read_served
         from headrace.server.service import Service
@@ -154,11 +156,17 @@ class _Life:
             server=self._config,
             engine=self._engine,
         )
+        keys, warnings = read_keys(self._config)
+        for warning in warnings:
+            self._start_up.note(warning)
         self._service = service = Service(
             config=self._config,
             engine_config=self._engine,
             model=served.model,
             supervisor=self._supervisor,
+            admission=Admission.from_config(self._config),
+            keys=keys,
+            watchers=[keys],
             fingerprint=served.fingerprint,
             identity=served.identity,
         )
@@ -167,7 +175,7 @@ class _Life:
         if served.model.template is None:
             what += ", no chat template"
         self._start_up.phase("tokenizer", time.perf_counter() - imported, what)
-        return service, make_server(App(service, all_routes()), BACKLOG)
+        return service, make_server(App(service, all_routes()), self._config, BACKLOG)
 
     def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
         if self._announced:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
 from headrace.core.server_config import ServerConfig
+from headrace.server.admission import Admission
 from headrace.server.exposition import Exposition
+from headrace.server.keys import Keys
 from headrace.server.record import HttpWatcher, Watcher
 from headrace.server.supervisor import Supervisor
 from headrace.tokenizer.chat_template import ChatTemplate
@@ -46,6 +48,8 @@ class Service:
     engine_config: EngineConfig
     model: ServedModel
     supervisor: Supervisor
+    admission: Admission
+    keys: Keys = field(default_factory=Keys)
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # what /metrics shows

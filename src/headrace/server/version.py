@@ -9,6 +9,7 @@ from headrace.server.service import Service
 
 
 async def version(service: Service, call: Call) -> AnyReply:
+    """Which Headrace this is, and what its fingerprint stands for."""
     facts = service.supervisor.facts
     return json_reply(
         {

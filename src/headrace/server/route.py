@@ -1,0 +1,28 @@
+"""One entry of routes.py: who answers at a path, and what is asked and answered there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace.server.call import Endpoint
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The OpenAPI description is made of this and of the endpoint's docstring."""
+
+    path: str  # its end may be open: /v1/models/{model} takes whatever follows
+    endpoint: Endpoint
+    methods: tuple[str, ...] = ("GET",)
+    is_open: bool = False  # answers without a key
+    request: type[msgspec.Struct] | None = None  # the body
+    response: Any = None  # the type of a 200's body; None: some JSON object
+    content_type: str = JSON  # of a 200
+    streams: bool = False  # answers with events where `stream` is true
+    statuses: tuple[int, ...] = ()  # that it can answer beside those of its kind

@@ -1,0 +1,53 @@
+"""What the small endpoints answer, for the OpenAPI description alone: they answer with dicts.
+
+tests/server/test_schemathesis.py holds that they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Health(msgspec.Struct):
+    status: Literal["ok"]
+
+
+class Ready(msgspec.Struct):
+    ready: bool
+
+
+class Version(msgspec.Struct):
+    version: str
+    fingerprint: str
+    identity: dict[str, Any]
+    config: dict[str, Any]
+    context_tokens: int | None
+    kv_tokens: int | None
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    prompt: str
