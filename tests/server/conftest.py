@@ -137,6 +137,7 @@ def llm(default_model_path: Path) -> Iterator[LLM]:
         yield model
 
 
+@pytest.fixture(scope="session")
 def strict(start_server: StartServer) -> RunningServer:
     """A server with small bounds, little patience and one request at a time, for tests that go
     beyond. Shared too."""
