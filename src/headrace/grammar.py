@@ -81,10 +81,10 @@ class GrammarCompiler:
             if self._made is None:
                 self._made = _make_tokenizer(self._tokenizer, self._vocab_size)
 
-    def compile(self, spec: GrammarSpec) -> Constraint:
+    def compile(self, spec: GrammarSpec, *, param: str | None = None) -> Constraint:
         """A constraint at its start, its first mask known. What can't be compiled, or matches
-        nothing, is an InvalidRequestError that names the spec's `param`."""
-        param = spec.param
+        nothing, is an InvalidRequestError that names `param`, or the spec's."""
+        param = param or spec.param
         _check_source(spec, param)
         self.prepare()
         if not self._places.acquire(timeout=COMPILE_TIMEOUT_S):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -24,12 +23,6 @@ WEATHER: Any = {
         "additionalProperties": False,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def ask(client: openai.OpenAI, said: Any = "What is 2+2?", **more: Any) -> Any:

@@ -4,7 +4,6 @@ tools: everything it is told and says goes through the plain convention."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -31,12 +30,6 @@ WEATHER: Any = {
 }
 NOW: Any = {"type": "function", "function": {"name": "now", "description": "The time."}}
 SCHEMAS = {"look": WEATHER["function"]["parameters"], "now": {"maxProperties": 0}}
-
-
-@pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def ask(client: openai.OpenAI, **more: Any) -> ChatCompletion:
