@@ -215,3 +215,11 @@ QWEN = "{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfo
 )
 def test_the_format_shows_in_the_template(template: str, found: ToolFormat | None) -> None:
     assert find_format(template) is found
+
+
+def test_after_the_tag_nothing_but_a_call(vocabulary: llguidance.LLTokenizer) -> None:
+    lark = write_grammar(HERMES, TOOLS, {}, forced=False, parallel=True)
+    matcher = start(vocabulary, lark)
+    assert matcher.consume_tokens(list(b"Well: <tool_call>"))
+    assert not matcher.is_accepting()
+    assert not matcher.consume_token(ord("x"))

@@ -154,10 +154,10 @@ def _start(
     if tool_format.opening in tag_ids:
         return [f"start: TEXT | TEXT {opening} calls", "TEXT: /(?s:.*)/"]
     tag = re.sub(r"([^\w<>])", r"\\\1", tool_format.opening)
+    # Of the two, the lazy one wins as soon as its tag is whole: from there only calls may follow.
     return [
         "start: TEXT | opening calls",
-        # As soon as the tag is whole, calls must follow: there is no text with a tag in it.
-        f"TEXT: /(?s:.*)/ & ~/(?s:.*){tag}(?s:.*)/",
+        "TEXT: /(?s:.*)/",
         f"opening[lazy]: /(?s:.*){tag}/",
     ]
 
