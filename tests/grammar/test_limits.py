@@ -52,6 +52,8 @@ def spec_of(kind: str, source: object = "") -> GrammarSpec:
         ("choice", '["a", 3]', "at least one"),
         ("lark", "start: missing", "missing"),
         ("lark", "start: start", "no text at all"),
+        ("lark", 'root ::= "a', "not GBNF"),
+        ("lark", 'root ::= ' + '"a" ' * 3000, "8192"),
         ("lark", 'start: %json {"multiple\\u004ff": 9999991, "type": "integer"}', "9999991"),
         ("regex", "a" * (MAX_SOURCE_BYTES + 1), "bytes"),
     ],
