@@ -39,10 +39,12 @@ from headrace.core.server_config import ServerConfig
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
 from headrace.server import wire
+from headrace.server.admission import Admission
 from headrace.server.call import Call
 from headrace.server.exposition import Exposition
 from headrace.server.generation import generate
 from headrace.server.histogram import TIME_BOUNDS_S, Histogram
+from headrace.server.keys import read_keys
 from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
 from headrace.server.snapshot import EngineSnapshot, take_snapshot
@@ -433,6 +435,8 @@ def test_a_request_left_the_queue_before_its_first_step_not_after(default_model_
     file = open_weights(default_model_path)
     service: Any = SimpleNamespace(
         check_accepting=lambda: None,
+        keys=read_keys(ServerConfig())[0],
+        admission=Admission.from_config(ServerConfig()),
         config=ServerConfig(),
         watchers=[Metrics(FakeEngine())],
         model=SimpleNamespace(tokenizer=read_tokenizer(file)),

@@ -93,6 +93,7 @@ def _check_values(sent: dict[str, Any], *, wants_ints: bool) -> None:
                         f"The body has an integer of {value.bit_length()} bits; expected at most "
                         "64.",
                         "Send smaller numbers.",
+                        param=next((n for n, v in sent.items() if v is value), None),
                     )
         layer = [value for value in values if type(value) is dict or type(value) is list]
         if not layer:
