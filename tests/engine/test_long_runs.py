@@ -29,7 +29,7 @@ from headrace.simulate.runner import SimulatedRunner
 VOCAB, EOS, EOS_RATE = 40, 39, 0.04
 CONTEXT_TOKENS = 64
 # In all; a million take some minutes.
-LONG_STEPS = int(os.environ.get("HEADRACE_LONG_STEPS", "60000"))
+LONG_STEPS = int(os.environ.get("HEADRACE_TEST_LONG_STEPS", "60000"))
 
 # What prompts begin with: requests of a family share blocks.
 FAMILIES = [[(7 * family + 3 * at) % VOCAB for at in range(40)] for family in range(3)]

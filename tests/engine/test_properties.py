@@ -309,7 +309,7 @@ def engine_settings(draw: st.DrawFn) -> Setting:
 
 
 under_load = settings(
-    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "200")),
+    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "200")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

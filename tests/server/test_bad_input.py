@@ -226,8 +226,9 @@ def test_a_million_tokens_are_refused_while_others_are_served(server: RunningSer
     asked = threading.Event()
 
     def look() -> None:
-        while not asked.is_set():
-            healthy.append(httpx.get(f"{server.base_url}/health", timeout=60).status_code)
+        with httpx.Client(base_url=server.base_url, timeout=60) as client:
+            while not asked.is_set():
+                healthy.append(client.get("/health").status_code)
 
     looking = threading.Thread(target=look)
     looking.start()

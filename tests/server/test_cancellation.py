@@ -28,13 +28,14 @@ def ask(*, stream: bool, words: int = 1, **more: object) -> bytes:
 class Watched:
     """The server's own counts."""
 
-    def __init__(self, server: RunningServer) -> None:
+    def __init__(self, server: RunningServer, client: httpx.Client) -> None:
         self.server = server
+        self._client = client
         self.aborted = self.read("request_success_total", 'finished_reason="abort"')
         self.generated = self.read("generation_tokens_total")
 
     def read(self, name: str, label: str = "") -> float:
-        text = httpx.get(f"{self.server.base_url}/metrics").text
+        text = self._client.get("/metrics").text
         found = re.search(rf"^headrace:{name}{{[^}}]*{re.escape(label)}[^}}]*}} (\S+)$", text, re.M)
         assert found is not None, name
         return float(found[1])
@@ -60,7 +61,8 @@ class Watched:
 
 @pytest.fixture
 def watched(strict: RunningServer) -> Iterator[Watched]:
-    yield Watched(strict)
+    with httpx.Client(base_url=strict.base_url) as client:
+        yield Watched(strict, client)
     check_good(strict.port)
     assert "Traceback" not in strict.log
 

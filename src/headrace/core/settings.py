@@ -26,7 +26,13 @@ HIDDEN = "***"
 BACKENDS = ("cpu", "reference")
 # Variables with that prefix that are no settings: some of ours, and those of tests and benchmarks.
 OTHER_VARIABLES = frozenset(
-    f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG", "LONG_STEPS", "EXAMPLES")
+    f"{PREFIX}{name}"
+    for name in (
+        "CACHE",
+        "OFFLINE",
+        "DEBUG",
+        "CONFIG",
+    )
 )
 TEST_PREFIX = f"{PREFIX}TEST_"
 # Kubernetes tells every container about Services: of one named "headrace" in these words.

@@ -81,6 +81,7 @@ def all_routes() -> list[Route]:
             endpoint=responses,
             methods=("POST",),
             request=ResponsesRequest,
+            response=shapes.Response,
             streams=True,
         ),
         Route(

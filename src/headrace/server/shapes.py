@@ -51,3 +51,16 @@ class Tokens(msgspec.Struct):
 
 class Text(msgspec.Struct):
     prompt: str
+
+
+class Response(msgspec.Struct):
+    """Of OpenAI's newer API; it has more fields than these."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    usage: dict[str, Any] | None
