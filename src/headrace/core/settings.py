@@ -24,16 +24,8 @@ DEFAULT = "default"
 SECRETS = frozenset({"api_key"})
 HIDDEN = "***"
 BACKENDS = ("cpu", "reference")
-# Variables with that prefix that are no settings: some of ours, and those of tests and benchmarks.
-OTHER_VARIABLES = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "CACHE",
-        "OFFLINE",
-        "DEBUG",
-        "CONFIG",
-    )
-)
+# Variables with that prefix that are no settings.
+OTHER_VARIABLES = frozenset(f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG"))
 TEST_PREFIX = f"{PREFIX}TEST_"
 # Kubernetes tells every container about Services: of one named "headrace" in these words.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)")

@@ -25,11 +25,7 @@ from headrace.server.usage import Usage
 
 
 async def responses(service: Service, call: Call) -> AnyReply:
-<<<<<<< HEAD
-    """Answer input items, in OpenAI's newer shape. Nothing is kept between requests."""
-=======
     """An answer to a chat in the newer shape, whole or as events. Nothing is kept."""
->>>>>>> edge4
     sent = read_struct(call, ResponsesRequest)
     request, use = await make_chat_request(service, call, as_chat(call, sent))
     params = request.params
