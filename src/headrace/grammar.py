@@ -2,13 +2,13 @@
 
 A grammar comes from whoever sends a request, so compiling one is bounded:
 
-- `MAX_SOURCE_BYTES` bounds the source, and with it how deep rules can refer to each other: the
+- `MAX_GRAMMAR_BYTES` bounds the source, and with it how deep rules can refer to each other: the
   compiler recurses along them, so that it runs in a thread with a stack (`STACK_BYTES`, touched
   only as far as needed) that is enough for the deepest that fits.
 - `LIMITS` bounds the work, in llguidance's units: expressions built for the first lexer state and
   for one mask (`initial_lexer_fuel`, `step_lexer_fuel`), parser items of one mask
   (`step_max_items`), memory (`max_lexer_states`, of 1 to 2 kB; `max_grammar_size`, in symbols). One
-  mask is a matter of some 20 ms at the very worst, and ends its request if it would be more.
+  mask is a matter of some 40 ms at the very worst, and ends its request if it would be more.
 - `MAX_MULTIPLE` bounds what no unit of llguidance's does: the automaton of `multipleOf`.
 - `MAX_GBNF_CHARACTERS` bounds a translation that takes the square of it, and holds up the others.
 - `COMPILE_TIMEOUT_S` bounds the wait; `MAX_COMPILING` how many threads compile at a time. One that
@@ -27,7 +27,12 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.core.constraint import Constraint, GrammarKind, GrammarSpec
+from headrace.core.constraint import (
+    MAX_GRAMMAR_BYTES,
+    Constraint,
+    GrammarKind,
+    GrammarSpec,
+)
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -36,7 +41,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_SOURCE_BYTES = 64 << 10
 MAX_MULTIPLE = 100_000
 MAX_GBNF_CHARACTERS = 8192
 STACK_BYTES = 256 << 20
@@ -260,8 +264,8 @@ def _check_source(spec: GrammarSpec, param: str) -> None:
         size_bytes = len(spec.source.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise _invalid(spec, param, "it has a lone surrogate") from error
-    if size_bytes > MAX_SOURCE_BYTES:
-        raise _invalid(spec, param, f"it has {size_bytes} bytes of at most {MAX_SOURCE_BYTES}")
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise _invalid(spec, param, f"it has {size_bytes} bytes of at most {MAX_GRAMMAR_BYTES}")
     _check_multiples(spec, param)
 
 
@@ -333,8 +337,8 @@ def _brief(matcher: LLMatcher) -> str:
     return " ".join(text.split()).rstrip(".")[:300]
 
 
-def _too_complex(matcher: LLMatcher) -> HeadraceError:
-    return HeadraceError(
+def _too_complex(matcher: LLMatcher) -> InvalidRequestError:
+    return InvalidRequestError(
         f"The grammar can't be followed any further: {_brief(matcher)}.", "Simplify the grammar."
     )
 

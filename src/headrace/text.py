@@ -124,7 +124,9 @@ class RequestText:
     def push(self, token: SampledToken) -> TokenEvent | None:
         """The event for a token; None for one after a stop string, which nobody is to see."""
         if token.error is not None:
-            raise HeadraceError(f"Request {token.request_id} failed: {token.error.rstrip('.')}.")
+            is_own_fault = token.finish_reason is FinishReason.REFUSED
+            kind = InvalidRequestError if is_own_fault else HeadraceError
+            raise kind(f"Request {token.request_id} failed: {token.error.rstrip('.')}.")
         if token.index in self._ended:
             return None
         params = self._request.params

@@ -154,16 +154,24 @@ def test_preemption_does_not_feed_a_token_twice() -> None:
         assert mine[-1].finish_reason is FinishReason.STOP
 
 
-@pytest.mark.parametrize("error", [HeadraceError("Too deep."), RuntimeError("Too deep.")])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InvalidRequestError("Too deep."), FinishReason.REFUSED),
+        (RuntimeError("Too deep."), FinishReason.ERROR),
+    ],
+)
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_constraint_that_raises_ends_its_own_request_only(error: Exception, n: int) -> None:
+def test_a_constraint_that_raises_ends_its_own_request_only(
+    error: Exception, reason: FinishReason, n: int
+) -> None:
     engine = make()
     engine.add(request("bad", n=n), Script({7}, {8}, error))
     engine.add(request("good"), Script({7}, {8}, {9}))
     engine.add(request("free", grammar=False))
     found = run(engine)
     bad = [t for t in found if t.request_id == "bad" and t.finish_reason is not None]
-    assert [t.finish_reason for t in bad] == [FinishReason.ERROR] * n
+    assert [t.finish_reason for t in bad] == [reason] * n
     assert sorted(t.index for t in bad) == list(range(n))
     assert all("Too deep." in (t.error or "") for t in bad)
     assert [t.token_id for t in found if t.request_id == "good"] == [7, 8, 9]
@@ -204,7 +212,7 @@ def test_nothing_left_between_grammar_and_sampling_parameters_fails_alone() -> N
     found = run(engine)
     for name in ("allowed", "early"):
         (only,) = [t for t in found if t.request_id == name]
-        assert only.finish_reason is FinishReason.ERROR
+        assert only.finish_reason is FinishReason.REFUSED
         assert "no token is left" in (only.error or "")
     for name in ("biased", "good"):  # a bias makes unlikely, it does not forbid
         assert [t.token_id for t in found if t.request_id == name] == [7, 8]

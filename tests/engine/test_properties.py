@@ -29,6 +29,7 @@ from headrace.simulate.runner import SimulatedRunner
 
 T = TypeVar("T")
 
+FAILED = (FinishReason.ERROR, FinishReason.REFUSED)
 VOCAB, EOS, EOS_RATE = 40, 39, 0.04
 CONTEXT_TOKENS = 64
 # What prompts begin with: requests of a family share blocks.
@@ -152,7 +153,7 @@ def assert_same(outcome: Outcome, expected: Outcome) -> None:
         else:
             bare = [replace(token, finish_reason=None) for token in alone.tokens]
             assert found.tokens == bare[: len(found.tokens)]
-            assert found.error is None or found.finish_reason is FinishReason.ERROR
+            assert found.error is None or found.finish_reason in FAILED
     if outcome.arrival.request.beam is not None and any(
         one.tokens for one in outcome.continuations.values()
     ):
@@ -170,7 +171,7 @@ def assert_ended_well(outcome: Outcome, setting: Setting) -> None:
     if FinishReason.TIMEOUT in reasons:
         assert request.timeout_s is not None
     for one in outcome.continuations.values():
-        if one.finish_reason is FinishReason.ERROR:
+        if one.finish_reason in FAILED:
             assert setting.fail or setting.raise_on
             # Ours, and not the runner's complaint of a plan.
             assert any(text in (one.error or "") for text in INJECTED), one.error

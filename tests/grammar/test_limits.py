@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from headrace import grammar as grammar_module
-from headrace.core.constraint import Constraint, GrammarKind, GrammarSpec
+from headrace.core.constraint import MAX_GRAMMAR_BYTES, Constraint, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.grammar import MAX_SOURCE_BYTES, GrammarCompiler
+from headrace.grammar import GrammarCompiler
 from headrace.tokenizer.tokenizer import Tokenizer
 
 
@@ -55,7 +55,7 @@ def spec_of(kind: str, source: object = "") -> GrammarSpec:
         ("lark", 'root ::= "a', "not GBNF"),
         ("lark", 'root ::= ' + '"a" ' * 3000, "8192"),
         ("lark", 'start: %json {"multiple\\u004ff": 9999991, "type": "integer"}', "9999991"),
-        ("regex", "a" * (MAX_SOURCE_BYTES + 1), "bytes"),
+        ("regex", "a" * (MAX_GRAMMAR_BYTES + 1), "bytes"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compiled_says_why(
@@ -116,7 +116,7 @@ def test_a_bomb_is_refused_or_works_and_ends_nothing_but_itself(
     compiler: GrammarCompiler, tokenizer: Tokenizer, name: str
 ) -> None:
     kind, source = BOMBS[name]
-    assert len(source) <= MAX_SOURCE_BYTES
+    assert len(source) <= MAX_GRAMMAR_BYTES
     try:
         started = compiler.compile(spec_of(kind, source))
     except InvalidRequestError:

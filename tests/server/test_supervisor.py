@@ -34,7 +34,6 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
             engine=EngineConfig(),
             log_level="info",
             log_format="json",
-            max_grammar_bytes=1,
         ),
         hang_timeout_s=hang_timeout_s,
         max_restarts=max_restarts,

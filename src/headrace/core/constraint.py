@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+MAX_GRAMMAR_BYTES = 64 << 10  # of a source: compilers recurse along it
+
 
 class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"  # source: a JSON schema

@@ -29,6 +29,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the caller went away
     TIMEOUT = "timeout"  # timeout_s passed
     ERROR = "error"  # this sequence failed; SampledToken.error says how
+    REFUSED = "refused"  # likewise, by the request's own fault, which showed only on the way
 
 
 def _refuse(param: str, found: object, expected: str) -> InvalidRequestError:

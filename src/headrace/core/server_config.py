@@ -12,8 +12,18 @@ from enum import StrEnum
 from typing import cast
 
 from headrace.core.config import flag
+from headrace.core.constraint import MAX_GRAMMAR_BYTES
 from headrace.core.errors import ConfigError
+from headrace.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from headrace.core.sizes import parse_bytes
+
+# What lies behind takes no more, whatever is allowed here.
+_MOST = {
+    "max_n": MAX_N,
+    "max_stop": MAX_STOP_STRINGS,
+    "max_logprobs": MAX_LOGPROBS,
+    "max_schema": MAX_GRAMMAR_BYTES,
+}
 
 
 class LogFormat(StrEnum):
@@ -115,8 +125,11 @@ class ServerConfig:
             if not isinstance(value, bool):
                 raise _refuse(name, value, "true or false")
         elif name.startswith("max_") and not (value is None and default is None):
-            if not _is_count(value, 0 if name == "max_restarts" else 1):
-                raise _refuse(name, value, "a whole number of at least 1")
+            least = 0 if name == "max_restarts" else 1
+            if not _is_count(value, least):
+                raise _refuse(name, value, f"a whole number of at least {least}")
+            if name in _MOST and cast("int", value) > _MOST[name]:
+                raise _refuse(name, value, f"at most {_MOST[name]}")
         elif name.endswith("_s") and not (value is None and default is None):
             if not _is_positive(value):
                 raise _refuse(name, value, "a number of seconds above 0")

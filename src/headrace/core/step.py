@@ -96,6 +96,7 @@ class EntryResult:
     # added up in double precision.
     pooled: list[float] | None = None
     error: str | None = None  # this sequence failed, alone
+    is_own_fault: bool = False  # because of what its draw asked for
 
 
 @dataclass(slots=True, kw_only=True)

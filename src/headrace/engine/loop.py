@@ -134,7 +134,9 @@ class Engine:
 
     def _fail(self, error: Exception) -> list[SampledToken]:
         log.exception("a step failed; its requests end, others go on")
-        return self.scheduler.fail(f"the step could not be computed: {error}")
+        # Of an error that nobody foresaw only the kind: its text is about our own inside.
+        what = str(error) if isinstance(error, HeadraceError) else type(error).__name__
+        return self.scheduler.fail(f"the step could not be computed: {what}")
 
     def _expire(self) -> list[SampledToken]:
         """End requests whose time has passed."""

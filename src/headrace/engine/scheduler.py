@@ -14,6 +14,7 @@ from itertools import chain
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
+from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import (
     PREVIOUS,
@@ -382,7 +383,8 @@ class Scheduler:
             if entry.draw is not None:
                 sequence.draws_in_flight -= 1
             if found.error is not None:
-                tokens += self.end(sequence.request.request_id, FinishReason.ERROR, found.error)
+                reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
+                tokens += self.end(sequence.request.request_id, reason, found.error)
                 continue
             if entry.targets is not None:
                 sequence.keep_scores(entry, found)
@@ -425,7 +427,9 @@ class Scheduler:
             if sequence.constraint is None:
                 raise
             log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)
-            return self.end(sequence.request.request_id, FinishReason.ERROR, reason_of(error))
+            is_own_fault = isinstance(error, InvalidRequestError)
+            kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
+            return self.end(sequence.request.request_id, kind, reason_of(error))
         scores = sequence.prompt_scores
         if scores and sequence.generated_tokens != 1:
             scores = []  # they came with the first token

@@ -90,7 +90,6 @@ class _Life:
                 engine=engine,
                 log_level=config.log_level,
                 log_format=config.log_format,
-                max_grammar_bytes=config.max_schema_bytes,
             ),
             hang_timeout_s=config.hang_timeout_s,
             max_restarts=config.max_restarts,

@@ -33,7 +33,6 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     engine: EngineConfig
     log_level: str
     log_format: str
-    max_grammar_bytes: int
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):

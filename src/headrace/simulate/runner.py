@@ -173,6 +173,7 @@ class SimulatedRunner:
             token = after.draw(entry.draw)
             if token is None:
                 result.error = "no token is left to draw: all are banned or masked"
+                result.is_own_fault = True
                 return result
             result.token_id = token
             result.logprob = after.logprob(token)

@@ -21,8 +21,9 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 _SCORED = (0.0, 1.0, 0.0, 1.0, 0.0)  # in place of a draw
+NOT_NUMBERS = -1
 _FAILURES = {  # what the native sampler gives in place of a token
-    -1: "The model gave logits that are not numbers.",
+    NOT_NUMBERS: "The model gave logits that are not numbers.",
     -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
     -3: "Bias and penalties took a logit past the range of float32.",
 }
@@ -107,7 +108,7 @@ class DrawArrays:
                 at += 1
             worst = min(tokens[first:at], default=0)
             if worst < 0:
-                result.error = _FAILURES[worst]
+                result.error, result.is_own_fault = _FAILURES[worst], worst != NOT_NUMBERS
             results.append(result)
         return results
 

@@ -22,7 +22,7 @@ from headrace.backends.reference.sampling import (
     log_probability,
     top_log_probabilities,
 )
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
 from headrace.core.step import (
     PREVIOUS,
     EntryResult,
@@ -207,7 +207,7 @@ def _answer(entry: StepEntry, result: EntryResult, values: NDArray[np.float32], 
             if entry.top_logprobs:
                 result.top = top_log_probabilities(values, entry.top_logprobs)
     except HeadraceError as error:  # of this row: the other sequences go on
-        result.error = error.cause
+        result.error, result.is_own_fault = error.cause, isinstance(error, InvalidRequestError)
 
 
 def _prepare_all(weights: DecoderWeights[Weight]) -> DecoderWeights[ReferenceWeight]:

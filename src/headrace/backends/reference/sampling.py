@@ -30,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.step import Draw, TopLogprobs
 
 LEAST_WEIGHT = 2.0**-40
@@ -147,12 +147,12 @@ def largest(logits: NDArray[np.floating]) -> float:
 def _check_adjusted(logits: NDArray[np.float64]) -> None:
     found = float(np.max(logits))
     if found == -np.inf:
-        raise HeadraceError(
+        raise InvalidRequestError(
             "No token may follow: all that are allowed are banned or masked; expected one or more.",
             "Allow more tokens or ban fewer.",
         )
     if found == np.inf:
-        raise HeadraceError(
+        raise InvalidRequestError(
             "Bias and penalties took a logit past the range of float32.",
             "Choose a repetition_penalty nearer to 1.",
         )
