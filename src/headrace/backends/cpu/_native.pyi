@@ -38,6 +38,9 @@ class Matrix:
     @property
     def outputs(self) -> int: ...
     @property
+    def quantized(self) -> bool:
+        """All of it."""
+    @property
     def bytes(self) -> int: ...
 
 class Adjustments:
@@ -70,7 +73,14 @@ class Program:
     def slot(self, width: int, head: bool = False) -> int: ...
     def embed(self, out: int, table: Table, scale: float, /) -> None: ...
     def norm(self, in_: int, out: int, weight: Floats, eps: float, /) -> None: ...
-    def linear(self, in_: int, out: int, weight: Matrix, /) -> None: ...
+    def linear(self, in_: int, out: int, weight: Matrix, added: int, /) -> None:
+        """`added` is the slot of what the product is added to, or -1; it may be `out` itself."""
+    def normed_linear(
+        self, in_: int, out: int, weight: Matrix, added: int, norm: Floats, eps: float, /
+    ) -> None: ...
+    def gated_linear(
+        self, in_: int, out: int, weight: Matrix, added: int, gelu: bool, /
+    ) -> None: ...
     def head_norm(
         self,
         slot: int,
@@ -131,5 +141,10 @@ class Program:
     ) -> None:
         """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
         says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
+    def profile(self, on: bool) -> None:
+        """Time each operation from now on, or no longer."""
+    def take_profile(self) -> list[tuple[str, int, float, float, float, float]]:
+        """(operation, calls, seconds, seconds worked by all threads, multiply-adds, bytes) since
+        the profile was last taken."""
     def slot_view(self, slot: int, rows: int) -> Floats:
         """The first rows of a slot, shared with the program."""

@@ -202,6 +202,12 @@ struct RecordedProgram {
   }
 };
 
+void check_product(const Program& program, const Matrix& w, int inputs, int out, int added) {
+  require(w.linear.inputs == inputs && w.linear.outputs == program.slot_width(out) &&
+              (added < 0 || program.slot_width(added) == w.linear.outputs),
+          "linear: wrong width");
+}
+
 void bind_program(nb::module_& m) {
   using P = RecordedProgram;
   nb::class_<P>(m, "Program")
@@ -226,11 +232,25 @@ void bind_program(nb::module_& m) {
              p.program.norm(in, out, to_vector(weight), eps);
            })
       .def("linear",
-           [](P& p, int in, int out, const Matrix& w) {
-             require(w.linear.inputs == p.program.slot_width(in) &&
-                         w.linear.outputs == p.program.slot_width(out),
-                     "linear: wrong width");
-             p.program.linear(in, out, &w.linear);
+           [](P& p, int in, int out, const Matrix& w, int added) {
+             check_product(p.program, w, p.program.slot_width(in), out, added);
+             p.program.linear(in, out, &w.linear, added);
+           },
+           nb::keep_alive<1, 4>())
+      .def("normed_linear",
+           [](P& p, int in, int out, const Matrix& w, int added, FloatArray norm, float eps) {
+             check_product(p.program, w, p.program.slot_width(in), out, added);
+             require(w.linear.quantized_wholly() &&
+                         static_cast<int>(norm.size()) == p.program.slot_width(in),
+                     "normed_linear: wrong width, or a weight of floats");
+             p.program.normed_linear(in, out, &w.linear, added, to_vector(norm), eps);
+           },
+           nb::keep_alive<1, 4>())
+      .def("gated_linear",
+           [](P& p, int in, int out, const Matrix& w, int added, bool gelu) {
+             check_product(p.program, w, p.program.slot_width(in) / 2, out, added);
+             require(w.linear.quantized_wholly(), "gated_linear: a weight of floats");
+             p.program.gated_linear(in, out, &w.linear, added, gelu);
            },
            nb::keep_alive<1, 4>())
       .def("head_norm",
@@ -303,6 +323,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<const std::vector<Table*>&, std::optional<FloatArray>, int>(), "parts"_a,
            "bias"_a.none(), "threads"_a)
       .def_prop_ro("outputs", [](const Matrix& w) { return w.linear.outputs; })
+      .def_prop_ro("quantized", [](const Matrix& w) { return w.linear.quantized_wholly(); })
       .def_prop_ro("bytes", &Matrix::bytes);
   nb::class_<Adjustments>(m, "Adjustments")
       .def(nb::init<IntArray, FloatMatrix, IntArray, Adjustments::Valued, Adjustments::Ids,

@@ -31,6 +31,7 @@ struct Tile {
   const uint8_t* streams[MAX_TILE_BLOCKS];
   const float* bias[MAX_TILE_BLOCKS];  // of the block's first output, or null
   float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
+  const float* added[MAX_TILE_BLOCKS];  // likewise, of what the product is added to; or null
   int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
   // What will be read after this tile, asked for meanwhile: `ahead_lines` cache lines of each
   // stream for each record of this one.

@@ -58,12 +58,16 @@ constexpr int weight_bytes() {
 }
 
 HEADRACE_INLINE void store_outputs(const Tile& t, int b, int r, Floats sums) {
-  float* out = t.out[b] + r * t.out_stride;
-  if (t.lanes[b] == LANES) {
-    store(out, t.bias[b] ? sums + load(t.bias[b]) : sums);
+  const size_t at = r * t.out_stride;
+  const int n = t.lanes[b];
+  if (n == LANES) {
+    if (t.bias[b]) sums = sums + load(t.bias[b]);
+    if (t.added[b]) sums = load(t.added[b] + at) + sums;
+    store(t.out[b] + at, sums);
   } else {
-    const int n = t.lanes[b];
-    store_part(out, t.bias[b] ? sums + load_part(t.bias[b], n) : sums, n);
+    if (t.bias[b]) sums = sums + load_part(t.bias[b], n);
+    if (t.added[b]) sums = load_part(t.added[b] + at, n) + sums;
+    store_part(t.out[b] + at, sums, n);
   }
 }
 
