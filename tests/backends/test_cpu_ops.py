@@ -297,4 +297,5 @@ def test_paths_match_the_processor() -> None:
     paths = _native.paths()
     assert paths[-1] == "portable"
     assert ("avx2" in paths) == (" avx2 " in flags and " fma " in flags and " f16c " in flags)
+    assert ("avx-vnni" in paths) == (" avx_vnni " in flags and " avx2 " in flags)
     assert ("avx512-vnni" in paths) == (" avx512_vnni " in flags and " avx512bw " in flags)

@@ -120,11 +120,17 @@ struct Kernels {
   void (*log_sum_exp)(const float* x, int n, float* maximum, double* log_sum);
   // out = exp((x - shift) * scale)
   void (*exponentials)(const float* x, float shift, float scale, int n, float* out);
+
+  // What a core can do at most: int8 and float multiply-adds made, and memory read.
+  int64_t (*dot_loop)(int rounds);
+  int64_t (*float_loop)(int rounds);
+  void (*read_loop)(const uint8_t* data, size_t bytes);
 };
 
 const Kernels& portable_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
+const Kernels& avxvnni_kernels();
 const Kernels& avx512_kernels();
 #endif
 
