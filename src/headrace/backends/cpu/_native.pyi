@@ -10,6 +10,12 @@ Ints = NDArray[np.int32]
 def paths() -> list[str]:
     """Kernel paths this machine can run, best first."""
 
+def measure_peaks(
+    pool: Pool, read_bytes: int, path: str | None = None
+) -> tuple[float, float, float]:
+    """What all threads together can do a second: int8 multiply-adds, float32 multiply-adds, bytes
+    read from `read_bytes` of memory. Takes a fraction of a second."""
+
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property

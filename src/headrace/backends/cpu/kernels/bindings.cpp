@@ -11,6 +11,7 @@
 
 #include "adjustments.h"
 #include "arrays.h"
+#include "peaks.h"
 #include "program.h"
 
 using namespace nanobind::literals;
@@ -195,6 +196,7 @@ struct RecordedProgram {
   }
 
   auto read(int slot, int rows) {
+    require(program.holds(slot, rows), "no such slot, or not so many rows in it");
     const size_t shape[2] = {static_cast<size_t>(rows),
                              static_cast<size_t>(program.slot_width(slot))};
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(program.slot_data(slot), 2, shape,
@@ -331,6 +333,16 @@ NB_MODULE(_native, m) {
            "rows"_a, "penalties"_a, "limited"_a, "bias"_a, "allowed"_a, "banned"_a, "seen"_a,
            "counts"_a);
   bind_program(m);
+  m.def(
+      "measure_peaks",
+      [](Pool& pool, size_t read_bytes, const std::optional<std::string>& path) {
+        require(read_bytes >= (1 << 20), "too few bytes to measure reading");
+        const Kernels& kernels = path_named(path);
+        nb::gil_scoped_release release;
+        const Peaks peaks = measure_peaks(kernels, pool, read_bytes);
+        return std::make_tuple(peaks.dots, peaks.floats, peaks.bytes);
+      },
+      "pool"_a, "read_bytes"_a, "path"_a.none() = nb::none());
   m.def("paths", [] {
     std::vector<std::string> names;
     for (int i = 0; i < path_count(); ++i) names.emplace_back(path_at(i).name);

@@ -76,6 +76,10 @@ class Program {
   // A row buffer of `width` floats; `head` ones hold only as many rows as the head runs at a time.
   int slot(int width, bool head);
   float* slot_data(int slot) { return slots_[slot].data.floats(); }
+  bool holds(int slot, int rows) const {
+    return slot >= 0 && slot < static_cast<int>(slots_.size()) && rows >= 0 &&
+           static_cast<size_t>(rows) * slots_[slot].width * sizeof(float) <= slots_[slot].data.bytes();
+  }
   int slot_width(int slot) const { return slots_[slot].width; }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ < 0 ? 0 : slot_width(logits_); }
