@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
+from headrace.backends.cpu.ops import RecordingOps, Value
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
 from headrace.core.step import StepEntry
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
@@ -131,6 +132,69 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
         np.testing.assert_array_equal(part, whole[:count])
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5, 40])
+@pytest.mark.parametrize("format_name", ["Q4_1", "Q8_0", "F16"])
+def test_fused_operations_are_the_single_ones_bit_for_bit(
+    run_op: RunOp, random_tensor: RandomTensor, format_name: str, rows: int
+) -> None:
+    """A norm or gate before a product and a sum after it, in one program, against one program each;
+    and with rows in between that somebody else wants too."""
+    rng = np.random.default_rng(rows)
+    x = rng.standard_normal((rows, 256)).astype(np.float32)
+    weight = rng.standard_normal(256).astype(np.float32)
+    up, down = (
+        matrix_of(random_tensor(rng, format_name, *shape), bias=bias)
+        for shape, bias in (
+            ((320, 256), rng.standard_normal(320).astype(np.float32)),
+            ((256, 160), None),
+        )
+    )
+    silu = Activation.SILU
+
+    normed = run_op([x], lambda ops, v: ops.norm(v, weight, 1e-5))
+    gate_up = run_op([normed], lambda ops, v: ops.linear(v, up))
+    gated = run_op([gate_up], lambda ops, v: ops.gated(v, silu))
+    out = run_op([gated], lambda ops, v: ops.linear(v, down))
+    added = run_op([x, out], lambda ops, a, b: ops.add(a, b))
+    other_way = run_op([out, x], lambda ops, a, b: ops.add(a, b))
+
+    def mlp(ops: RecordingOps, v: Value) -> Value:
+        return ops.linear(ops.gated(ops.linear(ops.norm(v, weight, 1e-5), up), silu), down)
+
+    np.testing.assert_array_equal(run_op([x], mlp), out)
+    np.testing.assert_array_equal(run_op([x], lambda ops, v: ops.add(v, mlp(ops, v))), added)
+    np.testing.assert_array_equal(run_op([x], lambda ops, v: ops.add(mlp(ops, v), v)), other_way)
+
+    def shared(ops: RecordingOps, v: Value) -> Value:
+        n = ops.norm(v, weight, 1e-5)
+        return ops.add(n, ops.linear(ops.gated(ops.linear(n, up), silu), down))
+
+    expected = run_op([normed, out], lambda ops, a, b: ops.add(a, b))
+    np.testing.assert_array_equal(run_op([x], shared), expected)
+
+
+def test_what_is_fused(random_tensor: RandomTensor) -> None:
+    """A layer's products take the norms, gates and sums around them; floats keep theirs apart."""
+    rng = np.random.default_rng(0)
+    weight = np.ones(64, np.float32)
+
+    def slots(format_name: str) -> list[tuple[int, bool]]:
+        up, down = (
+            matrix_of(random_tensor(rng, format_name, *shape)) for shape in ((128, 64), (64, 64))
+        )
+        ops = RecordingOps()
+        x = ops.input(64)
+        gate_up = ops.linear(ops.norm(x, weight, 1e-5), up)
+        return ops.assign_slots(ops.add(x, ops.linear(ops.gated(gate_up, Activation.SILU), down)))
+
+    assert slots("Q4_0") == [(64, False), (128, False)]  # x, and the sum in its place; gate and up
+    assert slots("F32") == [
+        (64, False),
+        (64, False),
+        (128, False),
+    ]  # rows of a norm, then of a gate
+
+
 def test_rows_beyond_the_shared_scratch(run_op: RunOp, random_tensor: RandomTensor) -> None:
     rng = np.random.default_rng(12)
     tensor = random_tensor(rng, "Q4_0", 40, 4096)
@@ -233,4 +297,5 @@ def test_paths_match_the_processor() -> None:
     paths = _native.paths()
     assert paths[-1] == "portable"
     assert ("avx2" in paths) == (" avx2 " in flags and " fma " in flags and " f16c " in flags)
+    assert ("avx-vnni" in paths) == (" avx_vnni " in flags and " avx2 " in flags)
     assert ("avx512-vnni" in paths) == (" avx512_vnni " in flags and " avx512bw " in flags)

@@ -10,6 +10,12 @@ Ints = NDArray[np.int32]
 def paths() -> list[str]:
     """Kernel paths this machine can run, best first."""
 
+def measure_peaks(
+    pool: Pool, read_bytes: int, path: str | None = None
+) -> tuple[float, float, float]:
+    """What all threads together can do a second: int8 multiply-adds, float32 multiply-adds, bytes
+    read from `read_bytes` of memory. Takes a fraction of a second."""
+
 class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
@@ -37,6 +43,9 @@ class Matrix:
     def __init__(self, parts: list[Table], bias: Floats | None, threads: int) -> None: ...
     @property
     def outputs(self) -> int: ...
+    @property
+    def quantized(self) -> bool:
+        """All of it."""
     @property
     def bytes(self) -> int: ...
 
@@ -72,7 +81,14 @@ class Program:
     def slot(self, width: int, head: bool = False) -> int: ...
     def embed(self, out: int, table: Table, scale: float, /) -> None: ...
     def norm(self, in_: int, out: int, weight: Floats, eps: float, /) -> None: ...
-    def linear(self, in_: int, out: int, weight: Matrix, /) -> None: ...
+    def linear(self, in_: int, out: int, weight: Matrix, added: int, /) -> None:
+        """`added` is the slot of what the product is added to, or -1; it may be `out` itself."""
+    def normed_linear(
+        self, in_: int, out: int, weight: Matrix, added: int, norm: Floats, eps: float, /
+    ) -> None: ...
+    def gated_linear(
+        self, in_: int, out: int, weight: Matrix, added: int, gelu: bool, /
+    ) -> None: ...
     def head_norm(
         self,
         slot: int,
@@ -139,5 +155,10 @@ class Program:
     ) -> None:
         """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
         says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
+    def profile(self, on: bool) -> None:
+        """Time each operation from now on, or no longer."""
+    def take_profile(self) -> list[tuple[str, int, float, float, float, float]]:
+        """(operation, calls, seconds, seconds worked by all threads, multiply-adds, bytes) since
+        the profile was last taken."""
     def slot_view(self, slot: int, rows: int) -> Floats:
         """The first rows of a slot, shared with the program."""

@@ -111,7 +111,7 @@ def activation_bytes(
     context_tokens: int,
 ) -> int:
     """What a program holds for the worst step: a slot for each value that is alive at one time,
-    rope tables, attention scores and quantized rows a thread, and the samplers' lists."""
+    rope tables, attention scores and a tile of rows a thread, and the samplers' lists."""
     slots = sum(
         width * (LOGIT_ROWS if head else max_batch_tokens)
         for width, head in _record_slots(spec, weights)
@@ -119,8 +119,11 @@ def activation_bytes(
     ropes = {(a.rope.inv_freq, a.rope.scale) for a in spec.attention}
     turns = sum(2 * len(inv_freq) * max_batch_tokens for inv_freq, _ in ropes)
     scores = _QUERIES_TOGETHER * (context_tokens + 2 * _LANES) * threads
-    own = _scratch_bytes(_widest_inputs(weights))
-    scratch = max(_SHARED_BYTES, own) + own * threads
+    inputs = _padded(_widest_inputs(weights))
+    tile = inputs // _GROUP_INPUTS * _GROUP_BYTES * _TILE_ROWS
+    quantized = -(-tile // 64) * 64
+    made = inputs * _TILE_ROWS * FLOAT_BYTES  # a tile's rows before they are quantized
+    scratch = max(_SHARED_BYTES, quantized) + (quantized + made) * threads
     samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads
     return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
 
@@ -139,7 +142,11 @@ def check_config(config: EngineConfig) -> None:
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:
     """The decoder recorded with shapes in the place of weights: (width, head) of each slot."""
     shapes: DecoderWeights[Prepared] = weights.map(
-        lambda _, weight: Unloaded(weight.rows, weight.columns)
+        lambda _, weight: Unloaded(
+            weight.rows,
+            weight.columns,
+            quantized=all(part.format.name in _QUANTIZED for part in weight.parts),
+        )
     )
     ops = RecordingOps()
     return ops.assign_slots(logits(ops, spec, shapes, hidden_states(ops, spec, shapes)))
@@ -157,8 +164,5 @@ def _widest_inputs(weights: DecoderWeights[Weight]) -> int:
     return widest
 
 
-def _scratch_bytes(inputs: int) -> int:
-    """A tile's quantized rows."""
-    padded = -(-inputs // _RECORD_INPUTS) * _RECORD_INPUTS
-    tile = padded // _GROUP_INPUTS * _GROUP_BYTES * _TILE_ROWS
-    return -(-tile // 64) * 64
+def _padded(inputs: int) -> int:
+    return -(-inputs // _RECORD_INPUTS) * _RECORD_INPUTS

@@ -25,6 +25,7 @@ from headrace.backends.cpu.flight import (
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps
 from headrace.backends.cpu.pooling import Pooling
+from headrace.backends.cpu.profile import OperationProfile, read_profile
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
@@ -96,6 +97,10 @@ class CpuRunner:
         return self._program.progress
 
     @property
+    def threads(self) -> int:
+        return self._pool.threads
+
+    @property
     def kv_bytes(self) -> int:
         return self._kv.bytes
 
@@ -109,6 +114,14 @@ class CpuRunner:
 
     def collect(self) -> StepResult:
         return self._flight.collect()
+
+    def profile(self, on: bool) -> None:
+        """Time each operation of the steps to come, or no longer."""
+        self._program.profile(on)
+
+    def take_profile(self) -> list[OperationProfile]:
+        """Where the time of the steps since the last time went; not while one is in flight."""
+        return read_profile(self._program)
 
     def close(self) -> None:
         """End the thread, if there is one; results not collected are lost."""

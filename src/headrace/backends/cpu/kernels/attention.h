@@ -29,17 +29,6 @@ constexpr int beside(int queries) {
   return SUMS_TOGETHER / queries < 4 ? SUMS_TOGETHER / queries : 4;
 }
 
-struct Half {
-  uint16_t bits;
-};
-struct Bfloat {
-  uint16_t bits;
-};
-
-HEADRACE_INLINE Floats load_kv(const float* p) { return load(p); }
-HEADRACE_INLINE Floats load_kv(const Half* p) { return load_half(&p->bits); }
-HEADRACE_INLINE Floats load_kv(const Bfloat* p) { return load_bfloat(&p->bits); }
-HEADRACE_INLINE Floats load_kv(const int8_t* p) { return load_bytes(p); }
 HEADRACE_INLINE void store_kv(float* p, float v) { *p = v; }
 HEADRACE_INLINE void store_kv(Half* p, float v) { p->bits = to_half(v); }
 HEADRACE_INLINE void store_kv(Bfloat* p, float v) { p->bits = to_bfloat(v); }
@@ -162,11 +151,12 @@ template <typename T, int Q, int B>
 HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
   const T* keys[B];
   const float* queries[Q];
-  Floats sums[B][Q];
+  FloatRegister sums[B][PARTS][Q];
   for (int i = 0; i < B; ++i) keys[i] = span.keys<T>(b + i);
   for (int j = 0; j < Q; ++j) queries[j] = span.queries[q + j];
   for (int i = 0; i < B; ++i)
-    for (int j = 0; j < Q; ++j) sums[i][j] = splat(0.0f);
+    for (int p = 0; p < PARTS; ++p)
+      for (int j = 0; j < Q; ++j) sums[i][p][j] = splat_register(0.0f);
   // One row: its keys and values come from far away. Its values are next, and the next blocks' keys.
   const bool ahead = span.a.rows == 1;
   constexpr int line = 64 / (BLOCK_TOKENS * sizeof(T));  // dimensions in a cache line
@@ -182,17 +172,22 @@ HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
         __builtin_prefetch(next[i] + d * BLOCK_TOKENS, 0, 3);
         __builtin_prefetch(values[i] + d * BLOCK_TOKENS, 0, 2);
       }
-    Floats k[B];
-    for (int i = 0; i < B; ++i) k[i] = load_kv(keys[i] + d * BLOCK_TOKENS);
+    FloatRegister k[B][PARTS];
+    for (int i = 0; i < B; ++i)
+      for (int p = 0; p < PARTS; ++p)
+        k[i][p] = load_register(keys[i] + d * BLOCK_TOKENS + p * PART_LANES);
     for (int j = 0; j < Q; ++j) {
-      const Floats x = splat(queries[j][d]);
-      for (int i = 0; i < B; ++i) sums[i][j] = multiply_add(k[i], x, sums[i][j]);
+      const FloatRegister x = splat_register(queries[j][d]);
+      for (int i = 0; i < B; ++i)
+        for (int p = 0; p < PARTS; ++p) sums[i][p][j] = multiply_add(k[i][p], x, sums[i][p][j]);
     }
   }
   for (int i = 0; i < B; ++i)
     for (int j = 0; j < Q; ++j) {
-      if constexpr (has_scales<T>) sums[i][j] *= load_scales(keys[i], span.a.head_dim);
-      store(span.scores(q + j, b + i), sums[i][j]);
+      float* scores = span.scores(q + j, b + i);
+      for (int p = 0; p < PARTS; ++p) store_register(scores + p * PART_LANES, sums[i][p][j]);
+      if constexpr (has_scales<T>)
+        store(scores, load(scores) * load_scales(keys[i], span.a.head_dim));
     }
 }
 
@@ -231,26 +226,14 @@ static float weigh(float* scores, int first, int last, float scale, float cap) {
   return 1.0f / sum_lanes(total);
 }
 
-template <typename T>
-HEADRACE_INLINE Floats load_values(const T* p, int width) {
-  if (width >= LANES) return load_kv(p);
-  T part[LANES] = {};  // the last dimensions of a head: never reads past the last token
-  std::memcpy(part, p, sizeof(T) * static_cast<size_t>(width));
-  return load_kv(part);
-}
-
 // Weighted values of positions [from, to), in their order, added to what Q queries from q on have
-// of C times 16 dimensions from d on.
+// of C registers of dimensions from d on.
 template <typename T, int Q, int C>
 HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d) {
   const int head_dim = span.a.head_dim;
-  const int width = C > 1 || head_dim - d >= LANES ? LANES : head_dim - d;
-  Floats sums[Q][C];
+  FloatRegister sums[Q][C];
   for (int j = 0; j < Q; ++j)
-    for (int c = 0; c < C; ++c) {
-      const float* so_far = span.out[q + j] + d + c * LANES;
-      sums[j][c] = width == LANES ? load(so_far) : load_part(so_far, width);
-    }
+    for (int c = 0; c < C; ++c) sums[j][c] = load_register(span.out[q + j] + d + c * PART_LANES);
   for (int b = from / BLOCK_TOKENS; b * BLOCK_TOKENS < to; ++b) {
     const int origin = b * BLOCK_TOKENS;
     const T* values = span.values<T>(b) + d;
@@ -258,25 +241,43 @@ HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d
     const int end = to - origin < BLOCK_TOKENS ? to - origin : BLOCK_TOKENS;
     for (int t = from > origin ? from - origin : 0; t < end; ++t)
       for (int c = 0; c < C; ++c) {
-        const Floats v = load_values(values + t * head_dim + c * LANES, width);
-        for (int j = 0; j < Q; ++j)
-          sums[j][c] = multiply_add(v, splat(weights[j * span.stride + t]), sums[j][c]);
+        const FloatRegister v = load_register(values + t * head_dim + c * PART_LANES);
+        for (int j = 0; j < Q; ++j) {
+          const FloatRegister weight = splat_register(weights[j * span.stride + t]);
+          sums[j][c] = multiply_add(v, weight, sums[j][c]);
+        }
       }
   }
   for (int j = 0; j < Q; ++j)
-    for (int c = 0; c < C; ++c) {
-      float* out = span.out[q + j] + d + c * LANES;
-      width == LANES ? store(out, sums[j][c]) : store_part(out, sums[j][c], width);
-    }
+    for (int c = 0; c < C; ++c) store_register(span.out[q + j] + d + c * PART_LANES, sums[j][c]);
+}
+
+// The last dimensions of a head that no register fits: never reads past the last token.
+template <typename T>
+static void add_last(const Span& span, int q, int from, int to, int d) {
+  float sums[PART_LANES] = {}, values[PART_LANES];
+  const int width = span.a.head_dim - d;
+  std::memcpy(sums, span.out[q] + d, sizeof(float) * width);
+  for (int t = from; t < to; ++t) {
+    T part[PART_LANES] = {};
+    const int b = t / BLOCK_TOKENS, slot = t % BLOCK_TOKENS;
+    std::memcpy(part, span.values<T>(b) + slot * span.a.head_dim + d, sizeof(T) * width);
+    store_register(values, load_register(part));
+    for (int i = 0; i < width; ++i)
+      sums[i] = std::fma(values[i], span.scores(q, b)[slot], sums[i]);
+  }
+  std::memcpy(span.out[q] + d, sums, sizeof(float) * width);
 }
 
 template <typename T, int Q>
 HEADRACE_INLINE void add_values(const Span& span, int q, int from, int to) {
-  constexpr int chunks = beside(Q);
+  constexpr int chunks = beside(Q) * (PARTS > 1 ? 2 : 1);
+  const int head_dim = span.a.head_dim;
   int d = 0;
-  for (; d + chunks * LANES <= span.a.head_dim; d += chunks * LANES)
+  for (; d + chunks * PART_LANES <= head_dim; d += chunks * PART_LANES)
     add_chunks<T, Q, chunks>(span, q, from, to, d);
-  for (; d < span.a.head_dim; d += LANES) add_chunks<T, Q, 1>(span, q, from, to, d);
+  for (; d + PART_LANES <= head_dim; d += PART_LANES) add_chunks<T, Q, 1>(span, q, from, to, d);
+  for (int j = 0; j < Q && d < head_dim; ++j) add_last<T>(span, q + j, from, to, d);
 }
 
 template <typename T>

@@ -11,6 +11,7 @@
 
 #include "adjustments.h"
 #include "arrays.h"
+#include "peaks.h"
 #include "program.h"
 
 using namespace nanobind::literals;
@@ -195,12 +196,19 @@ struct RecordedProgram {
   }
 
   auto read(int slot, int rows) {
+    require(program.holds(slot, rows), "no such slot, or not so many rows in it");
     const size_t shape[2] = {static_cast<size_t>(rows),
                              static_cast<size_t>(program.slot_width(slot))};
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(program.slot_data(slot), 2, shape,
                                                       nb::handle());
   }
 };
+
+void check_product(const Program& program, const Matrix& w, int inputs, int out, int added) {
+  require(w.linear.inputs == inputs && w.linear.outputs == program.slot_width(out) &&
+              (added < 0 || program.slot_width(added) == w.linear.outputs),
+          "linear: wrong width");
+}
 
 void bind_program(nb::module_& m) {
   using P = RecordedProgram;
@@ -228,11 +236,25 @@ void bind_program(nb::module_& m) {
              p.program.norm(in, out, to_vector(weight), eps);
            })
       .def("linear",
-           [](P& p, int in, int out, const Matrix& w) {
-             require(w.linear.inputs == p.program.slot_width(in) &&
-                         w.linear.outputs == p.program.slot_width(out),
-                     "linear: wrong width");
-             p.program.linear(in, out, &w.linear);
+           [](P& p, int in, int out, const Matrix& w, int added) {
+             check_product(p.program, w, p.program.slot_width(in), out, added);
+             p.program.linear(in, out, &w.linear, added);
+           },
+           nb::keep_alive<1, 4>())
+      .def("normed_linear",
+           [](P& p, int in, int out, const Matrix& w, int added, FloatArray norm, float eps) {
+             check_product(p.program, w, p.program.slot_width(in), out, added);
+             require(w.linear.quantized_wholly() &&
+                         static_cast<int>(norm.size()) == p.program.slot_width(in),
+                     "normed_linear: wrong width, or a weight of floats");
+             p.program.normed_linear(in, out, &w.linear, added, to_vector(norm), eps);
+           },
+           nb::keep_alive<1, 4>())
+      .def("gated_linear",
+           [](P& p, int in, int out, const Matrix& w, int added, bool gelu) {
+             check_product(p.program, w, p.program.slot_width(in) / 2, out, added);
+             require(w.linear.quantized_wholly(), "gated_linear: a weight of floats");
+             p.program.gated_linear(in, out, &w.linear, added, gelu);
            },
            nb::keep_alive<1, 4>())
       .def("head_norm",
@@ -305,6 +327,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<const std::vector<Table*>&, std::optional<FloatArray>, int>(), "parts"_a,
            "bias"_a.none(), "threads"_a)
       .def_prop_ro("outputs", [](const Matrix& w) { return w.linear.outputs; })
+      .def_prop_ro("quantized", [](const Matrix& w) { return w.linear.quantized_wholly(); })
       .def_prop_ro("bytes", &Matrix::bytes);
   nb::class_<Adjustments>(m, "Adjustments")
       .def(nb::init<IntArray, FloatMatrix, IntArray, Adjustments::Valued, Adjustments::Ids,
@@ -312,6 +335,16 @@ NB_MODULE(_native, m) {
            "rows"_a, "penalties"_a, "limited"_a, "bias"_a, "allowed"_a, "banned"_a, "seen"_a,
            "counts"_a, "masks"_a);
   bind_program(m);
+  m.def(
+      "measure_peaks",
+      [](Pool& pool, size_t read_bytes, const std::optional<std::string>& path) {
+        require(read_bytes >= (1 << 20), "too few bytes to measure reading");
+        const Kernels& kernels = path_named(path);
+        nb::gil_scoped_release release;
+        const Peaks peaks = measure_peaks(kernels, pool, read_bytes);
+        return std::make_tuple(peaks.dots, peaks.floats, peaks.bytes);
+      },
+      "pool"_a, "read_bytes"_a, "path"_a.none() = nb::none());
   m.def("paths", [] {
     std::vector<std::string> names;
     for (int i = 0; i < path_count(); ++i) names.emplace_back(path_at(i).name);

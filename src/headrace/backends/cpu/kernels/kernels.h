@@ -31,6 +31,7 @@ struct Tile {
   const uint8_t* streams[MAX_TILE_BLOCKS];
   const float* bias[MAX_TILE_BLOCKS];  // of the block's first output, or null
   float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
+  const float* added[MAX_TILE_BLOCKS];  // likewise, of what the product is added to; or null
   int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
   // What will be read after this tile, asked for meanwhile: `ahead_lines` cache lines of each
   // stream for each record of this one.
@@ -119,11 +120,17 @@ struct Kernels {
   void (*log_sum_exp)(const float* x, int n, float* maximum, double* log_sum);
   // out = exp((x - shift) * scale)
   void (*exponentials)(const float* x, float shift, float scale, int n, float* out);
+
+  // What a core can do at most: int8 and float multiply-adds made, and memory read.
+  int64_t (*dot_loop)(int rounds);
+  int64_t (*float_loop)(int rounds);
+  void (*read_loop)(const uint8_t* data, size_t bytes);
 };
 
 const Kernels& portable_kernels();
 #if defined(__x86_64__)
 const Kernels& avx2_kernels();
+const Kernels& avxvnni_kernels();
 const Kernels& avx512_kernels();
 #endif
 

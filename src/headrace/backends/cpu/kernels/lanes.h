@@ -61,18 +61,54 @@ HEADRACE_INLINE void store_bytes(int8_t* p, const Ints& v) {
 #endif
 }
 
-// Sixteen halves as floats.
-HEADRACE_INLINE Floats load_half(const uint16_t* p) {
+// A register of floats from narrower ones. A half and a bfloat are types of their own.
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+
+HEADRACE_INLINE FloatRegister load_register(const Half* p) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (FloatRegister)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
-  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
-  return {(FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
-          (FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+  return (FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  float v[16];
-  for (int i = 0; i < 16; ++i) v[i] = half_to_float(p[i]);
-  return load(v);
+  float v[PART_LANES];
+  for (int i = 0; i < PART_LANES; ++i) v[i] = half_to_float(p[i].bits);
+  return load_register(v);
+#endif
+}
+
+HEADRACE_INLINE FloatRegister load_register(const Bfloat* p) {
+#if defined(__AVX512F__)
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return (FloatRegister)_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16);
+#elif defined(__AVX2__)
+  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (FloatRegister)_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
+#else
+  uint32_t bits[PART_LANES];
+  for (int i = 0; i < PART_LANES; ++i) bits[i] = static_cast<uint32_t>(p[i].bits) << 16;
+  FloatRegister v;
+  std::memcpy(&v, bits, sizeof v);
+  return v;
+#endif
+}
+
+// Signed bytes.
+HEADRACE_INLINE FloatRegister load_register(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (FloatRegister)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw));
+#elif defined(__AVX2__)
+  const __m128i raw = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return (FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw));
+#else
+  float v[PART_LANES];
+  for (int i = 0; i < PART_LANES; ++i) v[i] = static_cast<float>(p[i]);
+  return load_register(v);
 #endif
 }
 
@@ -84,48 +120,12 @@ HEADRACE_INLINE uint16_t to_half(float v) {
 #endif
 }
 
-HEADRACE_INLINE Floats load_bfloat(const uint16_t* p) {
-#if defined(__AVX512F__)
-  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return (Floats)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
-#elif defined(__AVX2__)
-  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
-  const auto widen = [](__m128i raw) {
-    return (FloatRegister)_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
-  };
-  return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
-#else
-  uint16_t halves[LANES];
-  std::memcpy(halves, p, sizeof halves);
-  int32_t bits[LANES];
-  for (int i = 0; i < LANES; ++i)
-    bits[i] = static_cast<int32_t>(static_cast<uint32_t>(halves[i]) << 16);
-  return as_floats(load(bits));
-#endif
-}
-
 // Rounds to nearest even; a NaN stays one.
 HEADRACE_INLINE uint16_t to_bfloat(float v) {
   uint32_t bits;
   std::memcpy(&bits, &v, 4);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-// Sixteen signed bytes as floats.
-HEADRACE_INLINE Floats load_bytes(const int8_t* p) {
-#if defined(__AVX512F__)
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw));
-#elif defined(__AVX2__)
-  const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {(FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)),
-          (FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(raw, 8)))};
-#else
-  float v[16];
-  for (int i = 0; i < 16; ++i) v[i] = static_cast<float>(p[i]);
-  return load(v);
-#endif
 }
 
 }  // namespace

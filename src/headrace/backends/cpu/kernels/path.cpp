@@ -1,13 +1,25 @@
 // Which paths this machine can run, asked of the processor once.
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels.h"
 
 namespace headrace {
 namespace {
 
+#if defined(__x86_64__)
+// Compilers do not agree on a name for it: leaf 7, subleaf 1, bit 4 of eax.
+bool has_avxvnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
 struct Paths {
-  const Kernels* list[3];
+  const Kernels* list[4];
   int count = 0;
 
   Paths() {
@@ -18,8 +30,10 @@ struct Paths {
         __builtin_cpu_supports("avx512vnni"))
       list[count++] = &avx512_kernels();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c"))
+        __builtin_cpu_supports("f16c")) {
+      if (has_avxvnni()) list[count++] = &avxvnni_kernels();
       list[count++] = &avx2_kernels();
+    }
 #endif
     list[count++] = &portable_kernels();
   }

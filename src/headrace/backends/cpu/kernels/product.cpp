@@ -34,11 +34,9 @@ struct RowTiles {
 struct Call {
   const Linear& weight;
   const Linear::Part& part;
-  const float* x;  // of the chunk's first row
-  size_t x_stride;
+  const ProductRows& rows;
+  int start;  // the chunk's first row
   const uint8_t* quantized;
-  float* out;
-  size_t out_stride;
 };
 
 void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
@@ -48,7 +46,9 @@ void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
   tile.bias[slot] = call.weight.bias.empty()
                         ? nullptr
                         : call.weight.bias.data() + call.part.offset + output;
-  tile.out[slot] = call.out + row * call.out_stride + call.part.offset + output;
+  const size_t at = (call.start + row) * call.rows.out_stride + call.part.offset + output;
+  tile.out[slot] = call.rows.out + at;
+  tile.added[slot] = call.rows.added ? call.rows.added + at : nullptr;
   tile.lanes[slot] = std::min(LANES, m.outputs - output);
 }
 
@@ -90,10 +90,10 @@ class Share {
     tile.inputs = m_.inputs;
     tile.records = m_.records;
     tile.zero = m_.zero;
-    tile.out_stride = call_.out_stride;
+    tile.out_stride = call_.rows.out_stride;
     tile.rows = call_.quantized + row * quantized_row_bytes(m_.inputs);
-    tile.floats = call_.x + row * call_.x_stride;
-    tile.floats_stride = call_.x_stride;
+    tile.floats = call_.rows.x + (call_.start + row) * call_.rows.x_stride;
+    tile.floats_stride = call_.rows.x_stride;
     for (int b = 0; b < blocks; ++b) fill_block(call_, b, block[b], row, tile);
     return tile;
   }
@@ -130,6 +130,11 @@ bool Linear::quantized() const {
                      [](const Part& p) { return is_quantized(p.matrix->kind); });
 }
 
+bool Linear::quantized_wholly() const {
+  return std::all_of(parts.begin(), parts.end(),
+                     [](const Part& p) { return is_quantized(p.matrix->kind); });
+}
+
 std::string Linear::describe() const {
   std::string text = "linear " + std::to_string(inputs) + " x " + std::to_string(outputs);
   for (size_t i = 0; i < parts.size(); ++i)
@@ -139,33 +144,42 @@ std::string Linear::describe() const {
 }
 
 ProductScratch::ProductScratch(int threads, int max_inputs)
-    : own_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
-      shared_(std::max(SHARED_BYTES, own_bytes_)),
+    : quantized_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
+      own_bytes_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MAX_TILE_ROWS),
+      shared_(std::max(SHARED_BYTES, quantized_bytes_)),
       own_(own_bytes_ * threads) {}
 
 void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
-              const Linear& weight, const float* x, size_t x_stride, int rows, float* out,
-              size_t out_stride) {
+              const Linear& weight, const ProductRows& rows) {
   const int most = tile_rows_of(kernels);
   const size_t row_bytes = quantized_row_bytes(weight.inputs);
   const int chunk_rows = std::max<int>(most, static_cast<int>(SHARED_BYTES / row_bytes) / most * most);
   const bool quantized = weight.quantized();
-  const bool alone = rows <= std::min(ROWS_QUANTIZED_ALONE, most);
+  const bool alone = rows.rows <= std::min(ROWS_QUANTIZED_ALONE, most);
 
-  for (int start = 0; start < rows; start += chunk_rows) {
+  for (int start = 0; start < rows.rows; start += chunk_rows) {
     pool.advance(thread);
-    const RowTiles tiles(std::min(chunk_rows, rows - start), most);
+    const RowTiles tiles(std::min(chunk_rows, rows.rows - start), most);
     uint8_t* area = alone ? scratch.own(thread) : scratch.shared();
     if (quantized) {
       if (start > 0) pool.barrier();  // the last chunk has been read by all
-      for (int i = alone ? 0 : thread; i < tiles.count; i += alone ? 1 : pool.threads())
-        kernels.quantize(x + (start + tiles.first(i)) * x_stride, x_stride, tiles.size(i),
-                         weight.inputs, area + tiles.first(i) * row_bytes);
+      for (int i = alone ? 0 : thread; i < tiles.count; i += alone ? 1 : pool.threads()) {
+        const int first = start + tiles.first(i);
+        const float* x = rows.x + first * rows.x_stride;
+        size_t stride = rows.x_stride;
+        if (rows.make) {
+          x = scratch.made(thread);
+          stride = padded_inputs(weight.inputs);
+          for (int r = 0; r < tiles.size(i); ++r)
+            rows.make(first + r, scratch.made(thread) + r * stride);
+        }
+        kernels.quantize(x, stride, tiles.size(i), weight.inputs,
+                         area + tiles.first(i) * row_bytes);
+      }
       if (!alone) pool.barrier();
     }
     for (const Linear::Part& part : weight.parts) {
-      const Call call{weight,   part, x + start * x_stride, x_stride,
-                      area,     out + start * out_stride,   out_stride};
+      const Call call{weight, part, rows, start, area};
       const int64_t blocks = part.matrix->blocks;
       Share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
             static_cast<int>(blocks * (thread + 1) / pool.threads()))

@@ -3,6 +3,7 @@
 // Knows tiles, streams and threads; not what the rows are.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,21 @@ struct Linear {
   int inputs = 0;
   int outputs = 0;
 
-  bool quantized() const;
+  bool quantized() const;        // some of it
+  bool quantized_wholly() const;
   std::string describe() const;  // its shape and the kinds of its matrices
+};
+
+// The rows that a product multiplies, and where its outputs go.
+struct ProductRows {
+  int rows;
+  const float* x;  // [rows][inputs]
+  size_t x_stride;
+  // Instead of x, for a weight that is quantized all through: writes one row, when it is needed.
+  std::function<void(int row, float* to)> make;
+  float* out;  // [rows][outputs]
+  size_t out_stride;
+  const float* added;  // [rows][outputs], out_stride apart: what the product is added to; or null
 };
 
 // Memory that products need: one shared area, and one for each thread.
@@ -32,17 +46,20 @@ class ProductScratch {
   ProductScratch(int threads, int max_inputs);
   uint8_t* shared() const { return shared_.data(); }
   uint8_t* own(int thread) const { return own_.data() + thread * own_bytes_; }
+  // A tile of made rows, before they are quantized.
+  float* made(int thread) const {
+    return reinterpret_cast<float*>(own(thread) + quantized_bytes_);
+  }
   size_t bytes() const { return shared_.bytes() + own_.bytes(); }
 
  private:
-  size_t own_bytes_;
+  size_t quantized_bytes_, own_bytes_;
   Buffer shared_, own_;
 };
 
-// out [rows][outputs] = x [rows][inputs] * weight + bias. Called by every thread of a job; the
-// caller places a barrier after it.
+// rows.out = rows.x * weight + bias [+ rows.added]. Called by every thread of a job; the caller places
+// a barrier after it.
 void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
-              const Linear& weight, const float* x, size_t x_stride, int rows, float* out,
-              size_t out_stride);
+              const Linear& weight, const ProductRows& rows);
 
 }  // namespace headrace

@@ -83,14 +83,20 @@ int Program::slot(int width, bool head) {
 void Program::record(const std::string& name, std::function<void(const Extent&)> run,
                      std::function<Cost(const Extent&)> cost) {
   (in_head_ ? head_ : body_)
-      .push_back({profile_.operation(name), std::move(run), std::move(cost)});
+      .push_back({profile_.operation(name), std::move(run), std::move(cost), {}, name});
 }
 
 void Program::record_rows(const std::string& name, std::function<void(const Extent&, int)> one) {
-  const int threads = pool_->threads();
-  record(name, [one = std::move(one), threads](const Extent& e) {
-    for (int r = e.thread; r < e.rows; r += threads) one(e, r);
-  });
+  std::vector<Instruction>& list = in_head_ ? head_ : body_;
+  if (!list.empty() && !list.back().row_parts.empty()) {
+    Instruction& last = list.back();
+    last.row_parts.push_back(std::move(one));
+    last.name += ", " + name;
+    last.operation = profile_.operation(last.name);
+    return;
+  }
+  record(name, {});
+  list.back().row_parts.push_back(std::move(one));
 }
 
 void Program::embed(int out, const RawTensor* table, float scale) {
@@ -109,13 +115,34 @@ void Program::norm(int in, int out, std::vector<float> weight, float eps) {
   });
 }
 
-void Program::linear(int in, int out, const Linear* weight) {
+void Program::linear(int in, int out, const Linear* weight, int added) {
+  record_product("", in, out, weight, added, {});
+}
+
+void Program::normed_linear(int in, int out, const Linear* weight, int added,
+                            std::vector<float> norm, float eps) {
+  record_product("norm, ", in, out, weight, added,
+                 [this, in, norm = std::move(norm), eps](int r, float* to) {
+                   kernels_.norm(row(in, r), norm.data(), eps, slots_[in].width, to);
+                 });
+}
+
+void Program::gated_linear(int in, int out, const Linear* weight, int added, bool gelu) {
+  record_product("gated, ", in, out, weight, added, [this, in, gelu](int r, float* to) {
+    kernels_.gated(row(in, r), gelu, slots_[in].width / 2, to);
+  });
+}
+
+void Program::record_product(const std::string& name, int in, int out, const Linear* weight,
+                             int added, std::function<void(int row, float* to)> make) {
   max_inputs_ = std::max(max_inputs_, weight->inputs);
-  const auto run = [this, in, out, weight](const Extent& e) {
-    multiply(kernels_, *pool_, e.thread, *scratch_, *weight, row(in, 0), slots_[in].width, e.rows,
-             row(out, 0), slots_[out].width);
+  const auto run = [this, in, out, weight, added, make = std::move(make)](const Extent& e) {
+    const float* to_add = added < 0 ? nullptr : row(added, 0);
+    const size_t width = slots_[in].width, out_width = slots_[out].width;
+    multiply(kernels_, *pool_, e.thread, *scratch_, *weight,
+             {e.rows, row(in, 0), width, make, row(out, 0), out_width, to_add});
   };
-  record(weight->describe(), run, [weight](const Extent& e) {
+  record(name + weight->describe() + (added < 0 ? "" : ", add"), run, [weight](const Extent& e) {
     Cost cost{static_cast<double>(e.rows) * weight->inputs * weight->outputs, 0};
     for (const Linear::Part& part : weight->parts) cost.bytes += part.matrix->bytes();
     return cost;
@@ -273,15 +300,21 @@ void Program::sample(const Extent& e) {
   }
 }
 
+void Program::run_instruction(const Instruction& instruction, const Extent& e) {
+  if (instruction.row_parts.empty()) return instruction.run(e);
+  for (int r = e.thread; r < e.rows; r += pool_->threads())
+    for (const auto& part : instruction.row_parts) part(e, r);
+}
+
 void Program::perform(const Instruction& instruction, const Extent& e) {
   pool_->advance(e.thread);
   if (!profile_.enabled()) {
-    instruction.run(e);
+    run_instruction(instruction, e);
     pool_->barrier();
     return;
   }
   const Profile::Clock::time_point began = Profile::Clock::now();
-  instruction.run(e);
+  run_instruction(instruction, e);
   const Profile::Clock::time_point worked = Profile::Clock::now();
   pool_->barrier();
   const bool counts = e.thread == 0 && instruction.cost;

@@ -78,6 +78,10 @@ class Program {
   // A row buffer of `width` floats; `head` ones hold only as many rows as the head runs at a time.
   int slot(int width, bool head);
   float* slot_data(int slot) { return slots_[slot].data.floats(); }
+  bool holds(int slot, int rows) const {
+    return slot >= 0 && slot < static_cast<int>(slots_.size()) && rows >= 0 &&
+           static_cast<size_t>(rows) * slots_[slot].width * sizeof(float) <= slots_[slot].data.bytes();
+  }
   int slot_width(int slot) const { return slots_[slot].width; }
   int max_rows() const { return max_rows_; }
   int vocabulary() const { return logits_ < 0 ? 0 : slot_width(logits_); }
@@ -85,7 +89,13 @@ class Program {
   // Recording: each appends one instruction. Weights must outlive the program.
   void embed(int out, const RawTensor* table, float scale);
   void norm(int in, int out, std::vector<float> weight, float eps);
-  void linear(int in, int out, const Linear* weight);
+  // `added` is the slot of what the product is added to, or -1; it may be `out` itself.
+  void linear(int in, int out, const Linear* weight, int added);
+  // The same over the norm of `in`, or over its gate and up: their rows exist only while they are
+  // being quantized. The weight must be quantized wholly.
+  void normed_linear(int in, int out, const Linear* weight, int added, std::vector<float> norm,
+                     float eps);
+  void gated_linear(int in, int out, const Linear* weight, int added, bool gelu);
   void head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
                  float eps);
   void rope(int slot, AttentionShape shape, std::vector<float> inv_freq, float scale,
@@ -121,6 +131,9 @@ class Program {
     int operation;  // its number in the profile
     std::function<void(const Extent&)> run;
     std::function<Cost(const Extent&)> cost;  // asked only while profiling; may be empty
+    // Instead of run: what is done to a row at a time, one after the other.
+    std::vector<std::function<void(const Extent&, int row)>> row_parts;
+    std::string name;
   };
   struct Slot {
     int width;
@@ -136,13 +149,17 @@ class Program {
   Cost attention_cost(const Extent& e, const AttentionShape& shape) const;
   void fill_ropes(const Step& step, int thread);
   void sample(const Extent& e);
+  void record_product(const std::string& name, int in, int out, const Linear* weight, int added,
+                      std::function<void(int row, float* to)> make);
+  void run_instruction(const Instruction& instruction, const Extent& e);
   void perform(const Instruction& instruction, const Extent& e);
   void record(const std::string& name, std::function<void(const Extent&)> run,
               std::function<Cost(const Extent&)> cost = {});
   float* row(int slot, int r) {
     return slots_[slot].data.floats() + static_cast<size_t>(r) * slots_[slot].width;
   }
-  // Appends an instruction that handles one row at a time.
+  // Appends an instruction that handles one row at a time, and that row only. Those in a row become
+  // one instruction: a thread goes on with its rows without waiting for the others.
   void record_rows(const std::string& name, std::function<void(const Extent&, int row)> one);
 
   std::shared_ptr<Pool> pool_;

@@ -1,8 +1,25 @@
-// What the tiles of all paths share: the shape of a record by kind, and the tables of tiles.
+// Tiles: a few rows times a few blocks of 16 outputs, with all sums in registers. Included by each
+// path, after a
 //
-// A path defines, before including this, a template
-//   template <Kind K, int B, int R> static void tile(const Tile&);
-// for quantized and float kinds alike. Included by each path.
+//   struct Unit {
+//     static constexpr int outputs;            // in a register: 16, or 8 for half a block
+//     static constexpr int rows[4];            // most rows of a tile of 1, 2, 3 and 4 blocks; 0: none
+//     static constexpr int eight_bit_offset;   // what codes8() takes away from 8-bit codes
+//     using Codes, Sums, Values;               // registers of bytes, of int32, of floats
+//     static Codes codes8(const uint8_t*);     // "outputs x 4 inputs": 8 bits each
+//     static Codes low4(const uint8_t*), high4(const uint8_t*);  // the same from nibbles
+//     static Codes same4(const int8_t*);       // four activations, for every output
+//     static Sums start(int32_t);
+//     static Sums dot(Sums, Codes weights, Codes activations);   // of 8-bit codes
+//     static Sums dot4(Sums, Codes weights, Codes activations);  // of 4-bit ones
+//     static Values factors(const uint16_t*);  // halves, one an output
+//     static Values times(Values, float);
+//     static Values scaled(Sums, Values, Values sums);  // sums + whole * scale
+//     static Values added(Values, float, Values sums);  // sums + minimum * scaled sum
+//   };
+//
+// that says what the instruction set does. Every tile does the same float operations in the same
+// order for a row, whatever its number of rows and blocks.
 #pragma once
 
 #include "lanes.h"
@@ -45,52 +62,162 @@ struct Group {
   }
 };
 
-template <Kind K>
-HEADRACE_INLINE Floats load_weights(const uint8_t* p) {
-  if constexpr (K == Kind::F32) return load(reinterpret_cast<const float*>(p));
-  if constexpr (K == Kind::F16) return load_half(reinterpret_cast<const uint16_t*>(p));
-  if constexpr (K == Kind::BF16) return load_bfloat(reinterpret_cast<const uint16_t*>(p));
+// The first level of cache for what a stream reads next, the second for what may wait for a while.
+template <int B>
+HEADRACE_INLINE void ask_ahead(const Tile& t, int b, int record) {
+  const uint8_t* p = t.ahead[b] + static_cast<size_t>(record) * t.ahead_lines * 64;
+  for (int line = 0; line < t.ahead_lines; ++line)
+    __builtin_prefetch(p + line * 64, 0, B > 2 ? 3 : 2);
 }
 
-template <Kind K>
-constexpr int weight_bytes() {
-  return K == Kind::F32 ? 4 : 2;
-}
-
-HEADRACE_INLINE void store_outputs(const Tile& t, int b, int r, Floats sums) {
-  float* out = t.out[b] + r * t.out_stride;
-  if (t.lanes[b] == LANES) {
-    store(out, t.bias[b] ? sums + load(t.bias[b]) : sums);
-  } else {
-    const int n = t.lanes[b];
-    store_part(out, t.bias[b] ? sums + load_part(t.bias[b], n) : sums, n);
+// Integer sums of U registers of outputs x R rows over the inputs that share a scale: `codes` points
+// at a group's codes of each register. The zero point is what the sums start from.
+template <Kind K, int U, int R>
+HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[U], const Group<R>& group,
+                                    int part, int zero, Unit::Sums (&sums)[U][R]) {
+  using S = Shape<K>;
+  constexpr int offset = S::four_bits ? 0 : Unit::eight_bit_offset;
+  for (int r = 0; r < R; ++r) {
+    // A minimum takes the place of a zero: none but the offset is left.
+    const int32_t from = S::minimum && offset == 0
+                             ? 0
+                             : -((S::minimum ? 0 : zero) - offset) * group.template sum<K>(r, part);
+    for (int u = 0; u < U; ++u) sums[u][r] = Unit::start(from);
+  }
+  constexpr int fours = 32 / S::groups / 4;
+  const int8_t* x = group.codes + part * fours * 4;
+  for (int i = 0; i < fours; ++i) {
+    typename Unit::Codes w[U];
+    for (int u = 0; u < U; ++u) {
+      if constexpr (S::four_bits)
+        w[u] = i % 2 ? Unit::high4(codes[u] + 64 * (i / 2)) : Unit::low4(codes[u] + 64 * (i / 2));
+      else
+        w[u] = Unit::codes8(codes[u] + 64 * (part * fours + i));
+    }
+    for (int r = 0; r < R; ++r) {
+      const typename Unit::Codes a = Unit::same4(x + r * QUANTIZED_GROUP + 4 * i);
+      for (int u = 0; u < U; ++u)
+        sums[u][r] = S::four_bits ? Unit::dot4(sums[u][r], w[u], a) : Unit::dot(sums[u][r], w[u], a);
+    }
   }
 }
 
-// The first level of cache for what a stream reads next, the second for what may wait for a while.
-template <int B, int R>
-HEADRACE_INLINE void ask_ahead(const Tile& t, int b, int record) {
-  const uint8_t* p = t.ahead[b] + static_cast<size_t>(record) * t.ahead_lines * 64;
-  for (int line = 0; line < t.ahead_lines; ++line) __builtin_prefetch(p + line * 64, 0, B > 2 ? 3 : 2);
+// One pass: U registers of outputs, from output `lane` of their blocks on.
+template <Kind K, int B, int U, int R>
+HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
+                                    Unit::Values (&sums)[U][R]) {
+  using S = Shape<K>;
+  for (int u = 0; u < U; ++u)
+    for (int r = 0; r < R; ++r) sums[u][r] = typename Unit::Values{};
+  const uint8_t* rows = t.rows;
+  for (int record = 0; record < t.records; ++record) {
+    const uint8_t* w[U];
+    for (int u = 0; u < U; ++u) {
+      w[u] = t.streams[block + u] + static_cast<size_t>(record) * S::record_bytes;
+      if (lane == 0) ask_ahead<B>(t, block + u, record);
+    }
+    for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES) {
+      const Group<R> group(rows);
+      const uint8_t* codes[U];
+      for (int u = 0; u < U; ++u) codes[u] = w[u] + half * S::half_codes + lane * 4;
+      for (int part = 0; part < S::groups; ++part) {
+        typename Unit::Sums whole[U][R];
+        multiply_codes<K, U, R>(codes, group, part, t.zero, whole);
+        const int at = S::scales_at + ((half * S::groups + part) * LANES + lane) * 2;
+        for (int u = 0; u < U; ++u) {
+          const auto scale = Unit::factors(reinterpret_cast<const uint16_t*>(w[u] + at));
+          for (int r = 0; r < R; ++r)
+            sums[u][r] = Unit::scaled(whole[u][r], Unit::times(scale, group.scales[r]), sums[u][r]);
+          if constexpr (S::minimum) {
+            const auto minimum =
+                Unit::factors(reinterpret_cast<const uint16_t*>(w[u] + at + S::scales_bytes));
+            for (int r = 0; r < R; ++r)
+              sums[u][r] = Unit::added(minimum, group.scaled_sums[r], sums[u][r]);
+          }
+        }
+      }
+    }
+  }
 }
+
+HEADRACE_INLINE void store_outputs(const Tile& t, int b, int r, Floats sums) {
+  const size_t at = r * t.out_stride;
+  const int n = t.lanes[b];
+  if (n == LANES) {
+    if (t.bias[b]) sums = sums + load(t.bias[b]);
+    if (t.added[b]) sums = load(t.added[b] + at) + sums;
+    store(t.out[b] + at, sums);
+  } else {
+    if (t.bias[b]) sums = sums + load_part(t.bias[b], n);
+    if (t.added[b]) sums = load_part(t.added[b] + at, n) + sums;
+    store_part(t.out[b] + at, sums, n);
+  }
+}
+
+template <Kind K, int B, int R>
+HEADRACE_INLINE void quantized_tile(const Tile& t) {
+  if constexpr (Unit::outputs == LANES) {
+    typename Unit::Values sums[B][R];
+    quantized_pass<K, B, B, R>(t, 0, 0, sums);
+    for (int b = 0; b < B; ++b)
+      for (int r = 0; r < R; ++r) {
+        Floats all;
+        std::memcpy(&all, &sums[b][r], sizeof all);
+        store_outputs(t, b, r, all);
+      }
+  } else {
+    for (int b = 0; b < B; ++b) {
+      // Half a block after the other: the sums of six rows just fit sixteen registers.
+      typename Unit::Values low[1][R], high[1][R];
+      quantized_pass<K, B, 1, R>(t, b, 0, low);
+      quantized_pass<K, B, 1, R>(t, b, LANES / 2, high);
+      for (int r = 0; r < R; ++r) {
+        Floats all;
+        std::memcpy(&all, &low[0][r], sizeof all / 2);
+        std::memcpy(reinterpret_cast<char*>(&all) + sizeof all / 2, &high[0][r], sizeof all / 2);
+        store_outputs(t, b, r, all);
+      }
+    }
+  }
+}
+
+template <Kind K>
+using Weight = std::conditional_t<K == Kind::F32, float,
+                                  std::conditional_t<K == Kind::F16, Half, Bfloat>>;
 
 // Float kinds: [inputs][16] weights, one multiply-add an input.
 template <Kind K, int B, int R>
 HEADRACE_INLINE void float_tile(const Tile& t) {
-  Floats sums[B][R];
+  FloatRegister sums[B][R][PARTS];
   for (int b = 0; b < B; ++b)
-    for (int r = 0; r < R; ++r) sums[b][r] = splat(0.0f);
+    for (int r = 0; r < R; ++r)
+      for (int p = 0; p < PARTS; ++p) sums[b][r][p] = splat_register(0.0f);
   for (int k = 0; k < t.inputs; ++k) {
-    Floats w[B];
+    FloatRegister w[B][PARTS];
     for (int b = 0; b < B; ++b)
-      w[b] = load_weights<K>(t.streams[b] + static_cast<size_t>(k) * LANES * weight_bytes<K>());
+      for (int p = 0; p < PARTS; ++p)
+        w[b][p] = load_register(reinterpret_cast<const Weight<K>*>(t.streams[b]) +
+                                static_cast<size_t>(k) * LANES + p * PART_LANES);
     for (int r = 0; r < R; ++r) {
-      const Floats x = splat(t.floats[r * t.floats_stride + k]);
-      for (int b = 0; b < B; ++b) sums[b][r] = multiply_add(w[b], x, sums[b][r]);
+      const FloatRegister x = splat_register(t.floats[r * t.floats_stride + k]);
+      for (int b = 0; b < B; ++b)
+        for (int p = 0; p < PARTS; ++p) sums[b][r][p] = multiply_add(w[b][p], x, sums[b][r][p]);
     }
   }
   for (int b = 0; b < B; ++b)
-    for (int r = 0; r < R; ++r) store_outputs(t, b, r, sums[b][r]);
+    for (int r = 0; r < R; ++r) {
+      Floats all;
+      std::memcpy(&all, &sums[b][r], sizeof all);
+      store_outputs(t, b, r, all);
+    }
+}
+
+template <Kind K, int B, int R>
+static void tile(const Tile& t) {
+  if constexpr (static_cast<int>(K) < QUANTIZED_KINDS)
+    quantized_tile<K, B, R>(t);
+  else
+    float_tile<K, B, R>(t);
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 // has internal linkage, so that code compiled for a newer processor never serves an older one.
 //
 // The compiler's own wide vectors would do, but those wider than a register live in memory: sums
-// that grow in a loop would be stored and loaded again at every step.
+// that grow in a loop would be stored and loaded again at every step. So do arrays of pairs: loops
+// that keep many sums use arrays of single registers, PARTS of them for sixteen values.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,9 @@ constexpr int REGISTER_BYTES = 16;
 
 typedef float FloatRegister __attribute__((vector_size(REGISTER_BYTES)));
 typedef int32_t IntRegister __attribute__((vector_size(REGISTER_BYTES)));
+
+constexpr int PARTS = LANES * 4 / REGISTER_BYTES;
+constexpr int PART_LANES = LANES / PARTS;
 
 template <typename V>
 struct Pair {
@@ -94,6 +98,19 @@ template <typename V, typename E>
 HEADRACE_INLINE void fill(Pair<V>& v, E x) {
   fill(v.low, x);
   fill(v.high, x);
+}
+HEADRACE_INLINE FloatRegister splat_register(float x) {
+  FloatRegister v;
+  fill(v, x);
+  return v;
+}
+HEADRACE_INLINE FloatRegister load_register(const float* p) {
+  FloatRegister v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+HEADRACE_INLINE void store_register(float* p, const FloatRegister& v) {
+  std::memcpy(p, &v, sizeof v);
 }
 HEADRACE_INLINE Floats splat(float x) {
   Floats v;
@@ -199,43 +216,42 @@ HEADRACE_INLINE Pair<V> maximum(const Pair<V>& a, const Pair<V>& b) {
 
 // One value of all sixteen. The tree is always the same, so that a sum does not depend on the width
 // of a register: lane i and lane i + 8, then + 4, + 2, + 1.
-template <typename E, typename Combine>
-HEADRACE_INLINE E reduce(const E (&lanes)[LANES], Combine combine) {
-  E values[LANES / 2];
-  for (int i = 0; i < 8; ++i) values[i] = combine(lanes[i], lanes[i + 8]);
-  for (int i = 0; i < 4; ++i) values[i] = combine(values[i], values[i + 4]);
-  for (int i = 0; i < 2; ++i) values[i] = combine(values[i], values[i + 2]);
-  return combine(values[0], values[1]);
+template <typename V, typename Combine>
+HEADRACE_INLINE auto reduce_lanes(const V& v, Combine combine) {
+  V w = v;
+  if constexpr (sizeof(V) == 64)
+    w = combine(w, __builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  if constexpr (sizeof(V) == 64)
+    w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  else if constexpr (sizeof(V) == 32)
+    w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3));
+  const auto a = combine(w[0], w[2]), b = combine(w[1], w[3]);
+  return combine(a, b);
+}
+template <typename V, typename Combine>
+HEADRACE_INLINE auto reduce_lanes(const Pair<V>& v, Combine combine) {
+  return reduce_lanes(combine(v.low, v.high), combine);
 }
 
-template <typename E, typename V, typename Combine>
-HEADRACE_INLINE E reduce_lanes(const V& v, Combine combine) {
-#if defined(__AVX512F__)
-  // The same tree in registers.
-  V w = combine(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return w[0];
-#else
-  E lanes[LANES];
-  store(lanes, v);
-  return reduce(lanes, combine);
-#endif
-}
+struct Plus {
+  template <typename V>
+  V operator()(const V& a, const V& b) const {
+    return a + b;
+  }
+};
+struct Larger {
+  float operator()(float a, float b) const { return a > b ? a : b; }
+  int32_t operator()(int32_t a, int32_t b) const { return a > b ? a : b; }
+  template <typename V>
+  V operator()(const V& a, const V& b) const {
+    return maximum(a, b);
+  }
+};
 
-HEADRACE_INLINE float sum_lanes(const Floats& v) {
-  return reduce_lanes<float>(v, [](auto a, auto b) { return a + b; });
-}
-HEADRACE_INLINE int32_t sum_lanes(const Ints& v) {
-  return reduce_lanes<int32_t>(v, [](auto a, auto b) { return a + b; });
-}
-HEADRACE_INLINE float max_lanes(const Floats& v) {
-  return reduce_lanes<float>(v, [](auto a, auto b) { return a > b ? a : b; });
-}
-HEADRACE_INLINE int32_t max_lanes(const Ints& v) {
-  return reduce_lanes<int32_t>(v, [](auto a, auto b) { return a > b ? a : b; });
-}
+HEADRACE_INLINE float sum_lanes(const Floats& v) { return reduce_lanes(v, Plus{}); }
+HEADRACE_INLINE int32_t sum_lanes(const Ints& v) { return reduce_lanes(v, Plus{}); }
+HEADRACE_INLINE float max_lanes(const Floats& v) { return reduce_lanes(v, Larger{}); }
+HEADRACE_INLINE int32_t max_lanes(const Ints& v) { return reduce_lanes(v, Larger{}); }
 
 }  // namespace
 }  // namespace headrace
