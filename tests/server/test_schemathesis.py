@@ -60,8 +60,8 @@ def _shorten(path: str, body: Any) -> None:
         return
     for place, name in enumerate(LENGTHS.get(path, ())):
         sent = body.get(name)
-        if (sent is None and place == 0) or (type(sent) is int and sent > 4):
-            body[name] = 4
+        if (sent is None and place == 0) or (type(sent) is int and sent > 1):
+            body[name] = 1
     if type(body.get("timeout_s")) in (int, float) and body["timeout_s"] > 0:
         body["timeout_s"] = 20
 
