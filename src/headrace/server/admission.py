@@ -22,16 +22,20 @@ from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
 
 MEMORY_S = 30.0  # how far back the rate looks, in seconds in which somebody waited
-FEWEST_STARTS = 3  # before that many were seen nothing is known of the rate
+FEWEST_STARTS = 8  # before that many were seen nothing is known of the rate
 UNKNOWN_RETRY_S = 1.0
 LONGEST_RETRY_S = 600.0
+# Requests of one step start together. A request that saw one step go by may have come too late for
+# it; one that saw two was passed over, and so will be those behind it.
+SAME_STEP_S = 0.002
+PASSED_OVER_STEPS = 2
 
 
 class Rate:
-    """How fast requests, and their prompt tokens, leave the queue while there is one.
+    """How fast requests, and their prompt tokens, leave the queue.
 
-    Both sums fade together, by the time in which somebody waited: a pause in which nobody came
-    says nothing about how fast the engine is.
+    All sums fade together, by the time that is counted: a pause in which nobody came says nothing
+    about how fast the engine is.
     """
 
     def __init__(self) -> None:
@@ -64,9 +68,10 @@ class Rate:
 class Ticket:
     """A request's place. Leaving the `with` gives it up, wherever the request is."""
 
-    def __init__(self, admission: Admission, prompt_tokens: int) -> None:
+    def __init__(self, admission: Admission, prompt_tokens: int, steps: int) -> None:
         self._admission = admission
         self.prompt_tokens = prompt_tokens
+        self.steps = steps  # that had begun with somebody when it came
         self.is_waiting = True
 
     def started(self) -> None:
@@ -102,9 +107,13 @@ class Admission:
         self._max_tokens = max_waiting_tokens
         self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
-        self._rate = Rate()
         self._at_s = clock()
-        self.waiting_requests = 0
+        self._any_rate = Rate()  # while anybody waits: less than the engine could, if few do
+        self._full_rate = Rate()  # while the engine takes nobody for lack of room
+        self._waiting: dict[Ticket, None] = {}  # in order of arrival
+        self._steps = 0
+        self._step_s = -math.inf
+        self._step_was_full = False  # up to the step whose starts are being told
         self.waiting_tokens = 0
         self.refused: Counter[str] = Counter()  # by reason, since the server began
 
@@ -123,29 +132,51 @@ class Admission:
         self._check_prompt(tokens)
         self._check_room(tokens)
         self._check_timeout(request.timeout_s)
-        self.waiting_requests += 1
+        ticket = Ticket(self, tokens, self._steps)
+        self._waiting[ticket] = None
         self.waiting_tokens += tokens
-        return Ticket(self, tokens)
+        return ticket
 
     def leave(self, ticket: Ticket, *, has_started: bool) -> None:
         self._pass_time()
         if has_started:
-            self._rate.count(ticket.prompt_tokens)
-        self.waiting_requests -= 1
+            if self._at_s - self._step_s > SAME_STEP_S:
+                self._step_was_full = self.is_full
+                self._steps += 1
+                self._step_s = self._at_s
+            self._any_rate.count(ticket.prompt_tokens)
+            if self._step_was_full:
+                self._full_rate.count(ticket.prompt_tokens)
+        del self._waiting[ticket]
         self.waiting_tokens -= ticket.prompt_tokens
+
+    @property
+    def waiting_requests(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether whoever comes now will have to wait for others."""
+        oldest = next(iter(self._waiting), None)
+        return oldest is not None and self._steps - oldest.steps >= PASSED_OVER_STEPS
 
     def estimated_wait_s(self) -> float:
         """Of a request that came now; 0 as long as nothing is known."""
         self._pass_time()
-        if not self.waiting_requests:
+        if not self.is_full:
             return 0.0
-        return self._rate.wait_s(self.waiting_requests, self.waiting_tokens) or 0.0
+        return self._full_rate.wait_s(self.waiting_requests, self.waiting_tokens) or 0.0
 
     def _pass_time(self) -> None:
         now_s = self._clock()
-        if self.waiting_requests and now_s > self._at_s:
-            self._rate.pass_time(now_s - self._at_s)
-        self._at_s = max(self._at_s, now_s)
+        passed_s = now_s - self._at_s
+        if passed_s <= 0:
+            return
+        self._at_s = now_s
+        if self._waiting:
+            self._any_rate.pass_time(passed_s)
+        if self.is_full:
+            self._full_rate.pass_time(passed_s)
 
     def _check_prompt(self, tokens: int) -> None:
         most = self._max_prompt_tokens
@@ -158,22 +189,33 @@ class Admission:
 
     def _check_room(self, tokens: int) -> None:
         # Alone, a prompt may be longer than the bound: it would never get in otherwise.
-        over = self.waiting_tokens + tokens - self._max_tokens if self.waiting_requests else 0
         if self.waiting_requests >= self._max_requests:
             reason, found = "waiting_requests", f"{self.waiting_requests} requests"
-        elif over > 0:
+        elif self.waiting_requests and self.waiting_tokens + tokens > self._max_tokens:
             reason, found = "waiting_tokens", f"{self.waiting_tokens} prompt tokens"
         else:
             return
         self.refused[reason] += 1
-        excess = self.waiting_requests + 1 - self._max_requests
-        wait_s = self._rate.wait_s(max(excess, 0), max(over, 0))
+        first = self._first_to_leave(tokens)
+        wait_s = self._full_rate.wait_s(first, 0)
+        if wait_s is None:
+            wait_s = self._any_rate.wait_s(first, 0)
         raise TooManyRequestsError(
             f"{found} are waiting already, which is as many as this server lets wait.",
             "Try again later, send less at a time, or start the server with a higher "
             f"--max-{reason.replace('_', '-')}.",
             retry_after_s=UNKNOWN_RETRY_S if wait_s is None else min(wait_s, LONGEST_RETRY_S),
         )
+
+    def _first_to_leave(self, tokens: int) -> int:
+        """How many of those who wait must leave before a prompt of so many tokens gets in."""
+        requests, left = self.waiting_requests, self.waiting_tokens
+        for count, ticket in enumerate(self._waiting):
+            if requests < self._max_requests and left + tokens <= self._max_tokens:
+                return count
+            requests -= 1
+            left -= ticket.prompt_tokens
+        return self.waiting_requests
 
     def _check_timeout(self, timeout_s: float | None) -> None:
         if timeout_s is None:

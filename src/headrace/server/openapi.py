@@ -22,6 +22,26 @@ from headrace.server.service import Service
 
 _REF = "#/components/schemas/{name}"
 
+# A template decides what a message may be; this much is true of all of them.
+_MESSAGES = {
+    "description": "The chat so far, as OpenAI has it.",
+    "examples": [[{"role": "user", "content": "Name three rivers."}]],
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "items": {"type": "object"}},
+                    {"type": "null"},
+                ]
+            },
+        },
+    },
+}
+
 # What can go wrong, by the kind of route.
 _ANYWHERE = (400, 405, 431, 500)
 _WITH_KEY = (401,)
@@ -66,6 +86,10 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         properties = schemas.get(kind.__name__, {}).get("properties")
         if properties is not None:
             properties |= {name: {"description": "Ignored, with a warning."} for name in names}
+    for schema in schemas.values():
+        messages = schema.get("properties", {}).get("messages")
+        if messages is not None:
+            messages |= _MESSAGES
     paths: dict[str, Any] = {}
     for route in routes:
         for method in route.methods:
