@@ -63,13 +63,6 @@ class PoolMachine(RuleBasedStateMachine):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         self.pool.give_back(table)
 
-    @rule()
-    def forget_cached(self) -> None:
-        self.pool.forget_cached()
-        held = {block for table in self.tables for block in table}
-        self.content = {k: b for k, b in self.content.items() if b in held}
-        assert self.pool.cached_blocks == 0
-
     @invariant()
     def sound(self) -> None:
         self.pool.check_integrity(self.tables)

@@ -92,13 +92,6 @@ class BlockPool:
     def was_evicted(self, key: bytes) -> bool:
         return key in self._evicted
 
-    def forget_cached(self) -> None:
-        """Empty the prefix cache; blocks in use stay findable."""
-        for block in self._cached:
-            self._forget(block)
-            self._free.append(block)
-        self._cached.clear()
-
     def _forget(self, block: int) -> None:
         key = self._hash_of.pop(block)
         del self._block_of[key]

@@ -146,10 +146,6 @@ class EdgeProtocol(Connection):
 
     # -- the parser's calls ----------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["state"]["abort"] = self.abort
-
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._header_bytes = 0
