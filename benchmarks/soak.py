@@ -20,6 +20,8 @@ from typing import Any
 from served import Server
 
 FIRST = 1000
+# Memory of the KV pool is resident once it was used: a small pool is, after a few hundred requests.
+KV_TOKENS = 8192
 WORDS = ("river", "mill", "wheel", "stone", "water", "grain")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    server = Server(options.concurrency)
+    server = Server(options.concurrency, KV_TOKENS)
     began = time.perf_counter()
     try:
         samples = asyncio.run(soak(server, options.requests, options.concurrency))

@@ -235,3 +235,10 @@ def test_tokenize_and_detokenize_are_vllms(server: Any, llm: LLM) -> None:
         ):
             assert http.post(path, json=sent).status_code == 400
         assert http.post("/tokenize", json={"prompt": "a", "model": "x"}).status_code == 404
+
+
+def test_more_prompts_than_may_wait_would_never_be_taken(strict: Any) -> None:
+    body = {"prompt": ["a", "b", "c"], "max_tokens": 1}
+    reply = httpx.post(f"{strict.base_url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert "--max-waiting-requests" in reply.json()["error"]["message"]

@@ -267,3 +267,11 @@ def test_a_model_that_does_not_fit_ends_it_with_2_and_the_ledger(
     assert "error: A context of 8,192 tokens needs a KV pool of 180.0 MiB" in said
     assert "weights        92.1 MiB" in said
     assert "Traceback" not in said
+
+
+def test_a_dry_run_reads_the_keys(invoke: Invoke, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nname = "a"\nkye = "x"\n')
+    found = invoke("--dry-run", "--api-keys-file", str(keys))
+    assert found.exit_code == 2
+    assert "kye" in found.stderr

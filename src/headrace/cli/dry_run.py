@@ -33,10 +33,12 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.assemble import BackendName, plan_memory
+    from headrace.server.keys import read_keys
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
+    report["notes"] += read_keys(settings.server)[1]  # raises if the file is no good
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path)
     file = open_weights(path)

@@ -63,7 +63,10 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
         prompt_logprobs=sent.logprobs if sent.echo else None,
     )
     prompts = _list_prompts(sent.prompt)
-    check_most("prompt", len(prompts), service.config.max_prompts, flag="max-prompts")
+    config = service.config
+    check_most("prompt", len(prompts), config.max_prompts, flag="max-prompts")
+    # Each takes a place in the queue: more than there are would be refused however often they came.
+    check_most("prompt", len(prompts), config.max_waiting_requests, flag="max-waiting-requests")
     grammar = grammar_of(sent, service.config.max_schema_bytes)
     completion_id = new_id("cmpl")
     tokenizer, requests, echoes = service.model.tokenizer, [], []
