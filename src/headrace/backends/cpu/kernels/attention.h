@@ -29,10 +29,6 @@ constexpr int beside(int queries) {
   return SUMS_TOGETHER / queries < 4 ? SUMS_TOGETHER / queries : 4;
 }
 
-HEADRACE_INLINE void store_kv(float* p, float v) { *p = v; }
-HEADRACE_INLINE void store_kv(Half* p, float v) { p->bits = to_half(v); }
-HEADRACE_INLINE void store_kv(Bfloat* p, float v) { p->bits = to_bfloat(v); }
-
 template <typename T>
 constexpr bool has_scales = std::is_same_v<T, int8_t>;
 
@@ -82,9 +78,19 @@ static void write_kv(const float* key, const float* value, int head_dim, int slo
     std::memcpy(scales_of(keys, head_dim) + slot * sizeof(float), &key_scale, sizeof(float));
     std::memcpy(scales_of(values, head_dim) + slot * sizeof(float), &value_scale, sizeof(float));
   } else {
-    for (int d = 0; d < head_dim; ++d) {
-      store_kv(k + d * BLOCK_TOKENS, key[d]);
-      store_kv(v + d, value[d]);
+    int d = 0;
+    for (; d + PART_LANES <= head_dim; d += PART_LANES) {
+      T kept[PART_LANES];
+      store_register(kept, load_register(key + d));
+      for (int i = 0; i < PART_LANES; ++i) k[(d + i) * BLOCK_TOKENS] = kept[i];
+      store_register(v + d, load_register(value + d));
+    }
+    for (; d < head_dim; ++d) {
+      T kept[PART_LANES];
+      store_register(kept, splat_register(key[d]));
+      k[d * BLOCK_TOKENS] = kept[0];
+      store_register(kept, splat_register(value[d]));
+      v[d] = kept[0];
     }
   }
 }

@@ -112,20 +112,27 @@ HEADRACE_INLINE FloatRegister load_register(const int8_t* p) {
 #endif
 }
 
-HEADRACE_INLINE uint16_t to_half(float v) {
-#if defined(__F16C__)
-  return static_cast<uint16_t>(_cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT));
+// And back: rounded to nearest even; what is not a number stays so.
+HEADRACE_INLINE void store_register(Half* p, const FloatRegister& v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #else
-  return float_to_half(v);
+  for (int i = 0; i < PART_LANES; ++i) p[i].bits = float_to_half(v[i]);
 #endif
 }
 
-// Rounds to nearest even; a NaN stays one.
-HEADRACE_INLINE uint16_t to_bfloat(float v) {
-  uint32_t bits;
-  std::memcpy(&bits, &v, 4);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+HEADRACE_INLINE void store_register(Bfloat* p, const FloatRegister& v) {
+  uint32_t bits[PART_LANES];
+  std::memcpy(bits, &v, sizeof bits);
+  for (int i = 0; i < PART_LANES; ++i) {
+    const bool not_a_number = (bits[i] & 0x7fffffffu) > 0x7f800000u;
+    const uint32_t rounded = bits[i] + 0x7fff + ((bits[i] >> 16) & 1);
+    p[i].bits = static_cast<uint16_t>((not_a_number ? bits[i] | 0x400000u : rounded) >> 16);
+  }
 }
 
 }  // namespace

@@ -219,14 +219,20 @@ HEADRACE_INLINE Pair<V> maximum(const Pair<V>& a, const Pair<V>& b) {
 template <typename V, typename Combine>
 HEADRACE_INLINE auto reduce_lanes(const V& v, Combine combine) {
   V w = v;
-  if constexpr (sizeof(V) == 64)
+  if constexpr (sizeof(V) == 64) {
     w = combine(w, __builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  if constexpr (sizeof(V) == 64)
     w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  else if constexpr (sizeof(V) == 32)
+    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  } else if constexpr (sizeof(V) == 32) {
     w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3));
-  const auto a = combine(w[0], w[2]), b = combine(w[1], w[3]);
-  return combine(a, b);
+    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1, 6, 7, 4, 5));
+    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2, 5, 4, 7, 6));
+  } else {
+    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1));
+    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2));
+  }
+  return w[0];
 }
 template <typename V, typename Combine>
 HEADRACE_INLINE auto reduce_lanes(const Pair<V>& v, Combine combine) {
@@ -240,8 +246,6 @@ struct Plus {
   }
 };
 struct Larger {
-  float operator()(float a, float b) const { return a > b ? a : b; }
-  int32_t operator()(int32_t a, int32_t b) const { return a > b ? a : b; }
   template <typename V>
   V operator()(const V& a, const V& b) const {
     return maximum(a, b);
