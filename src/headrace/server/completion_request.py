@@ -88,7 +88,8 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
             grammar=grammar,
         )
         requests.append(request)
-        echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+        if sent.echo:
+            echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
     return Asked(
         completion_id=completion_id,
         requests=requests,
