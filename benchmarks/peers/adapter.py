@@ -54,7 +54,7 @@ class HttpServer:
         ready_path: str,
         *,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 300,
+        timeout_s: float = 270,  # less than the other side waits: it should hear why
     ) -> None:
         self.port = port
         self._process = subprocess.Popen(command, stdout=2, env={**os.environ, **(env or {})})

@@ -81,6 +81,7 @@ class Conversation:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not selector.select(left_s):
                     os.killpg(self._process.pid, signal.SIGKILL)  # its answer would confuse
+                    self._process.wait()
                     raise PeerFailure(late)
                 data = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not data:

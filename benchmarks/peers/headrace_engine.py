@@ -48,8 +48,10 @@ class Headrace:
     def decode(self, sequences: int, context: int, seed: str) -> Answer:
         runner = self._runner()
         blocks = blocks_for(context + DECODE_STEPS + 1)
-        for number in range(sequences):
-            fill(runner, number, make_prompt(context, f"{seed} {number}"), blocks)
+        fill(runner, 0, make_prompt(context, seed), blocks)
+        copies = [(block % blocks, block) for block in range(blocks, sequences * blocks)]
+        runner.submit(StepPlan(entries=[], copies=copies))
+        runner.collect()
         ids = list(range(100, 100 + sequences))
         began = 0.0
         for step in range(DECODE_STEPS + 1):

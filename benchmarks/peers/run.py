@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -51,29 +52,37 @@ class Crew:
     ) -> None:
         self._installed, self._threads, self._results = installed, threads, results
         self._talks: dict[Contender, Conversation] = {}
-        self._starts: dict[Contender, int] = {}
+        self._deaths: dict[Contender, list[str]] = {}
 
     def ask(self, contender: Contender, op: str, **arguments: Any) -> dict[str, Any]:
-        return self._talk(contender).ask(op, SAMPLE_TIMEOUT_S, **arguments)
+        talk = self._talks.get(contender) or self._start(contender)
+        try:
+            return talk.ask(op, SAMPLE_TIMEOUT_S, **arguments)
+        except PeerFailure as failure:
+            if not talk.alive:
+                self._bury(contender, failure)
+            raise
 
-    def _talk(self, contender: Contender) -> Conversation:
-        talk = self._talks.get(contender)
-        if talk and talk.alive:
-            return talk
-        if talk:
-            talk.close()
-            del self._talks[contender]
+    def _start(self, contender: Contender) -> Conversation:
         found = self._installed[contender.engine]
         if isinstance(found, PeerFailure):
             raise found
-        if self._starts.get(contender, 0) > RESTARTS:
-            raise PeerFailure(f"given up after {RESTARTS} restarts")
-        self._starts[contender] = self._starts.get(contender, 0) + 1
+        deaths = self._deaths.get(contender, [])
+        if len(deaths) > RESTARTS:
+            raise PeerFailure(f"given up after {RESTARTS} restarts: {deaths[-1]}")
         talk = self._talks[contender] = Conversation(found.python, found.module, found.env)
         model = environments.models_folder() / file_name(contender.format)
-        answer = talk.ask("load", LOAD_TIMEOUT_S, model=str(model), threads=self._threads)
+        try:
+            answer = talk.ask("load", LOAD_TIMEOUT_S, model=str(model), threads=self._threads)
+        except PeerFailure as failure:
+            self._bury(contender, failure)
+            raise
         self._results.notes[contender.engine] = str(answer.get("note", ""))
         return talk
+
+    def _bury(self, contender: Contender, failure: PeerFailure) -> None:
+        self._talks.pop(contender).close()
+        self._deaths.setdefault(contender, []).append(str(failure))
 
     def close(self) -> None:
         for talk in self._talks.values():
@@ -159,11 +168,10 @@ def run_group(
 
 def describe_machine(threads: int) -> str:
     model = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    load = Path("/proc/loadavg").read_text().split()[0]
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        named = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = named[0].partition(":")[2].strip() if named else model
+    load = f"{os.getloadavg()[0]:.1f}"
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return f"{model}, {threads} threads for each engine, load {load} at the start, {when} UTC."
 

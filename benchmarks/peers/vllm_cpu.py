@@ -82,12 +82,11 @@ class Vllm:
                     *(str(Path(sys.executable).parent / "vllm"), "serve", self._model),
                     *("--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"),
                     *("--max-model-len", "1024", "--max-num-seqs", str(CLIENTS)),
-                    *("--served-model-name", "peer", "--disable-log-requests"),
+                    *("--served-model-name", "peer"),
                 ],
                 port,
                 "/health",
                 env=settings(self._threads),
-                timeout_s=280,
             )
         return {"port": self._server.port, "model": "peer"}
 
