@@ -48,6 +48,14 @@ def add_request(pipeline: Any, number: int, prompt: list[int], output_tokens: in
     return pipeline.add_request(number, ids, config)
 
 
+def check_tokens(handles: list[Any], expected: int) -> None:
+    """Nothing was left out: a request whose handle nobody holds is dropped without a word."""
+    for handle in handles:
+        came = sum(len(output.generated_ids) for output in handle.read_all())
+        if came != expected:
+            raise RuntimeError(f"{came} tokens came, not {expected}")
+
+
 def choose_precision(model: str, threads: int) -> str:
     """'' is the engine's own choice. Found out once for an environment."""
     if PRECISION_FILE.exists():
@@ -97,16 +105,19 @@ class OpenVino:
         pipeline = self._pipeline(prefix_caching=False)
         taken_s = 0.0
         for part in ("warm", seed):
-            self._add(pipeline, make_prompt(tokens, part), 1)
+            handle = self._add(pipeline, make_prompt(tokens, part), 1)
             began = time.perf_counter()
             self._run(pipeline)
             taken_s = time.perf_counter() - began
+            check_tokens([handle], 1)
         return {"value": tokens / taken_s}
 
     def decode(self, sequences: int, context: int, seed: str) -> Answer:
         pipeline = self._pipeline(prefix_caching=False)
-        for number in range(sequences):
+        handles = [
             self._add(pipeline, make_prompt(context, f"{seed} {number}"), DECODE_STEPS + 2)
+            for number in range(sequences)
+        ]
         pipeline.step()  # prompts, and a first token each
         pipeline.step()  # warms up
         began = time.perf_counter()
@@ -114,6 +125,7 @@ class OpenVino:
         taken_s = time.perf_counter() - began
         if steps != DECODE_STEPS:
             raise RuntimeError(f"{steps} decode steps where {DECODE_STEPS} were expected")
+        check_tokens(handles, DECODE_STEPS + 2)
         return {"value": sequences * steps / taken_s}
 
     def closed_loop(
@@ -121,8 +133,9 @@ class OpenVino:
     ) -> Answer:
         """What the HTTP clients do, without HTTP: the next request when one has ended."""
         pipeline = self._pipeline(prefix_caching=True)
-        self._add(pipeline, warm, output_tokens)
+        handle = self._add(pipeline, warm, output_tokens)
         self._run(pipeline)
+        check_tokens([handle], output_tokens)
         waiting = list(reversed(prompts))
         running: dict[int, tuple[Any, float, int]] = {}
         first_s: list[float] = []
@@ -149,9 +162,10 @@ class OpenVino:
 
 def try_precision(model: str, threads: int) -> None:
     pipeline = open_pipeline(model, threads, precision="", prefix_caching=False)
-    add_request(pipeline, 0, make_prompt(CONTEXT_TOKENS, "try"), 2)
+    handle = add_request(pipeline, 0, make_prompt(CONTEXT_TOKENS, "try"), 2)
     while pipeline.has_non_finished_requests():
         pipeline.step()
+    check_tokens([handle], 2)
 
 
 def main() -> None:
