@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import urllib.error
@@ -57,11 +58,16 @@ class HttpServer:
         timeout_s: float = 270,  # less than the other side waits: it should hear why
     ) -> None:
         self.port = port
-        self._process = subprocess.Popen(command, stdout=2, env={**os.environ, **(env or {})})
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by stop)
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=self._log, env={**os.environ, **(env or {})}
+        )
         deadline = time.monotonic() + timeout_s
         while not self._ready(ready_path):
             if self._process.poll() is not None:
-                raise RuntimeError(f"the server ended with status {self._process.returncode}")
+                why = f"status {self._process.returncode}: {self._last_words()}"
+                self.stop()
+                raise RuntimeError(f"the server ended with {why}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"the server was not ready within {timeout_s:g} s")
@@ -74,6 +80,13 @@ class HttpServer:
         except (OSError, urllib.error.HTTPError):
             return False
 
+    def _last_words(self) -> str:
+        """The last line that speaks of an error, or else the last one."""
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log.read().splitlines() if line.strip()]
+        errors = [line for line in lines if "rror:" in line]
+        return (errors or lines or ["it said nothing"])[-1]
+
     def stop(self) -> None:
         self._process.terminate()
         try:
@@ -81,3 +94,4 @@ class HttpServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log.close()

