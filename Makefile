@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test lint chat model clean
+.PHONY: serve test lint chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -44,6 +44,14 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml $(NATIVE)
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group dev
 	touch $@
+
+# Headrace beside llama.cpp, OpenVINO GenAI and vLLM, which are installed in the cache folder first.
+# make bench-peers PEERS_FLAGS="--engines headrace llama.cpp --rounds 1"
+PEERS_FLAGS ?=
+
+bench-peers: model
+	mkdir -p build
+	PYTHONPATH=benchmarks $(BIN)/python -m peers.run --table build/peers.md --json build/peers.json $(PEERS_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,0 +1,8 @@
+"""Benchmarks are scripts beside the package: their folder is put on the path for these tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
