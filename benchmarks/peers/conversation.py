@@ -42,6 +42,18 @@ class Conversation:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def pause(self) -> None:
+        """Nothing of it runs until `resume`: engines spin and poll for a while after their work."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in _family(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def ask(self, op: str, timeout_s: float, **arguments: Any) -> dict[str, Any]:
         assert self._process.stdin
         try:
@@ -64,6 +76,7 @@ class Conversation:
         """Ends the process and all that it started; asking it politely first."""
         assert self._process.stdin
         assert self._process.stdout
+        self.resume()
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(30)
@@ -96,3 +109,13 @@ class Conversation:
         self._log.seek(0)
         printed = [line.strip() for line in self._log.read().splitlines() if line.strip()]
         return f"ended with {how}" + (f": {printed[-1]}" if printed else "")
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it started, whatever sessions they made for themselves."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found

@@ -20,7 +20,15 @@ from headrace.models.cache import cache_folder
 from peers.conversation import BENCHMARKS, PeerFailure
 
 LLAMA_PROGRAMS = ("llama-batched-bench", "llama-server")
-LLAMA_FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF")
+# A virtual machine may announce AMX and not run it (SIGILL); nobody measured here uses it then.
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+LLAMA_FLAGS = (
+    f"-DCMAKE_C_FLAGS={NO_AMX}",
+    f"-DCMAKE_CXX_FLAGS={NO_AMX}",
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
 SKIPPED = ("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF")
 
 

@@ -55,7 +55,10 @@ class Crew:
         self._deaths: dict[Contender, list[str]] = {}
 
     def ask(self, contender: Contender, op: str, **arguments: Any) -> dict[str, Any]:
+        for other in self._talks.values():
+            other.pause()
         talk = self._talks.get(contender) or self._start(contender)
+        talk.resume()
         try:
             return talk.ask(op, SAMPLE_TIMEOUT_S, **arguments)
         except PeerFailure as failure:
