@@ -38,6 +38,15 @@ def answer_requests(operations: Mapping[str, Operation]) -> None:
         answers.write(json.dumps(answer) + "\n")
 
 
+def run_adapter(engine: Any) -> None:
+    """The whole life of the adapter of an engine that has a server of its own."""
+    names = ("load", "prefill", "decode", "serve")
+    try:
+        answer_requests({name: getattr(engine, name) for name in names})
+    finally:
+        engine.stop()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

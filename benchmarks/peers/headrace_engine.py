@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from headrace.assemble import Assembled, assemble
 from headrace.core.step import Draw, EntryResult, Runner, StepEntry, StepPlan
-from peers.adapter import Answer, HttpServer, answer_requests, free_port
+from peers.adapter import Answer, HttpServer, free_port, run_adapter
 from peers.workloads import DECODE_STEPS, MAX_SEQUENCES, make_prompt
 
 GREEDY = Draw(temperature=0.0)
@@ -108,20 +108,5 @@ def fill(runner: Runner, number: int, prompt: list[int], blocks: int) -> None:
         runner.collect()
 
 
-def main() -> None:
-    engine = Headrace()
-    try:
-        answer_requests(
-            {
-                "load": engine.load,
-                "prefill": engine.prefill,
-                "decode": engine.decode,
-                "serve": engine.serve,
-            }
-        )
-    finally:
-        engine.stop()
-
-
 if __name__ == "__main__":
-    main()
+    run_adapter(Headrace())

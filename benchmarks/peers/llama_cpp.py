@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from peers.adapter import Answer, HttpServer, answer_requests, free_port
+from peers.adapter import Answer, HttpServer, free_port, run_adapter
 from peers.workloads import CLIENTS, DECODE_STEPS
 
 
@@ -70,20 +70,5 @@ class LlamaCpp:
             self._server.stop()
 
 
-def main() -> None:
-    engine = LlamaCpp()
-    try:
-        answer_requests(
-            {
-                "load": engine.load,
-                "prefill": engine.prefill,
-                "decode": engine.decode,
-                "serve": engine.serve,
-            }
-        )
-    finally:
-        engine.stop()
-
-
 if __name__ == "__main__":
-    main()
+    run_adapter(LlamaCpp())

@@ -12,7 +12,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from peers.adapter import Answer, HttpServer, answer_requests, free_port
+from peers.adapter import Answer, HttpServer, free_port, run_adapter
 from peers.workloads import CLIENTS, DECODE_STEPS, MAX_SEQUENCES, make_prompt
 
 
@@ -97,20 +97,5 @@ class Vllm:
             self._server.stop()
 
 
-def main() -> None:
-    engine = Vllm()
-    try:
-        answer_requests(
-            {
-                "load": engine.load,
-                "prefill": engine.prefill,
-                "decode": engine.decode,
-                "serve": engine.serve,
-            }
-        )
-    finally:
-        engine.stop()
-
-
 if __name__ == "__main__":
-    main()
+    run_adapter(Vllm())

@@ -171,6 +171,21 @@ def test_time_is_split_by_the_wall(
     assert min(stats.schedule_s, stats.compute_s, stats.sample_s, stats.commit_s) > 0
 
 
+def test_progress_moves_within_an_instruction(tiny_model: TinyModel) -> None:
+    """The same instructions over more rows count for more: one over thousands takes seconds."""
+    spec, weights = tiny_model
+    runner = CpuRunner(spec, weights, total_blocks=8, max_batch_tokens=128)
+
+    def moved(rows: int) -> int:
+        before = runner.progress
+        entry = StepEntry(sequence_id=1, token_ids=[5] * rows, start=0, block_table=list(range(8)))
+        runner.submit(StepPlan(entries=[entry]))
+        runner.collect()
+        return runner.progress - before
+
+    assert moved(120) >= moved(1) + 2 * len(spec.attention)
+
+
 @pytest.mark.parametrize("kind", [CpuRunner, ReferenceRunner])
 def test_progress_moves_within_a_step(
     tiny_model: TinyModel, kind: type[CpuRunner] | type[ReferenceRunner]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 
@@ -115,7 +114,6 @@ class Admission:
         self._step_s = -math.inf
         self._step_was_full = False  # up to the step whose starts are being told
         self.waiting_tokens = 0
-        self.refused: Counter[str] = Counter()  # by reason, since the server began
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> Admission:
@@ -181,7 +179,6 @@ class Admission:
     def _check_prompt(self, tokens: int) -> None:
         most = self._max_prompt_tokens
         if most is not None and tokens > most:
-            self.refused["prompt_tokens"] += 1
             raise ContextLengthError(
                 f"The prompt has {tokens} tokens; this server takes at most {most}.",
                 "Shorten the prompt, or start the server with a higher --max-prompt-tokens.",
@@ -195,7 +192,6 @@ class Admission:
             reason, found = "waiting_tokens", f"{self.waiting_tokens} prompt tokens"
         else:
             return
-        self.refused[reason] += 1
         first = self._first_to_leave(tokens)
         wait_s = self._full_rate.wait_s(first, 0)
         if wait_s is None:
@@ -228,7 +224,6 @@ class Admission:
             )
         if (wait_s := self.estimated_wait_s()) <= timeout_s:
             return
-        self.refused["timeout"] += 1
         raise QueueTimeoutError(
             f"The wait is about {wait_s:.1f} s, and the request's timeout_s is {timeout_s:g}.",
             "Try again later, or with a longer timeout_s.",

@@ -99,7 +99,7 @@ def request_id_of(headers: Headers) -> str:
     return sent if SANE_ID.fullmatch(sent) else new_id("req")
 
 
-def error_payload(error: HeadraceError) -> dict[str, object]:
+def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, object]]:
     """In OpenAI's shape, with a remedy beside the message."""
     kind, code = _kind(error)
     return {
@@ -109,6 +109,7 @@ def error_payload(error: HeadraceError) -> dict[str, object]:
             "param": error.param,
             "code": code,
             "remedy": error.remedy or None,
+            **more,
         }
     }
 
@@ -125,10 +126,8 @@ def error_reply(error: HeadraceError) -> Reply:
 
 
 def error_event(error: HeadraceError) -> bytes:
-    """The end of a stream that can't go on."""
-    payload = error_payload(error)
-    payload["error"]["status"] = error.status  # type: ignore[index]
-    return b"data: " + encode_json(payload) + b"\n\n"
+    """The end of a stream that can't go on: its status line has long been sent."""
+    return b"data: " + encode_json(error_payload(error, status=error.status)) + b"\n\n"
 
 
 def _kind(error: HeadraceError) -> tuple[str, str | None]:

@@ -147,7 +147,7 @@ class Supervisor:
             elif link.ready.done() and not isinstance(error, UnavailableError):
                 await ended
                 self.state = State.STOPPED
-                raise link.ready.exception()  # type: ignore[misc]
+                link.ready.result()  # raises what the engine said
             while not ended.done():
                 looked_s = time.monotonic()
                 await asyncio.wait({ended}, timeout=WATCH_S)
