@@ -66,7 +66,7 @@ async def ask(port: int, request: bytes, load: Load) -> None:
         writer.write(request)
         status = await reader.readline()
         if b" 200 " not in status:
-            rest = await reader.read(2000)
+            rest = await reader.read()  # to its end: headers and body may come apart
             said = rest.partition(b"\r\n\r\n")[2]
             raise RuntimeError(f"the server answered {status!r} {said[:200]!r}")
         first_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -38,6 +39,7 @@ class Pretend(BaseHTTPRequestHandler):
         if body["prompt"][0] == 7:
             self.send_response(400)
             self.end_headers()
+            time.sleep(0.05)  # the body comes in a packet of its own
             self.wfile.write(b'{"error": "seven"}')
             return
         self.send_response(200)
