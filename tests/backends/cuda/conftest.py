@@ -1,0 +1,33 @@
+"""The device that kernels are tested on: a GPU, or the CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+
+def _interpret() -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: before any kernel is
+    from triton.runtime import interpreter
+
+    # The interpreter (Triton 3.6) keeps scalars as arrays of one value and turns them into loop
+    # bounds by int(), which NumPy 2.4 and newer refuse.
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+
+
+if not torch.cuda.is_available():
+    _interpret()
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
