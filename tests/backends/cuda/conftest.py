@@ -11,6 +11,7 @@ import torch
 
 def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported: before any kernel is
+    import triton.language as tl
     from triton.runtime import interpreter
 
     # The interpreter (Triton 3.6) keeps scalars as arrays of one value and turns them into loop
@@ -22,6 +23,15 @@ def _interpret() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
+
+    # It keeps bf16 as the 16-bit integers that hold its bits, and multiplies those in tl.dot.
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype == tl.bfloat16 else x for x in (a, b))
+        return create_dot(self, a, b, *rest)
+
+    interpreter.InterpreterBuilder.create_dot = dot
 
 
 if not torch.cuda.is_available():
