@@ -1,0 +1,366 @@
+"""Attention over keys and values in blocks, for any mix of chunk lengths, in one launch.
+
+How a runner uses it (numpy side: ../attention_plan.py):
+
+    shape = WorkShape(kv_heads=8, group=4, multiprocessors=132, max_sequences=256)
+    workspace = AttentionWorkspace(shape, head_dim=128, device)     # one for all layers
+    kernel = AttentionKernel(spec, shape, block_tokens, workspace)  # one a layer
+    tile = kernel.tile(shape.tile_rows(counts.max()))               # by what the step holds
+    n = shape.capacity(row_bucket, tile)                            # fixed in a graph
+    plan_attention(starts, counts, items_host[:n], shape, tile, window=spec.window)
+    items_device[:n].copy_(items_host[:n])                          # [>= n, FIELDS] int32
+    kernel.launch(qkv, kv_layer, block_tables, items_device, n, tile, out)
+
+`launch` reads rotated queries from qkv [rows, qkv_width] and keys and values, this step's too, from
+kv_layer [2, total_blocks, kv_heads, block_tokens, head_dim]; it writes out [rows, q_width] for the
+rows that items name, and nothing else. Its grid is n * kv_heads programs; everything that varies
+within a graph is in `items` and `block_tables`.
+
+Queries of one tile are rows [token, head of the group]: row r is token r // group. Scores are kept
+in base 2. Partial results of a tile that was cut go to the workspace; whichever program comes last
+(an atomic counter tells) adds them up and sets the counter back to zero.
+
+Knows nothing of scheduling, of how queries were rotated, or of other layers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from headrace.backends.cuda.attention_plan import Tile, WorkShape
+from headrace.backends.cuda.triton.launch import dependent_launch, wait_for_previous
+from headrace.models.spec import AttentionSpec
+
+_LOG2_E = math.log2(math.e)
+# By rows, for head_dim up to 128: what was fastest on an H200 (benchmarks/cuda/attention.py).
+_TILES = {
+    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=2),
+    32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
+    64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
+    128: Tile(rows=128, keys=64, warps=8, stages=3, programs_per_sm=1),
+}
+_WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into shared memory
+    rows: Tile(rows=rows, keys=32, warps=tile.warps, stages=2, programs_per_sm=1)
+    for rows, tile in _TILES.items()
+}
+
+
+def default_tile(rows: int, head_dim: int) -> Tile:
+    """The tile for so many rows: 16, 32, 64 or 128."""
+    return (_TILES if head_dim <= 128 else _WIDE_TILES)[rows]
+
+
+class AttentionWorkspace:
+    """Partial results and counters; layers run one after the other, so that one serves them all."""
+
+    def __init__(self, shape: WorkShape, head_dim: int, device: torch.device) -> None:
+        rows = shape.partial_rows * shape.kv_heads
+        self.sums = torch.empty(rows * head_dim, dtype=torch.float32, device=device)
+        self.weights = torch.empty(2 * rows, dtype=torch.float32, device=device)
+        counters = shape.partial_rows // 16 * shape.kv_heads
+        self.counters = torch.zeros(counters, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def size_bytes(shape: WorkShape, head_dim: int) -> int:
+        """What one takes on the device."""
+        rows = shape.partial_rows * shape.kv_heads
+        return 4 * rows * (head_dim + 2) + 4 * (shape.partial_rows // 16) * shape.kv_heads
+
+
+class AttentionKernel:
+    """One layer's attention. `kv_scale` is what stored keys and values are multiplied by (fp8)."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        shape: WorkShape,
+        block_tokens: int,
+        workspace: AttentionWorkspace,
+        *,
+        kv_scale: float = 1.0,
+        dependent: bool = False,
+    ) -> None:
+        self._workspace = workspace
+        self._kv_scale = kv_scale
+        self._kv_heads = shape.kv_heads
+        self._head_dim = spec.head_dim
+        self._options: dict[str, Any] = {
+            "HEADS": spec.heads,
+            "KV_HEADS": spec.kv_heads,
+            "HEAD_DIM": spec.head_dim,
+            "HEAD_PAD": triton.next_power_of_2(spec.head_dim),
+            "BLOCK_TOKENS": block_tokens,
+            "SCALE": spec.scale,
+            "WINDOW": spec.window or 0,
+            "SOFTCAP": spec.softcap or 0.0,
+            "DEPENDENT": dependent,
+            **dependent_launch(dependent),
+        }
+
+    def tile(self, rows: int) -> Tile:
+        return default_tile(rows, self._head_dim)
+
+    def launch(
+        self,
+        qkv: torch.Tensor,
+        kv_layer: torch.Tensor,
+        block_tables: torch.Tensor,
+        items: torch.Tensor,
+        capacity: int,
+        tile: Tile,
+        out: torch.Tensor,
+    ) -> None:
+        _attention_kernel[(capacity * self._kv_heads,)](
+            qkv,
+            kv_layer,
+            block_tables,
+            items,
+            self._workspace.sums,
+            self._workspace.weights,
+            self._workspace.counters,
+            out,
+            self._kv_scale,
+            kv_layer.stride(0),
+            block_tables.stride(0),
+            BLOCK_M=tile.rows,
+            BLOCK_N=tile.keys,
+            STAGES=tile.stages,
+            num_warps=tile.warps,
+            **self._options,
+        )
+
+
+@triton.jit
+def _tanh(x):  # type: ignore[no-untyped-def]
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _attend_keys(  # type: ignore[no-untyped-def]
+    total,  # [BLOCK_M, HEAD_PAD]: sum of weighted values
+    best,  # [BLOCK_M]: greatest score so far, base 2
+    weight,  # [BLOCK_M]: sum of weights relative to `best`
+    q,  # [BLOCK_M, HEAD_PAD]
+    positions,  # [BLOCK_M]: of the rows' tokens
+    keys,  # this head's keys of block 0
+    values_offset,  # from a key to its value
+    table,  # the sequence's blocks
+    first,
+    last,
+    end,  # keys from here on don't exist
+    score_scale,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Keys [first, last) in tiles; MASKED where some may be hidden from some rows."""
+    dims = tl.arange(0, HEAD_PAD)
+    offsets = tl.arange(0, BLOCK_N)
+    for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        n = at + offsets
+        if MASKED:
+            exists = n < end
+            block = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0)
+        else:
+            block = tl.load(table + n // BLOCK_TOKENS)
+        where = block.to(tl.int64) * BLOCK_STRIDE + (n % BLOCK_TOKENS) * HEAD_DIM
+        pointers = keys + where[:, None] + dims[None, :]
+        # What lies past the end was never written and may be NaN, which no weight of 0 undoes.
+        if MASKED:
+            held = exists[:, None] & (dims < HEAD_DIM)[None, :]
+            k = tl.load(pointers, mask=held, other=0.0)
+        elif HEAD_PAD == HEAD_DIM:
+            k = tl.load(pointers)
+        else:
+            k = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k.to(DOT_TYPE)), input_precision="ieee") * score_scale
+        if SOFTCAP > 0:
+            scores = _tanh(scores) * (SOFTCAP * 1.4426950408889634)
+        if MASKED:
+            seen = (n[None, :] <= positions[:, None]) & exists[None, :]
+            if WINDOW > 0:
+                seen = seen & (n[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        p = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        weight = weight * shrink + tl.sum(p, 1)
+        total = total * shrink[:, None]
+        if MASKED:
+            v = tl.load(pointers + values_offset, mask=held, other=0.0)
+        elif HEAD_PAD == HEAD_DIM:
+            v = tl.load(pointers + values_offset)
+        else:
+            v = tl.load(pointers + values_offset, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        total = tl.dot(p.to(DOT_TYPE), v.to(DOT_TYPE), total, input_precision="ieee")
+        best = new_best
+    return total, best, weight
+
+
+@triton.jit
+def _join(  # type: ignore[no-untyped-def]
+    sums,
+    weights,
+    splits,
+    rows,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """The partial results of one tile and key/value head, from its first on, added up."""
+    r = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    total = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    best = tl.full([BLOCK_M], -1.0e30, tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    mine = r < rows
+    held = mine[:, None] & (dims < HEAD_DIM)[None, :]
+    cells = r[:, None] * HEAD_DIM + dims[None, :]
+    for split in tl.range(0, splits, loop_unroll_factor=4):
+        at = split * KV_HEADS * BLOCK_M
+        # From the second-level cache: other multiprocessors wrote these.
+        b = tl.load(weights + 2 * at + r, mask=mine, other=-1.0e30, cache_modifier=".cg")
+        w = tl.load(weights + 2 * at + BLOCK_M + r, mask=mine, other=0.0, cache_modifier=".cg")
+        part = tl.load(sums + at * HEAD_DIM + cells, mask=held, other=0.0, cache_modifier=".cg")
+        new_best = tl.maximum(best, b)
+        old = tl.exp2(best - new_best)
+        new = tl.exp2(b - new_best)
+        weight = weight * old + w * new
+        total = total * old[:, None] + part * new[:, None]
+        best = new_best
+    return total, weight
+
+
+@triton.jit
+def _write(answer, total, weight, kv_scale, held):  # type: ignore[no-untyped-def]
+    total = total * (kv_scale / tl.where(weight > 0, weight, 1.0))[:, None]
+    tl.store(answer, total.to(answer.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _attention_kernel(  # type: ignore[no-untyped-def]
+    qkv,  # [rows, qkv_width]
+    kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
+    tables,  # [sequences, table_stride]
+    items,  # [capacity, 8]
+    sums,  # [partials, KV_HEADS, BLOCK_M, HEAD_DIM]
+    weights,  # [partials, KV_HEADS, 2, BLOCK_M]: greatest score, sum of weights
+    counters,  # [partials, KV_HEADS]
+    out,  # [rows, HEADS * HEAD_DIM]
+    kv_scale,
+    values_offset,
+    table_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SCALE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
+    program = tl.program_id(0)
+    head = program % KV_HEADS
+    item = items + (program // KV_HEADS) * 8
+    tokens = tl.load(item + 1)
+    if tokens == 0:
+        return
+    row = tl.load(item)
+    position = tl.load(item + 2)
+    sequence = tl.load(item + 3)
+    begin = tl.load(item + 4)
+    end = tl.load(item + 5)
+    partial = tl.load(item + 6)
+    split = tl.load(item + 7)
+    splits = split // 65536
+    split = split % 65536
+    wait_for_previous(DEPENDENT)
+
+    r = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, HEAD_PAD)
+    token = r // GROUP
+    rows = tokens * GROUP
+    held = (r < rows)[:, None] & (dims < HEAD_DIM)[None, :]
+    columns = (head * GROUP + r % GROUP)[:, None] * HEAD_DIM + dims[None, :]
+    line = (row + token).to(tl.int64)[:, None]
+    q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
+    # Values of one byte take part in products as halves, which hold them exactly.
+    DOT_TYPE: tl.constexpr = (
+        kv.dtype.element_ty if kv.dtype.element_ty.primitive_bitwidth > 8 else tl.float16
+    )
+    q = q.to(DOT_TYPE)
+    positions = position + token
+    keys = kv + head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
+    table = tables + sequence.to(tl.int64) * table_stride
+    if SOFTCAP > 0:
+        score_scale = kv_scale * (SCALE / SOFTCAP)
+    else:
+        score_scale = kv_scale * (SCALE * 1.4426950408889634)
+
+    total = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    best = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a row that sees nothing stays a number
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    # Keys that every row sees need no mask. Small tiles wait for memory anyway: one loop does.
+    plain_from = begin
+    plain_to = begin
+    if BLOCK_M >= 64:
+        plain_to = tl.maximum(tl.minimum((position + 1) // BLOCK_N * BLOCK_N, end), begin)
+        if WINDOW > 0:
+            seen_by_all = tl.maximum(position + tokens - WINDOW, 0)
+            plain_from = tl.maximum((seen_by_all + BLOCK_N - 1) // BLOCK_N * BLOCK_N, begin)
+            plain_from = tl.minimum(plain_from, plain_to)
+            total, best, weight = _attend_keys(
+                total, best, weight, q, positions, keys, values_offset, table,
+                begin, plain_from, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+                BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
+            )  # fmt: skip
+        total, best, weight = _attend_keys(
+            total, best, weight, q, positions, keys, values_offset, table,
+            plain_from, plain_to, end, score_scale, False, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+            BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
+        )  # fmt: skip
+    total, best, weight = _attend_keys(
+        total, best, weight, q, positions, keys, values_offset, table,
+        plain_to, end, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+        BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
+    )  # fmt: skip
+
+    answer = out + line * (HEADS * HEAD_DIM) + columns
+    if splits > 1:
+        at = ((partial + split) * KV_HEADS + head) * BLOCK_M
+        cells = r[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(sums + at * HEAD_DIM + cells, total, mask=held)
+        tl.store(weights + 2 * at + r, best)
+        tl.store(weights + 2 * at + BLOCK_M + r, weight)
+        tl.debug_barrier()  # all warps have stored before one of them counts
+        counter = counters + partial * KV_HEADS + head
+        before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        if before == splits - 1:
+            tl.store(counter, 0)
+            at = (partial * KV_HEADS + head) * BLOCK_M
+            total, weight = _join(
+                sums + at * HEAD_DIM, weights + 2 * at, splits, rows,
+                HEAD_DIM, HEAD_PAD, KV_HEADS, BLOCK_M,
+            )  # fmt: skip
+            _write(answer, total, weight, kv_scale, held)
+    else:
+        _write(answer, total, weight, kv_scale, held)
