@@ -91,10 +91,7 @@ def run(case: Case, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, 
     found = plan_attention(starts, counts, items, shape, case.tile, window=spec.window)
     kernel = AttentionKernel(spec, shape, case.block_tokens, workspace, kv_scale=case.kv_scale)
     out = torch.full((rows + padding, spec.q_width), math.nan, dtype=case.dtype, device=device)
-    on_device = [
-        x.to(device)
-        for x in (qkv, kv.to(case.kv_dtype), tables, torch.from_numpy(items))
-    ]
+    on_device = [x.to(device) for x in (qkv, kv.to(case.kv_dtype), tables, torch.from_numpy(items))]
     for _ in range(2):  # again: the counters must be as they were
         kernel.launch(*on_device, capacity, case.tile, out)
     assert workspace.counters.count_nonzero() == 0
@@ -121,9 +118,7 @@ CASES = {
     "keys within a block": Case(MIX, tile=Tile(rows=64, keys=16), block_tokens=64),
     "window": Case(MIX, replace(SPEC, window=13), tile=WIDE),
     "window, small tile": Case(MIX, replace(SPEC, window=13)),
-    "window, long, cut": Case(
-        [(700, 1), (400, 3)], replace(SPEC, window=300), multiprocessors=16
-    ),
+    "window, long, cut": Case([(700, 1), (400, 3)], replace(SPEC, window=300), multiprocessors=16),
     "window, large tile, long": Case([(100, 70)], replace(SPEC, window=64), tile=WIDE),
     "window of one": Case([(20, 6)], replace(SPEC, window=1), tile=WIDE),
     "soft cap": Case(MIX, replace(SPEC, softcap=2.0), tile=WIDE),
@@ -147,9 +142,7 @@ def test_agrees_with_dense_attention(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("tile", [Tile(rows=16, keys=16), WIDE])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_types_of_keys_and_values(
-    kv_dtype: torch.dtype, tile: Tile, device: torch.device
-) -> None:
+def test_types_of_keys_and_values(kv_dtype: torch.dtype, tile: Tile, device: torch.device) -> None:
     case = Case(
         [(250, 1), (0, 20), (3, 2)],
         tile=tile,

@@ -172,11 +172,17 @@ def _attend_keys(  # type: ignore[no-untyped-def]
         n = at + offsets
         if MASKED:
             exists = n < end
-            block = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0)
+        if BLOCK_TOKENS >= BLOCK_N:  # tiles begin at multiples of BLOCK_N: one block holds them
+            block = tl.load(table + at // BLOCK_TOKENS).to(tl.int64)
+            base = keys + (block * BLOCK_STRIDE + (at % BLOCK_TOKENS) * HEAD_DIM)
+            pointers = base + (offsets[:, None] * HEAD_DIM + dims[None, :])
         else:
-            block = tl.load(table + n // BLOCK_TOKENS)
-        where = block.to(tl.int64) * BLOCK_STRIDE + (n % BLOCK_TOKENS) * HEAD_DIM
-        pointers = keys + where[:, None] + dims[None, :]
+            if MASKED:
+                blocks = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
+            else:
+                blocks = tl.load(table + n // BLOCK_TOKENS).to(tl.int64)
+            where = blocks * BLOCK_STRIDE + (n % BLOCK_TOKENS) * HEAD_DIM
+            pointers = keys + where[:, None] + dims[None, :]
         # What lies past the end was never written and may be NaN, which no weight of 0 undoes.
         if MASKED:
             held = exists[:, None] & (dims < HEAD_DIM)[None, :]
@@ -229,7 +235,8 @@ def _join(  # type: ignore[no-untyped-def]
     mine = r < rows
     held = mine[:, None] & (dims < HEAD_DIM)[None, :]
     cells = r[:, None] * HEAD_DIM + dims[None, :]
-    for split in tl.range(0, splits, loop_unroll_factor=4):
+    # Several loads under way at once, as far as registers go.
+    for split in tl.range(0, splits, loop_unroll_factor=4 if BLOCK_M * HEAD_PAD <= 2048 else 1):
         at = split * KV_HEADS * BLOCK_M
         # From the second-level cache: other multiprocessors wrote these.
         b = tl.load(weights + 2 * at + r, mask=mine, other=-1.0e30, cache_modifier=".cg")
