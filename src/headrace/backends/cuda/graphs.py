@@ -16,7 +16,8 @@ import torch
 
 # Close where rows cost something: a padded row is computed like any other. Past 128 rows tiles of
 # 64 rows are the measure.
-_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
 LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate
 MOST_GRAPHS = 96
@@ -64,8 +65,13 @@ class Graphs:
         torch.cuda.synchronize(self._device)
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, pool=self._pool):
-            launch()
+        with _no_collection():
+            # On the runner's own stream; other threads may use the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
         self._graphs[key] = graph
         self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
 

@@ -187,6 +187,12 @@ class StepInputs:
         if not fits:
             self._send_changes(places, blocks)
 
+    def clear(self, shape: StepShape) -> None:
+        """A step of nothing but padding, sent: to capture graphs with."""
+        views = self.views(shape)
+        self.packed[: views.size].zero_()
+        views.slots.fill_(-1)
+
     # -- the buffer --------------------------------------------------------------------------------
 
     def _tile_sizes(self) -> list[int]:

@@ -223,7 +223,7 @@ class Tops:
         self, rows: NDArray[np.int32], tokens: torch.Tensor, logprobs: torch.Tensor
     ) -> None:
         self.rows = rows
-        self._host = [_to_host(tokens), _to_host(logprobs)]
+        self._host = [to_host(tokens), to_host(logprobs)]
 
     def lists(self, tops: NDArray[np.int32]) -> Iterator[tuple[int, list[tuple[int, float]]]]:
         """(wanted row, its alternatives); only once the device has come so far."""
@@ -287,7 +287,7 @@ def _between(numbers: NDArray[np.int32], first: int, end: int) -> slice:
     return slice(int(low), int(high))
 
 
-def _to_host(values: torch.Tensor) -> torch.Tensor:
+def to_host(values: torch.Tensor) -> torch.Tensor:
     if values.device.type == "cpu":
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
