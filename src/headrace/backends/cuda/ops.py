@@ -9,11 +9,11 @@ program.py does that, and layout.py counts what it would take.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any
 
 from headrace.models.spec import Activation, AttentionSpec
 
-W = TypeVar("W")  # a prepared weight, or its shape alone
+W = Any  # a prepared weight, or its shape alone: a matrix has `rows` and `columns`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,19 +33,19 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embed(Instruction, Generic[W]):
+class Embed(Instruction):
     table: W
     scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Norm(Instruction, Generic[W]):
+class Norm(Instruction):
     weight: W
     eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Multiply(Instruction, Generic[W]):
+class Multiply(Instruction):
     """Inputs: x, and what is added to the product where there is something."""
 
     matrix: W
@@ -54,19 +54,19 @@ class Multiply(Instruction, Generic[W]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorm(Instruction, Generic[W]):
+class HeadNorm(Instruction):
     q_weight: W
     k_weight: W
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotate(Instruction, Generic[W]):
+class Rotate(Instruction):
     attention: AttentionSpec
     head_norm: tuple[W, W] | None = None  # of queries and keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attend(Instruction, Generic[W]):
+class Attend(Instruction):
     """Rotates queries and keys, stores keys and values, attends. Spoils its input."""
 
     attention: AttentionSpec
@@ -85,7 +85,7 @@ class Add(Instruction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddNormed(Instruction, Generic[W]):
+class AddNormed(Instruction):
     """The first input plus the norm of the second."""
 
     weight: W
@@ -102,14 +102,14 @@ class Softcap(Instruction):
     cap: float
 
 
-class RecordingOps(Generic[W]):
-    """Implements `models.ops.Ops` over Value and W, which has `rows` and `columns`."""
+class RecordingOps:
+    """Implements `models.ops.Ops` over Value and W."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
 
     def embed(self, table: W, scale: float) -> Value:
-        output = Value(table.columns, head=False)  # type: ignore[attr-defined]
+        output = Value(table.columns, head=False)
         return self._record(Embed(output=output, inputs=(), table=table, scale=scale))
 
     def norm(self, x: Value, weight: W, eps: float) -> Value:
@@ -117,7 +117,7 @@ class RecordingOps(Generic[W]):
         return self._record(Norm(output=output, inputs=(x,), weight=weight, eps=eps))
 
     def linear(self, x: Value, weight: W) -> Value:
-        output = Value(weight.rows, x.head, is_logits=x.head)  # type: ignore[attr-defined]
+        output = Value(weight.rows, x.head, is_logits=x.head)
         return self._record(Multiply(output=output, inputs=(x,), matrix=weight))
 
     def head_norm(self, qkv: Value, q_weight: W, k_weight: W, attention: AttentionSpec) -> Value:
@@ -128,11 +128,11 @@ class RecordingOps(Generic[W]):
 
     def rope(self, qkv: Value, attention: AttentionSpec) -> Value:
         output = Value(qkv.width, qkv.head)
-        return self._record(Rotate[W](output=output, inputs=(qkv,), attention=attention))
+        return self._record(Rotate(output=output, inputs=(qkv,), attention=attention))
 
     def attention(self, qkv: Value, attention: AttentionSpec) -> Value:
         output = Value(attention.q_width, qkv.head)
-        return self._record(Attend[W](output=output, inputs=(qkv,), attention=attention))
+        return self._record(Attend(output=output, inputs=(qkv,), attention=attention))
 
     def gated(self, gate_up: Value, activation: Activation) -> Value:
         output = Value(gate_up.width // 2, gate_up.head)

@@ -168,7 +168,7 @@ class Program:
                 return lambda rows, wanted: launch_softcap(out[:rows], cap)
         raise AssertionError(f"nothing computes a {type(instruction).__name__} by itself")
 
-    def _embed(self, instruction: Embed[Prepared]) -> BodyLaunch:
+    def _embed(self, instruction: Embed) -> BodyLaunch:
         table, out = instruction.table, self._places[instruction.output]
         assert isinstance(table, Table)
         tokens, scale, dependent = self._inputs.tokens, instruction.scale, self._dependent
@@ -177,7 +177,7 @@ class Program:
             tokens, data, out, shape.rows, scale=scale, dependent=dependent
         )
 
-    def _multiply(self, instruction: Multiply[Prepared]) -> Callable[[int], None]:
+    def _multiply(self, instruction: Multiply) -> Callable[[int], None]:
         matrix = instruction.matrix
         assert isinstance(matrix, Matrix)
         norm = None
@@ -195,7 +195,7 @@ class Program:
         residual = added[0] if added else None
         return lambda rows: product(x, out, residual, rows=rows)
 
-    def _norm(self, instruction: Norm[Prepared]) -> Callable[[int], None]:
+    def _norm(self, instruction: Norm) -> Callable[[int], None]:
         (source,) = (self._places[value] for value in instruction.inputs)
         out, eps, pdl = self._places[instruction.output], instruction.eps, self._dependent
         weight = _vector(instruction.weight)
@@ -203,7 +203,7 @@ class Program:
             source[:rows], out[:rows], weight=weight, eps=eps, pdl=pdl
         )
 
-    def _attend(self, instruction: Attend[Prepared]) -> BodyLaunch:
+    def _attend(self, instruction: Attend) -> BodyLaunch:
         spec = instruction.attention
         assert instruction.rotates
         if spec.rope not in self._ropes:
@@ -242,7 +242,7 @@ def record(
     spec: ModelSpec, weights: DecoderWeights[Prepared]
 ) -> tuple[list[Instruction], Value, Value]:
     """The decoder's instructions, its last hidden states, and its logits."""
-    ops: RecordingOps[Prepared] = RecordingOps()
+    ops = RecordingOps()
     hidden = hidden_states(ops, spec, weights)
     result = logits(ops, spec, weights, hidden)
     return fuse(ops.instructions, result), hidden, result

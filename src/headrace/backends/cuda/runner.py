@@ -12,12 +12,10 @@ a GPU the same launches run at once, through Triton's interpreter.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
-import numpy as np
 import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
@@ -62,6 +60,7 @@ class CudaRunner:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.bfloat16,
         dependent: bool = False,
+        choices: Choices | None = None,
         release: Callable[[Tensor], None] | None = None,
     ) -> None:
         self._device = torch.device("cuda") if device is None else device
@@ -82,24 +81,25 @@ class CudaRunner:
         self._lost: DeviceLostError | None = None
         self._closed = False
         with self._computing():
-            self._make(weights, Loader(self._device, dtype, quantization, release), kv_dtype,
-                       dtype, graphs != "off", dependent)
+            if choices is None and self._cuda:
+                choices = Choices.load(torch.cuda.get_device_name(self._device))
+            loader = Loader(self._device, dtype, quantization, release)
+            self._load(weights, loader, kv_dtype)
+            self._record(dtype, choices, dependent)
+            self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
                 self.capture_graphs()
 
-    def _make(
-        self,
-        weights: DecoderWeights[Weight],
-        loader: Loader,
-        kv_dtype: str,
-        dtype: torch.dtype,
-        graphs: bool,
-        dependent: bool,
-    ) -> None:
+    def _load(self, weights: DecoderWeights[Weight], loader: Loader, kv_dtype: str) -> None:
+        self._weights = loader.load(weights)
+        self.weight_bytes = prepared_bytes(self._weights)
+        limits = self._limits
+        self._kv = KvPool(
+            self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
+        )
+
+    def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
-        prepared = loader.load(weights)
-        self.weight_bytes = prepared_bytes(prepared)
-        self._kv = KvPool(spec, limits.total_blocks, limits.block_tokens, kv_dtype, device)
         shape = work_shape(spec, limits.max_sequences, device)
         self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
         self._inputs = StepInputs(
@@ -113,7 +113,7 @@ class CudaRunner:
         )
         self._program = Program(
             spec,
-            prepared,
+            self._weights,
             self._kv,
             self._inputs,
             shape,
@@ -123,15 +123,14 @@ class CudaRunner:
             block_tokens=limits.block_tokens,
             dtype=dtype,
             device=device,
-            choices=Choices.load(torch.cuda.get_device_name(device)) if self._cuda else None,
+            choices=choices,
             dependent=dependent,
         )
         most_wanted = limits.max_batch_tokens + limits.max_sequences
         self._sampler = Sampler(self._logit_rows, most_wanted, spec.vocab_size, device)
-        final_norm = prepared.final_norm
+        final_norm = self._weights.final_norm
         assert isinstance(final_norm, torch.Tensor)
         self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
-        self._graphs = Graphs(device, enabled=graphs)
 
     @property
     def limits(self) -> RunnerLimits:
@@ -205,7 +204,7 @@ class CudaRunner:
         self._flight.clear()
         if self._cuda and self._lost is None:
             torch.cuda.synchronize(self._device)
-        for name in ("_graphs", "_pooling", "_program", "_sampler", "_inputs", "_kv"):
+        for name in ("_graphs", "_pooling", "_program", "_sampler", "_inputs", "_kv", "_weights"):
             self.__dict__.pop(name, None)
         if self._cuda and self._lost is None:
             torch.cuda.empty_cache()

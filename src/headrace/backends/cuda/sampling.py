@@ -288,7 +288,8 @@ def _between(numbers: NDArray[np.int32], first: int, end: int) -> slice:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy that is there once the device has come so far."""
     if values.device.type == "cpu":
-        return values
+        return values.clone()
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return host.copy_(values, non_blocking=True)

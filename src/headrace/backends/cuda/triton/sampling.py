@@ -14,15 +14,21 @@ from typing import Any
 import triton
 import triton.language as tl
 
-PIECES = 16  # of a row, in the first pass
+PIECES = 16  # of a row, in the first pass, at most
 _BLOCK = 2048
 NOT_NUMBERS = -1  # in place of a token: the row's largest logit is not finite
 
 
 @triton.jit
 def _pieces_kernel(  # type: ignore[no-untyped-def]
-    logits, maxima, indexes, sums, vocab, PIECES: tl.constexpr, PIECE: tl.constexpr,
-    BLOCK: tl.constexpr
+    logits,
+    maxima,
+    indexes,
+    sums,
+    vocab,
+    PIECES: tl.constexpr,
+    PIECE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -158,11 +164,12 @@ def launch_largest(logits: Any, scratch: Any, tokens: Any, logprobs: Any, log_su
     its log-probability, and log(sum(exp)). `scratch` is float32 [3, rows or more, PIECES]."""
     rows, vocab = logits.shape
     maxima, indexes, sums = scratch[0], scratch[1].view(tokens.dtype), scratch[2]
-    piece = triton.cdiv(triton.cdiv(vocab, PIECES), 16) * 16
-    _pieces_kernel[(rows, PIECES)](
-        logits, maxima, indexes, sums, vocab, PIECES=PIECES, PIECE=piece, BLOCK=_BLOCK
+    pieces = min(PIECES, triton.next_power_of_2(triton.cdiv(vocab, _BLOCK)))
+    piece = triton.cdiv(triton.cdiv(vocab, pieces), 16) * 16
+    _pieces_kernel[(rows, pieces)](
+        logits, maxima, indexes, sums, vocab, PIECES=pieces, PIECE=piece, BLOCK=_BLOCK
     )
-    _join_kernel[(rows,)](maxima, indexes, sums, tokens, logprobs, log_sums, PIECES=PIECES)
+    _join_kernel[(rows,)](maxima, indexes, sums, tokens, logprobs, log_sums, PIECES=pieces)
 
 
 def launch_softcap(x: Any, cap: float) -> None:
