@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.core.config import EngineConfig, KvDtype
+from headrace.core.config import Device, EngineConfig, KvDtype
 from headrace.core.server_config import ServerConfig
 from headrace.core.version import headrace_version
 from headrace.models.catalog import entry_of
@@ -62,7 +62,7 @@ def identify(
             "catalog_sha256": None if entry is None else entry.sha256,
         },
         "quantization": _formats(file),
-        "kv_dtype": KvDtype.F32.value if backend == "reference" else engine.kv_dtype.value,
+        "kv_dtype": _kv_dtype(backend, engine),
         "tokenizer_sha256": _hash_tokenizer(file),
         "chat_template_sha256": None if chat_template is None else _hash(chat_template.encode()),
         "backend": {"name": backend, "path": _kernel_path(backend)},
@@ -116,9 +116,15 @@ def _hash_tokenizer(file: WeightsFile) -> str:
     return digest.hexdigest()
 
 
-def _kernel_path(backend: str) -> str:
+def _kv_dtype(backend: str, engine: EngineConfig) -> str:
     if backend == "reference":
-        return "numpy"
+        return KvDtype.F32.value
+    return engine.sizes(Device.CUDA if backend == "cuda" else Device.CPU).kv_dtype.value
+
+
+def _kernel_path(backend: str) -> str:
+    if backend != "cpu":
+        return {"reference": "numpy", "cuda": "triton"}[backend]
     from headrace.backends.cpu import _native
 
     return str(_native.paths()[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ConfigError
-from headrace.core.sizes import MIB, parse_bytes, show_bytes
+from headrace.core.sizes import MIB, parse_share, show_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -98,15 +98,10 @@ def check_gpu(gpu: Gpu) -> None:
         )
 
 
-def budget_bytes(gpu: Gpu, gpu_memory: str) -> int:
-    """What may be taken of the GPU: a fraction of it ("0.9") or bytes ("60GiB"); never more than
-    is free now."""
-    text = gpu_memory.strip()
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    wanted = int(share * gpu.total_bytes) if 0 < share <= 1 else parse_bytes(text, "gpu_memory")
+def budget_bytes(gpu: Gpu, gpu_memory: float | str) -> int:
+    """What may be taken of the GPU: a fraction of it or bytes; never more than is free now."""
+    share = parse_share(gpu_memory, "gpu_memory")
+    wanted = int(share * gpu.total_bytes) if isinstance(share, float) else share
     if wanted > gpu.total_bytes:
         raise ConfigError(
             f"gpu_memory is {gpu_memory}; {gpu.name} has {show_bytes(gpu.total_bytes)}.",
