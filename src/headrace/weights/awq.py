@@ -22,6 +22,7 @@ from headrace.models.fields import Fields
 from headrace.models.refs import TensorRef
 from headrace.weights.dequantize import dequantize_plain
 from headrace.weights.quantized import (
+    INT4_ZERO,
     CodeKind,
     QuantizedFile,
     QuantizedMatrix,
@@ -30,6 +31,7 @@ from headrace.weights.quantized import (
     check_divides,
     find_stored,
     nibbles,
+    zero_points,
 )
 from headrace.weights.tensor import Tensor
 
@@ -73,7 +75,7 @@ class AwqMethod:
                 kind=CodeKind.INT4,
                 codes=_outputs(codes),
                 scales=np.ascontiguousarray(dequantize_plain(scales).T),
-                zeros=_outputs(zeros).astype(np.float32),
+                zeros=zero_points(_outputs(zeros), INT4_ZERO),
                 permutation=None,
                 group_rows=1,
                 group_columns=group,

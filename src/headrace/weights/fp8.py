@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from headrace.weights.quantized import (
     QuantizedMatrix,
     QuantizedTensor,
     find_stored,
+    zero_points,
 )
 from headrace.weights.tensor import Tensor
 
@@ -40,6 +42,7 @@ _UNUSED = frozenset(
 _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized")
 _MAX_BLOCK = 1 << 20
 
+T = TypeVar("T", bound=np.generic)
 Block = tuple[int, int]  # outputs, inputs that share a scale
 
 
@@ -89,7 +92,7 @@ class EightBitMethod:
         plain: list[str] = []
         for name in names:
             module, _, last = name.rpartition(".")
-            is_beside = last in (*_SCALES, _ZERO_POINT) and f"{module}.weight" in file.codes
+            is_beside = last in (*_SCALES, _ZERO_POINT) and f"{module}.weight" not in file.tensors
             if last not in _UNUSED and not is_beside:
                 plain.append(name)
         return plain
@@ -135,8 +138,7 @@ def _decode(
     values = np.frombuffer(codes.data, np.uint8).reshape(outputs, inputs)
     zeros = None
     if point is not None:
-        points = np.frombuffer(point.data, np.int8).astype(np.float32)
-        zeros = _spread(points, outputs, rows) if points.any() else None
+        zeros = zero_points(_spread(np.frombuffer(point.data, np.int8), outputs, rows), 0)
     return QuantizedMatrix(
         kind=kind,
         codes=values if kind is CodeKind.FP8 else values.view(np.int8),
@@ -148,7 +150,7 @@ def _decode(
     )
 
 
-def _spread(values: NDArray[np.float32], outputs: int, rows: int) -> NDArray[np.float32]:
+def _spread(values: NDArray[T], outputs: int, rows: int) -> NDArray[T]:
     """[groups of outputs, groups of inputs]; what all outputs share is written for each, so that
     nobody has to know of scales a tensor."""
     if rows < outputs:
@@ -172,5 +174,3 @@ def _refuse_compressed(config: Fields) -> None:
         raise sparsity.unsupported("format", "dense")
     if config.section("transform_config") is not None:
         raise config.unsupported("transform_config", "none")
-
-

@@ -32,7 +32,9 @@ from headrace.weights.dequantize import dequantize_plain
 from headrace.weights.mapped import DAMAGED, shown
 from headrace.weights.quantized import (
     ANOTHER_COPY,
+    INT4_ZERO,
     CodeKind,
+    Codes,
     QuantizedFile,
     QuantizedMatrix,
     QuantizedTensor,
@@ -40,6 +42,7 @@ from headrace.weights.quantized import (
     check_divides,
     find_stored,
     nibbles,
+    zero_points,
 )
 from headrace.weights.tensor import Tensor
 
@@ -119,16 +122,17 @@ class GptqMethod:
         permutation = None if order is None else _permutation(file, order, group)
         if permutation is not None:
             values = values[:, permutation]
-        kept: NDArray[np.uint8] | NDArray[np.int8] = values
-        middle = 0
-        if self.bits == 8:  # codes and zero points less 128: a symmetric one has none of these then
-            kept, middle = (values ^ np.uint8(128)).view(np.int8), 128
-        zero_points = np.ascontiguousarray(points, np.float32) - np.float32(middle)
+        kind, zero = CodeKind.INT4, INT4_ZERO
+        kept: Codes = values
+        kept_points: Codes = points
+        if self.bits == 8:  # both less 128, as bytes with a sign
+            kind, zero = CodeKind.INT8, 0
+            kept, kept_points = ((v ^ np.uint8(128)).view(np.int8) for v in (values, points))
         return QuantizedMatrix(
-            kind=CodeKind.INT4 if self.bits == 4 else CodeKind.INT8,
+            kind=kind,
             codes=kept,
             scales=np.ascontiguousarray(dequantize_plain(scales).T),
-            zeros=zero_points if self.bits == 4 or zero_points.any() else None,
+            zeros=zero_points(kept_points, zero),
             permutation=permutation,
             group_rows=1,
             group_columns=group,

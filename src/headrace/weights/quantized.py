@@ -21,15 +21,19 @@ from headrace.weights.mapped import DAMAGED, shown
 from headrace.weights.tensor import Format, Tensor
 
 Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8] | NDArray[np.int8]
 
 OTHER_MODEL = "Weights and configuration belong to different models: fetch them together."
 ANOTHER_COPY = "Use another copy of the model: in BF16 or F16, or quantized in another way."
 
 
+INT4_ZERO = 8
+
+
 class CodeKind(StrEnum):
-    INT4 = "INT4"  # codes 0 to 15, uint8; there are always zero points
-    INT8 = "INT8"  # codes -128 to 127, int8; zero points only where they are not all zero
-    FP8 = "FP8"  # the bits of a float8_e4m3fn, uint8; no zero points
+    INT4 = "INT4"  # codes 0 to 15, uint8; without zero points, 8 is zero
+    INT8 = "INT8"  # codes -128 to 127, int8; without zero points, 0 is zero
+    FP8 = "FP8"  # the bits of a float8_e4m3fn, uint8; never zero points
 
 
 QUANTIZED_FORMATS = {
@@ -46,13 +50,14 @@ class QuantizedMatrix:
         (codes[o, k] - zeros[o // group_rows, k // group_columns]) * scales[the same]
 
     with codes as numbers (FP8: as the floats that their bits are). `permutation` None: input k.
+    `zeros` None: symmetric, with the kind's own zero.
     A product may gather its input rows by the permutation once: x[:, permutation] @ values.T.
     """
 
     kind: CodeKind
-    codes: NDArray[np.uint8] | NDArray[np.int8]  # [out, in]
+    codes: Codes  # [out, in]
     scales: Floats  # [ceil(out / group_rows), ceil(in / group_columns)]
-    zeros: Floats | None  # as scales: whole numbers, in the range of the codes
+    zeros: Codes | None  # shaped as scales, of the codes' type
     permutation: NDArray[np.int32] | None  # [in], each input once
     group_rows: int  # 1, but for scales a block
     group_columns: int  # as many as there are inputs: a scale an output
@@ -117,12 +122,19 @@ def value_rows(matrix: QuantizedMatrix, first: int, end: int) -> Floats:
     found = E4M3[codes] if matrix.kind is CodeKind.FP8 else codes.astype(np.float32)
     if matrix.zeros is not None:
         found -= matrix.zeros[groups][:, columns]
+    elif matrix.kind is CodeKind.INT4:
+        found -= np.float32(INT4_ZERO)
     found *= matrix.scales[groups][:, columns]
     if matrix.permutation is None:
         return found
     values = np.empty_like(found)
     values[:, matrix.permutation] = found
     return values
+
+
+def zero_points(zeros: Codes, symmetric: int) -> Codes | None:
+    """None where all of them are the kind's own zero."""
+    return None if (zeros == symmetric).all() else zeros.copy(order="C")
 
 
 def _e4m3_values() -> Floats:
