@@ -136,7 +136,7 @@ def pack_gptq(
     zeros = rng.integers(0, top, (inputs // group, outputs))
     if symmetric:
         zeros[:] = top // 2
-    scales = half(rng, inputs // group, outputs)
+    scales = half(rng, inputs // group, outputs) / np.float16(top / 16)
     owners = np.arange(inputs) // group
     if act_order:
         owners = rng.permutation(owners)
