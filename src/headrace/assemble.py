@@ -67,7 +67,7 @@ def assemble(
     _check_backend(backend)
     config = _choose_config(config, settings)
     path = resolve_model(model, offline=offline, progress=progress)
-    file = open_weights(path)
+    file = open_weights(path, config.load_format)
     try:
         spec, weights, sizing = plan_memory(file, backend=backend, config=config)
         tokenizer = read_tokenizer(file)

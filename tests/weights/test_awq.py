@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.weights.packers import CONFIG, Checkpoint, check_all, checkpoint, load, pack_awq
 
 from headrace.core.errors import UnsupportedModelError, WeightsError
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
 from headrace.weights.quantized import CodeKind, QuantizedTensor
 from headrace.weights.tensor import Tensor
-from tests.weights.packers import CONFIG, Checkpoint, check_all, checkpoint, load, pack_awq
 
 AWQ: dict[str, object] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
 DOWN = "model.layers.1.mlp.down_proj"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.weights.packers import Checkpoint, check_all, checkpoint, load, pack_eight_bit
 
 from headrace.core.errors import UnsupportedModelError, WeightsError
 from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
 from headrace.weights.quantized import E4M3, QuantizedTensor
-from tests.weights.packers import Checkpoint, check_all, checkpoint, load, pack_eight_bit
 
 FP8: dict[str, object] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 DOWN = "model.layers.1.mlp.down_proj"

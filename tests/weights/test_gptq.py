@@ -1,4 +1,4 @@
-"""GPTQ checkpoints: bits, groups, act-order and both ways to store zero points; bad ones refused."""
+"""GPTQ checkpoints: bits, groups, act-order, both ways to store zero points; bad ones refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.weights.packers import Checkpoint, check_all, checkpoint, load, pack_gptq
 
 from headrace.core.errors import HeadraceError, UnsupportedModelError, WeightsError
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
 from headrace.weights.quantized import QuantizedMatrix, QuantizedTensor
-from tests.weights.packers import Checkpoint, check_all, checkpoint, load, pack_gptq
 
 GPTQ: dict[str, object] = {
     "quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False,

@@ -15,6 +15,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.weights.packers import (
+    CONFIG,
+    Checkpoint,
+    checkpoint,
+    pack_awq,
+    pack_eight_bit,
+    pack_gptq,
+)
 
 from headrace.backends.cpu import layout
 from headrace.backends.cpu.runner import CpuRunner
@@ -26,8 +34,6 @@ from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
 from headrace.weights.quantized import CodeKind, QuantizedMatrix, QuantizedTensor
 from headrace.weights.weight import Weight
-from tests.weights.packers import CONFIG, Checkpoint, checkpoint, pack_awq, pack_eight_bit
-from tests.weights.packers import pack_gptq as pack_act_order
 
 Bounded = Callable[[], AbstractContextManager[list[HeadraceError]]]
 RNG = np.random.default_rng(11)
@@ -39,7 +45,7 @@ KINDS: dict[str, tuple[Callable[[], Checkpoint], dict[str, object]]] = {
         {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"},
     ),
     "gptq": (
-        lambda: checkpoint(partial(pack_act_order, RNG, group=16, bits=8, act_order=True)),
+        lambda: checkpoint(partial(pack_gptq, RNG, group=16, bits=8, act_order=True)),
         {"quant_method": "gptq", "bits": 8, "group_size": 16, "desc_act": True},
     ),
     "fp8": (

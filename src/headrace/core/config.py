@@ -111,6 +111,7 @@ class EngineConfig(SchedulerConfig):
         default=None, metadata=flag("Default: the cores this process may use.")
     )
     overlap: bool = False  # plan a step while the one before it is computed
+    load_format: str = "auto"  # "dummy": random weights for a folder of which config.json is read
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -122,6 +123,8 @@ class EngineConfig(SchedulerConfig):
                 self._check_count(name)
         if self.kv_dtype not in tuple(KvDtype):
             raise _refuse("kv_dtype", self.kv_dtype, f"one of {', '.join(KvDtype)}")
+        if self.load_format not in ("auto", "dummy"):
+            raise _refuse("load_format", self.load_format, "auto or dummy")
         self._check_budget()
         # slots=True makes the class anew, and super() would look for the old one.
         SchedulerConfig.__post_init__(self)

@@ -53,6 +53,11 @@ def open_weights(path: Path, load_format: str = "auto") -> OpenFile:
     """Open what is at `path`, whichever of the supported kinds it is. The format "dummy": random
     values for the config.json in this folder, whatever weights lie beside it."""
     if load_format == "dummy":
+        if not path.is_dir():
+            raise ModelNotFoundError(
+                f"{path}: no folder; load_format dummy takes one with a config.json.",
+                "Give such a folder, or set load_format to auto.",
+            )
         return DummyFolder.open(path)
     try:
         mode = path.stat().st_mode
