@@ -24,8 +24,7 @@ from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
 from headrace.weights.describe import describe_file
 from headrace.weights.gguf import GgufFile
-from headrace.weights.load import WeightsFile, find_weights, open_weights
-from headrace.weights.safetensors import SafetensorsFolder
+from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
 from headrace.weights.weight import Weight
 
 BackendName = Literal["cpu", "reference"]
@@ -68,7 +67,7 @@ def assemble(
     _check_backend(backend)
     config = _choose_config(config, settings)
     path = resolve_model(model, offline=offline, progress=progress)
-    file = open_weights(path)
+    file = open_weights(path, config.load_format)
     try:
         spec, weights, sizing = plan_memory(file, backend=backend, config=config)
         tokenizer = read_tokenizer(file)
@@ -95,7 +94,7 @@ def assemble(
 
 
 def plan_memory(
-    file: GgufFile | SafetensorsFolder, *, backend: BackendName, config: EngineConfig
+    file: OpenFile, *, backend: BackendName, config: EngineConfig
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
     """What the model is and how it would lie in memory. Loads no weight."""
     from headrace.backends.cpu.machine import memory_bytes

@@ -17,8 +17,8 @@ from headrace.core.config import Device, EngineConfig, Quantization
 from headrace.core.errors import ConfigError, UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
-from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Weight
+from headrace.weights.dequantize import plain_format
+from headrace.weights.weight import Part, Weight
 
 FLOAT_BYTES = 4
 
@@ -73,12 +73,12 @@ def packed_bytes(format_name: str, rows: int, columns: int) -> int:
     return blocks * -(-columns // _RECORD_INPUTS) * (codes + factors)
 
 
-def matrix_bytes(parts: Iterable[Tensor]) -> int:
+def matrix_bytes(parts: Iterable[Part]) -> int:
     """Tensors stacked by output. Neighbours of one format are packed as one matrix, unless a block
     of outputs would straddle two of them."""
     runs: list[tuple[str, int, int]] = []  # format, rows, columns
     for part in parts:
-        name, (rows, columns) = part.format.name, part.shape
+        name, (rows, columns) = plain_format(part).name, part.shape
         if runs and runs[-1][0] == name and runs[-1][1] % _LANES == 0:
             runs[-1] = (name, runs[-1][1] + rows, columns)
         else:
@@ -153,7 +153,7 @@ def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tupl
         lambda _, weight: Unloaded(
             weight.rows,
             weight.columns,
-            quantized=all(part.format.name in _QUANTIZED for part in weight.parts),
+            quantized=all(plain_format(part).name in _QUANTIZED for part in weight.parts),
         )
     )
     ops = RecordingOps()

@@ -6,12 +6,12 @@ from. Every maker takes arrays [outputs, columns] as a checkpoint has them, nump
 How each format lies in memory (n outputs, k columns):
   dense      data [n, k]
   fp8        data [n, k] e4m3, scales [n]
-  fp8_block  data [n, k] e4m3, scales [k / 128, n]: a block's scale is repeated for its outputs, so
+  fp8_block  data [n, k] e4m3, scales [n, k / 128]: a block's scale is repeated for its outputs, so
              that gate and up outputs may be interleaved
   int8       data [n, k], scales [n]
   int4       data [k / group, n, group / 2]: in a group's bytes the low halves are its first columns
              and the high halves the others, so that neither needs shuffling; scales and zeros
-             [k / group, n]
+             [n, k / group]
 A gated matrix has output 2i = gate i and 2i + 1 = up i: a tile then holds both.
 """
 
@@ -148,7 +148,7 @@ def fp8_matrix(
         format, laid = Format.FP8, _interleave(found.reshape(rows), gated)
     elif tuple(found.shape) == blocks:
         each_row = found.repeat_interleave(FP8_BLOCK, 0)[:rows]
-        format, laid = Format.FP8_BLOCK, _interleave(each_row, gated).t()
+        format, laid = Format.FP8_BLOCK, _interleave(each_row, gated)
     else:
         raise WeightsError(
             f"An FP8 matrix of {rows} x {columns} has scales of shape {tuple(found.shape)}; "
@@ -219,8 +219,8 @@ def int4_matrix(
                 "Use a checkpoint with integer zero points, or an unquantized one.",
             )
         laid_zeros = _interleave(points.to(torch.uint8).repeat_interleave(repeat, 1), gated)
-        laid_zeros = laid_zeros.t().contiguous()
-    laid = _interleave(_narrow(factors).repeat_interleave(repeat, 1), gated).t()
+        laid_zeros = laid_zeros.contiguous()
+    laid = _interleave(_narrow(factors).repeat_interleave(repeat, 1), gated)
     return Matrix(
         format=Format.INT4,
         rows=rows,
@@ -239,15 +239,15 @@ def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
     """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
     if matrix.format is Format.INT4:
         low, high = matrix.data & 15, matrix.data >> 4
-        codes = torch.cat((low, high), 2).to(torch.float32)  # [k / group, n, group]
+        codes = torch.cat((low, high), 2).transpose(0, 1).to(torch.float32)  # [n, groups, group]
         assert matrix.scales is not None
         zeros = 8.0 if matrix.zeros is None else matrix.zeros[:, :, None].to(torch.float32)
         values = (codes - zeros) * matrix.scales[:, :, None].to(torch.float32)
-        return values.transpose(0, 1).reshape(matrix.rows, matrix.columns)
+        return values.reshape(matrix.rows, matrix.columns)
     values = matrix.data.to(torch.float32)
     if matrix.format is Format.FP8_BLOCK:
         assert matrix.scales is not None
-        return values * matrix.scales.t().repeat_interleave(FP8_BLOCK, 1)[:, : matrix.columns]
+        return values * matrix.scales.repeat_interleave(FP8_BLOCK, 1)[:, : matrix.columns]
     return values if matrix.scales is None else values * matrix.scales[:, None]
 
 

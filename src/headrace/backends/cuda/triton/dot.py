@@ -27,7 +27,7 @@ def dot_kernel(
     weight,  # [outputs, columns]
     out,
     row_scales,  # [rows] f32, with SCALES
-    weight_scales,  # [outputs], or [columns / 128, outputs]
+    weight_scales,  # [outputs], or [outputs, columns / 128]
     norm_weight,  # [columns], with NORM
     bias,
     residual,
@@ -64,8 +64,10 @@ def dot_kernel(
 
     m = row_start + tl.arange(0, BLOCK_M)
     n = start + tl.arange(0, BLOCK_N)
-    # Past the last row or output the last one is read again; the store leaves it out.
-    x_lines = x + tl.minimum(m, rows - 1).to(tl.int64)[:, None] * x_stride
+    # Rows that aren't there cost no traffic; past the last output that one is read again (the
+    # store leaves it out), which costs less than a mask.
+    x_lines = x + m.to(tl.int64)[:, None] * x_stride
+    m_inside = (m < rows)[:, None]
     n_inside = tl.minimum(n, outputs - 1)
     w_lines = weight + n_inside.to(tl.int64)[:, None] * columns
     if PREFETCH:
@@ -86,10 +88,11 @@ def dot_kernel(
     for here in tl.range(first_k, last_k, BLOCK_K):
         k = here + tl.arange(0, BLOCK_K)
         if EVEN:
-            a = tl.load(x_lines + k[None, :])
+            a = tl.load(x_lines + k[None, :], mask=m_inside, other=0.0)
             w = tl.load(w_lines + k[None, :])
         else:
-            a = tl.load(x_lines + k[None, :], mask=(k < columns)[None, :], other=0.0)
+            inside = m_inside & (k < columns)[None, :]
+            a = tl.load(x_lines + k[None, :], mask=inside, other=0.0)
             w = tl.load(w_lines + k[None, :], mask=(k < columns)[None, :], other=0.0)
         if NORM:
             values = a.to(tl.float32)
@@ -98,7 +101,7 @@ def dot_kernel(
             a = (values * gains[None, :]).to(a.dtype)
         if SCALES == 2:
             fresh = tl.zeros(sums.shape, tl.float32)
-            block = tl.load(weight_scales + here // 128 * outputs.to(tl.int64) + n_inside)
+            block = tl.load(weight_scales + n_inside * tl.cdiv(columns, 128) + here // 128)
             if SWAP:
                 sums += multiply(w, tl.trans(a), fresh, INTERPRETED) * block[:, None]
             else:

@@ -69,7 +69,7 @@ def high_codes(codes, zeros, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def load_zeros(zeros, places, ZEROS: tl.constexpr):
-    """128 + the zero point of each place, as bf16: exact up to 255."""
+    """128 + the zero point of each place, as bf16: exact up to 127."""
     if ZEROS:
         return (tl.load(zeros + places).to(tl.float32) + 128.0).to(tl.bfloat16)
     else:
@@ -81,8 +81,8 @@ def int4_kernel(
     x,  # [rows, columns]
     weight,  # [columns / GROUP, outputs, GROUP / 2] bytes
     out,
-    weight_scales,  # [columns / GROUP, outputs]
-    zeros,  # [columns / GROUP, outputs] bytes, with ZEROS
+    weight_scales,  # [outputs, columns / GROUP]
+    zeros,  # [outputs, columns / GROUP] bytes, with ZEROS
     bias,
     residual,
     partials,
@@ -119,7 +119,8 @@ def int4_kernel(
     n = start + tl.arange(0, BLOCK_N)
     n_inside = tl.minimum(n, outputs - 1)
     k = tl.arange(0, HALF)
-    x_lines = x + tl.minimum(m, rows - 1).to(tl.int64)[:, None] * x_stride + k[None, :]
+    x_lines = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
+    m_inside = (m < rows)[:, None]  # rows that aren't there cost no traffic
     w_tile = weight + n_inside[:, None] * HALF + k[None, :]
     group_stride = outputs.to(tl.int64) * HALF
     if PREFETCH:
@@ -134,13 +135,16 @@ def int4_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
+    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
+    factors = n_inside.to(tl.int64) * groups
     for group in tl.range(first, last_group, num_stages=STAGES):
+        scales = tl.load(weight_scales + factors + group).to(tl.float32)
+        points = load_zeros(zeros, factors + group, ZEROS)[:, None]
         codes = tl.load(w_tile + group * group_stride)
-        low_x = tl.load(x_lines + group * GROUP).to(tl.bfloat16)
-        high_x = tl.load(x_lines + group * GROUP + HALF).to(tl.bfloat16)
-        places = group * outputs.to(tl.int64) + n_inside
-        points = load_zeros(zeros, places, ZEROS)[:, None]
-        scales = tl.load(weight_scales + places).to(tl.float32)
+        here = x_lines + group * GROUP
+        low_x = tl.load(here, mask=m_inside, other=0.0).to(tl.bfloat16)
+        high_x = tl.load(here + HALF, mask=m_inside, other=0.0).to(tl.bfloat16)
         low = low_codes(codes, points, INTERPRETED)
         high = high_codes(codes, points, INTERPRETED)
         fresh = tl.zeros(sums.shape, tl.float32)
@@ -192,8 +196,9 @@ def unpack_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < outputs
     k = tl.arange(0, HALF)
-    places = group * outputs + n
-    codes = tl.load(weight + places[:, None] * HALF + k[None, :], mask=inside[:, None], other=0)
+    bytes_at = (group * outputs + n)[:, None] * HALF + k[None, :]
+    codes = tl.load(weight + bytes_at, mask=inside[:, None], other=0)
+    places = n.to(tl.int64) * (columns // GROUP) + group
     scales = tl.load(weight_scales + places, mask=inside, other=0.0).to(tl.float32)[:, None]
     if ZEROS:
         points = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)[:, None]
@@ -212,7 +217,7 @@ def unpack_kernel(
 @triton.jit
 def widen_kernel(
     weight,  # [outputs, columns] fp8 or int8
-    weight_scales,  # [outputs], or [columns / 128, outputs] with BLOCKED
+    weight_scales,  # [outputs], or [outputs, columns / 128] with BLOCKED
     out,  # [outputs, columns]
     outputs,
     columns,
@@ -227,9 +232,10 @@ def widen_kernel(
     mask = (n < outputs)[:, None] & (k < columns)[None, :]
     places = n.to(tl.int64)[:, None] * columns + k[None, :]
     values = tl.load(weight + places, mask=mask, other=0.0).to(tl.float32)
+    factors = n
     if BLOCKED:
-        weight_scales += tl.program_id(0).to(tl.int64) * outputs
-    scales = tl.load(weight_scales + n, mask=n < outputs, other=0.0)
+        factors = n * tl.cdiv(columns, 128) + tl.program_id(0)
+    scales = tl.load(weight_scales + factors, mask=n < outputs, other=0.0)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
