@@ -218,9 +218,7 @@ def adjusts_logits(draw: Draw) -> bool:
         or len(draw.bias) > 0
         or len(draw.banned) > 0
         or repeats(draw)
-        or (
-            (draw.presence_penalty != 0 or draw.frequency_penalty != 0) and len(draw.counts) > 0
-        )
+        or ((draw.presence_penalty != 0 or draw.frequency_penalty != 0) and len(draw.counts) > 0)
     )
 
 

@@ -23,7 +23,7 @@ PREFIX = "HEADRACE_"
 DEFAULT = "default"
 SECRETS = frozenset({"api_key"})
 HIDDEN = "***"
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.
 OTHER_VARIABLES = frozenset(f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG"))
 TEST_PREFIX = f"{PREFIX}TEST_"
@@ -104,7 +104,7 @@ class Settings:
 def all_settings() -> list[Setting]:
     return [
         Setting("model", "", str | None, None, "A catalog name, a GGUF file, a folder, a hub id."),
-        Setting("backend", "", str, "cpu", "cpu (or what `device` says), or reference: slow, exact."),
+        Setting("backend", "", str, "auto", "reference: slow and exact; auto: what `device` says."),
         *_of("server", ServerConfig),
         *_of("engine", EngineConfig),
     ]

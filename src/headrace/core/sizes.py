@@ -49,7 +49,9 @@ def parse_share(value: float | str, param: str) -> float | int:
     try:
         return parse_bytes(int(value) if isinstance(value, float) else value, param)
     except (ConfigError, ValueError, OverflowError):
-        raise _refuse(param, value, "a fraction above 0 and at most 1, or a size as 60GiB") from None
+        raise _refuse(
+            param, value, "a fraction above 0 and at most 1, or a size as 60GiB"
+        ) from None
 
 
 def show_bytes(count: int) -> str:

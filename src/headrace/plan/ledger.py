@@ -105,9 +105,7 @@ class Ledger:
     @property
     def fixed_bytes(self) -> int:
         """All but the KV pool."""
-        return (
-            self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.runtime_bytes
-        )
+        return self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.runtime_bytes
 
     @property
     def kv_tokens(self) -> int:

@@ -53,6 +53,7 @@ def identify(
     engine: EngineConfig,
 ) -> Identity:
     entry = entry_of(file.path)
+    computing = _computing(backend, engine)
     return {
         "headrace": headrace_version(),
         "model": {
@@ -62,10 +63,10 @@ def identify(
             "catalog_sha256": None if entry is None else entry.sha256,
         },
         "quantization": _formats(file),
-        "kv_dtype": _kv_dtype(backend, engine),
+        "kv_dtype": _kv_dtype(computing, engine),
         "tokenizer_sha256": _hash_tokenizer(file),
         "chat_template_sha256": None if chat_template is None else _hash(chat_template.encode()),
-        "backend": {"name": backend, "path": _kernel_path(backend)},
+        "backend": {"name": computing, "path": _kernel_path(computing)},
         "settings": {**_settings(server), **_settings(engine)},
     }
 
@@ -114,6 +115,17 @@ def _hash_tokenizer(file: WeightsFile) -> str:
             digest.update(f"{name} {len(data)}\n".encode())
             digest.update(data)
     return digest.hexdigest()
+
+
+def _computing(backend: str, engine: EngineConfig) -> str:
+    """What the engine process will compute on, as far as this one can tell without torch."""
+    if backend != "auto":
+        return backend
+    if engine.device is Device.AUTO:
+        from headrace.backends.cuda.device import driver_is_present
+
+        return "cuda" if driver_is_present() else "cpu"
+    return engine.device.value
 
 
 def _kv_dtype(backend: str, engine: EngineConfig) -> str:

@@ -1,4 +1,4 @@
-"""The CUDA runner as a whole against the reference runner; without a GPU in Triton's interpreter."""
+"""The CUDA runner against the reference runner; without a GPU, through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def make(
     """Both over the same weights; everything in float32 unless it is asked otherwise."""
     spec = tiny.SPECS[name]
     weights = tiny.make_weights(spec, seed)
-    chosen = {"kv_dtype": "f32", "dtype": torch.float32, "choices": LibraryChoices()} | settings
-    limits = {"total_blocks": 16, "max_batch_tokens": 40, "max_sequences": 5}
+    chosen: dict[str, Any] = {
+        "kv_dtype": "f32",
+        "dtype": torch.float32,
+        "choices": LibraryChoices(),
+    } | settings
+    limits: dict[str, Any] = {"total_blocks": 16, "max_batch_tokens": 40, "max_sequences": 5}
     reference = ReferenceRunner(
         spec, weights, **limits, steps_in_flight=2 if settings.get("overlap", True) else 1
     )
@@ -49,9 +53,7 @@ def make(
 
 
 def entry(number: int, tokens: list[int], start: int, table: list[int], **values: Any) -> StepEntry:
-    return StepEntry(
-        sequence_id=number, token_ids=tokens, start=start, block_table=table, **values
-    )
+    return StepEntry(sequence_id=number, token_ids=tokens, start=start, block_table=table, **values)
 
 
 def run(runner: Runner, *entries: StepEntry, **plan: Any) -> StepResult:

@@ -13,13 +13,15 @@ from headrace.backends.cuda.sampling import Sampler
 from headrace.backends.cuda.triton.sampling import launch_softcap
 from headrace.backends.draws import NOT_NUMBERS, Wanted, collect_results
 from headrace.backends.reference.sampling import draw, log_probability, top_log_probabilities
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import InvalidRequestError
 from headrace.core.step import Draw, EntryResult, StepEntry
 
 Floats = NDArray[np.float32]
 
 
-def _entry(number: int, how: Draw | None, top: int = 0, targets: list[int] | None = None) -> StepEntry:
+def _entry(
+    number: int, how: Draw | None, top: int = 0, targets: list[int] | None = None
+) -> StepEntry:
     tokens = [0] * len(targets or [0])
     return StepEntry(
         sequence_id=number,
@@ -66,9 +68,7 @@ def test_the_likeliest_token_is_the_first_of_the_largest(
     entries = [_entry(i, Draw(temperature=0.0)) for i in range(rows)]
     for row, result in zip(logits, _run(logits, entries, device), strict=True):
         assert result.token_id == int(np.argmax(row))
-        assert math.isclose(
-            result.logprob, log_probability(row, int(np.argmax(row))), abs_tol=2e-5
-        )
+        assert math.isclose(result.logprob, log_probability(row, int(np.argmax(row))), abs_tol=2e-5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -149,12 +149,12 @@ def test_what_a_draw_does_to_itself_fails_it_alone(device: torch.device) -> None
         Draw(temperature=0.0, seen=range(24), repetition_penalty=1e-45),
     ]
     results = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device)
-    for row, how, found in zip(logits, draws, results, strict=True):
-        try:
-            assert found.token_id == draw(row, how)[0]
-        except HeadraceError as error:
-            assert found.error == error.cause
-            assert found.is_own_fault
+    for failed in (0, 2):
+        with pytest.raises(InvalidRequestError) as expected:
+            draw(logits[failed], draws[failed])
+        assert results[failed].error == expected.value.cause
+        assert results[failed].is_own_fault
+    assert results[1].token_id == draw(logits[1], draws[1])[0]
 
 
 def test_targets_and_alternatives(device: torch.device) -> None:

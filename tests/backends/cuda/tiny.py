@@ -42,7 +42,9 @@ SPECS = {
         replace(_LLAMA, kv_heads=4, rope=replace(_LLAMA.rope, interleaved=True)),
         tied_embeddings=True,
     ),
-    "phi": _spec(replace(_LLAMA, heads=3, kv_heads=1, rope=RopeSpec(inv_freq=(1.0, 0.2), scale=1.2))),
+    "phi": _spec(
+        replace(_LLAMA, heads=3, kv_heads=1, rope=RopeSpec(inv_freq=(1.0, 0.2), scale=1.2))
+    ),
     "qwen2": _spec(_LLAMA, replace(_LLAMA, window=8), qkv_bias=True),
     "qwen3": _spec(replace(_LLAMA, head_dim=24, norm_eps=1e-6), head_norm=True),
     "gemma": _spec(
@@ -58,7 +60,9 @@ SPECS = {
 }
 
 
-def make_weights(spec: ModelSpec, seed: int = 0, format_name: str = "F32") -> DecoderWeights[Weight]:
+def make_weights(
+    spec: ModelSpec, seed: int = 0, format_name: str = "F32"
+) -> DecoderWeights[Weight]:
     rng = np.random.default_rng(seed)
     offset = 1.0 if spec.post_norms else 0.0  # as Gemma's norms
 

@@ -16,7 +16,7 @@ import torch
 
 # Close where rows cost something: a padded row is computed like any other. Past 128 rows tiles of
 # 64 rows are the measure.
-_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
 LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate

@@ -221,9 +221,7 @@ class StepInputs:
         token_ids, positions = take(even)[:rows], take(even)[:rows]
         places, blocks = take(even + _CHANGES), take(even + _CHANGES)
         work = tuple(take(items * FIELDS).view(items, FIELDS) for _ in self._windows)
-        return StepViews(
-            shape, tile, items, at, token_ids, positions, slots, places, blocks, work
-        )
+        return StepViews(shape, tile, items, at, token_ids, positions, slots, places, blocks, work)
 
     def _host(self, shape: StepShape) -> _HostViews:
         key = (self._turn, shape)
@@ -247,9 +245,7 @@ class StepInputs:
     # -- rows --------------------------------------------------------------------------------------
 
     def _tokens(self, entries: Sequence[StepEntry], drawn_before: Mapping[int, int]) -> Ints:
-        tokens = np.array(
-            list(chain.from_iterable(entry.token_ids for entry in entries)), np.int32
-        )
+        tokens = np.array(list(chain.from_iterable(entry.token_ids for entry in entries)), np.int32)
         if tokens.max() >= self._vocab_size or tokens.min() < PREVIOUS:
             raise _mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
         unknown = np.flatnonzero(tokens == PREVIOUS)
@@ -316,7 +312,9 @@ class StepInputs:
         try:
             new = [e.block_table[at] for e, at in zip(entries, first.tolist(), strict=True)]
         except IndexError:
-            raise _mistaken("a block table that is too short", "one that covers its tokens") from None
+            raise _mistaken(
+                "a block table that is too short", "one that covers its tokens"
+            ) from None
         blocks = np.array(new, np.int32)
         changed = np.flatnonzero(self._mirror[table_rows, first] != blocks)
         self._mirror[table_rows, first] = blocks

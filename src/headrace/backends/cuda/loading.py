@@ -16,13 +16,18 @@ from headrace.backends.cuda.matrix import (
     Format,
     Matrix,
     dense_matrix,
+    fp8_matrix,
+    int4_matrix,
+    int8_matrix,
     quantize_matrix,
 )
 from headrace.backends.cuda.program import Prepared, Table
 from headrace.models.decoder import DecoderWeights
 from headrace.weights.dequantize import dequantize
+from headrace.weights.dummy import DummyTensor
+from headrace.weights.quantized import CodeKind, QuantizedMatrix, QuantizedTensor
 from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Part, Weight
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 VECTORS = frozenset(
@@ -32,7 +37,7 @@ VECTORS = frozenset(
 # keep them.
 QUANTIZED_ROLES = frozenset(("qkv", "attn_out", "gate_up", "down"))
 FORMATS = {"fp8": Format.FP8, "int8": Format.INT8, "int4": Format.INT4}
-INT4_GROUP = 128
+_BLOCK = 128  # of an FP8 matrix with scales a block
 
 
 class Loader:
@@ -63,11 +68,14 @@ class Loader:
         return weights.map(change)
 
     def _matrix(self, role: str, weight: Weight) -> Matrix:
-        values = self._values(weight)
         bias = None
         if weight.bias:
             bias = torch.cat([self._part(part).float().reshape(-1) for part in weight.bias])
         gated = role == "gate_up"
+        kept = self._keep_codes(weight, bias, gated)
+        if kept is not None:
+            return kept
+        values = self._values(weight)
         if self._quantization == "none" or role not in QUANTIZED_ROLES:
             return dense_matrix(values, self._device, self._dtype, bias=bias, gated=gated)
         return quantize_matrix(
@@ -79,20 +87,72 @@ class Loader:
             gated=gated,
         )
 
+    def _keep_codes(self, weight: Weight, bias: torch.Tensor | None, gated: bool) -> Matrix | None:
+        """A quantized checkpoint's matrix with the codes that it has; None if there is none, or
+        its parts do not go together or are laid out as no kernel reads them."""
+        parts = [part.unpack() for part in weight.parts if isinstance(part, QuantizedTensor)]
+        if len(parts) < len(weight.parts) or not all(_go_together(parts[0], p) for p in parts):
+            return None
+        first = parts[0]
+        codes = np.concatenate([part.codes for part in parts])
+        scales = np.concatenate([part.scales for part in parts])
+        whole = first.group_columns >= codes.shape[1] and first.group_rows == 1
+        if first.kind is CodeKind.INT4 and first.group_columns % 32 == 0 and first.group_rows == 1:
+            zeros = [part.zeros for part in parts if part.zeros is not None]
+            return int4_matrix(
+                codes,
+                scales,
+                self._device,
+                zeros=np.concatenate(zeros) if zeros else None,
+                permutation=first.permutation,
+                bias=bias,
+                gated=gated,
+            )
+        if first.permutation is not None or first.zeros is not None:
+            return None
+        if first.kind is CodeKind.INT8 and whole:
+            return int8_matrix(codes, scales, self._device, bias=bias, gated=gated)
+        blocks = (first.group_rows, first.group_columns) == (_BLOCK, _BLOCK)
+        aligned = all(len(part.codes) % _BLOCK == 0 for part in parts[:-1])
+        if first.kind is CodeKind.FP8 and (whole or (blocks and aligned)):
+            return fp8_matrix(codes, scales, self._device, bias=bias, gated=gated)
+        return None
+
     def _values(self, weight: Weight) -> torch.Tensor:
         parts = [self._part(part) for part in weight.parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _part(self, part: Tensor) -> torch.Tensor:
+    def _part(self, part: Part) -> torch.Tensor:
+        if isinstance(part, DummyTensor):
+            return self._noise(part)
         dtype = _DTYPES.get(part.format.name)
-        if dtype is None:
-            values = torch.from_numpy(dequantize(part)).to(self._device)
-        else:
-            # A copy: torch wants memory that may be written to.
-            raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
-            values = raw.to(self._device).view(dtype).reshape(part.shape)
+        if dtype is None or not isinstance(part, Tensor):
+            return torch.from_numpy(dequantize(part)).to(self._device)
+        # A copy: torch wants memory that may be written to.
+        raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
         self._release(part)
-        return values
+        return raw.to(self._device).view(dtype).reshape(part.shape)
+
+    def _noise(self, part: DummyTensor) -> torch.Tensor:
+        """Made where it will be: nothing crosses from the host."""
+        values = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+        if part.std == 0.0:
+            return values.fill_(part.mean)
+        generator = torch.Generator(self._device).manual_seed(part.seed)
+        return values.normal_(part.mean, part.std, generator=generator)
+
+
+def _go_together(first: QuantizedMatrix, part: QuantizedMatrix) -> bool:
+    """Whether both are of one kind, group their inputs alike, and take them in the same order."""
+    alike = (first.kind, first.group_rows, first.group_columns, first.zeros is None) == (
+        part.kind,
+        part.group_rows,
+        part.group_columns,
+        part.zeros is None,
+    )
+    if first.permutation is None or part.permutation is None:
+        return alike and first.permutation is part.permutation
+    return alike and bool(np.array_equal(first.permutation, part.permutation))
 
 
 def int4_group(columns: int) -> int:
@@ -106,7 +166,7 @@ def prepared_bytes(weights: DecoderWeights[Prepared]) -> int:
 
     def keep(tensor: torch.Tensor | None) -> None:
         if tensor is not None:
-            held[tensor.data_ptr()] = tensor.nbytes
+            held[id(tensor)] = tensor.nbytes
 
     def look(role: str, weight: Prepared) -> None:
         if isinstance(weight, torch.Tensor):

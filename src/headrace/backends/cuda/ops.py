@@ -193,9 +193,7 @@ def _join(first: Instruction, second: Instruction) -> Instruction | None:
             pair = (first.q_weight, first.k_weight)
             return replace(second, inputs=first.inputs, head_norm=pair)
         case Rotate(), Attend(rotates=False):
-            return replace(
-                second, inputs=first.inputs, rotates=True, head_norm=first.head_norm
-            )
+            return replace(second, inputs=first.inputs, rotates=True, head_norm=first.head_norm)
     return None
 
 

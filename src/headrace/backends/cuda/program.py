@@ -173,9 +173,7 @@ class Program:
         assert isinstance(table, Table)
         tokens, scale, dependent = self._inputs.tokens, instruction.scale, self._dependent
         data = table.data
-        return lambda shape: embed(
-            tokens, data, out, shape.rows, scale=scale, dependent=dependent
-        )
+        return lambda shape: embed(tokens, data, out, shape.rows, scale=scale, dependent=dependent)
 
     def _multiply(self, instruction: Multiply) -> Callable[[int], None]:
         matrix = instruction.matrix
@@ -254,7 +252,11 @@ def attention_windows(spec: ModelSpec) -> list[int | None]:
 
 
 def _make_buffers(
-    slots: dict[Value, int], max_rows: int, logit_rows: int, dtype: torch.dtype, device: torch.device
+    slots: dict[Value, int],
+    max_rows: int,
+    logit_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> dict[int, torch.Tensor]:
     """Zeros: rows of padding that nobody writes are still read."""
     return {

@@ -8,7 +8,6 @@ one event. Knows no model.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import torch
 
@@ -17,7 +16,6 @@ from headrace.backends.draws import Wanted, collect_results
 from headrace.core.step import (
     PREVIOUS,
     EntryResult,
-    StepEntry,
     StepPlan,
     StepResult,
     TopLogprobs,
@@ -61,7 +59,7 @@ class StepInFlight:
     @property
     def is_done(self) -> bool:
         last = self._moments[-1]
-        return last.query() if isinstance(last, torch.cuda.Event) else True
+        return bool(last.query()) if isinstance(last, torch.cuda.Event) else True
 
     def wait(self) -> None:
         last = self._moments[-1]
@@ -115,7 +113,7 @@ class StepInFlight:
 
 def _seconds(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
     if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event):
-        return first.elapsed_time(last) / 1000
+        return float(first.elapsed_time(last)) / 1000
     assert isinstance(first, float)
     assert isinstance(last, float)
     return last - first

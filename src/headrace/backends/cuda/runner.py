@@ -1,8 +1,8 @@
 """The CUDA runner: weights on the device, and plans run over them, two in flight.
 
-`submit` writes a plan into the inputs' buffer, sends it, and queues the step's launches and the copy
-of its results; `collect` waits for that copy alone. Tokens that a step drew are read by the next one
-on the device. Does not decide anything: block tables and draws come with the plan.
+`submit` writes a plan into the inputs' buffer, sends it, and queues the step's launches and the
+copy of its results; `collect` waits for that copy alone. Tokens that a step drew are read by the
+next one on the device. Does not decide anything: block tables and draws come with the plan.
 
 A step is computed in order on one stream: a copy of the inputs, the body (graph or launches), the
 head and the likeliest tokens (likewise), whatever else rows ask for, a copy of the results. Without
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -100,7 +101,7 @@ class CudaRunner:
 
     def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
-        shape = work_shape(spec, limits.max_sequences, device)
+        shape = work_shape(spec, limits.max_sequences, multiprocessors_of(device))
         self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
         self._inputs = StepInputs(
             limits,
@@ -192,9 +193,9 @@ class CudaRunner:
             if rows <= self._limits.max_sequences:
                 shape = self._inputs.shape_of([_padding()], rows)
                 self._inputs.clear(shape)
-                self._graphs.capture(shape, lambda shape=shape: self._launch_body(shape))
+                self._graphs.capture(shape, partial(self._launch_body, shape))
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
-            self._graphs.capture(rows, lambda rows=rows: self._launch_head(rows))
+            self._graphs.capture(rows, partial(self._launch_head, rows))
 
     def close(self) -> None:
         """Let go of the device's memory; results not collected are lost."""
@@ -235,9 +236,7 @@ class CudaRunner:
         wanted = step.wanted
         shape = self._inputs.shape_of(entries, self._padded(step.rows))
         self._inputs.fill(entries, wanted.rows, self._drawn, shape)
-        self._graphs.run(
-            shape, lambda: self._launch_body(shape), small=shape.rows <= GRAPH_ROWS
-        )
+        self._graphs.run(shape, lambda: self._launch_body(shape), small=shape.rows <= GRAPH_ROWS)
         self._pooling.add(step)
         step.sampling()
         tops: list[Tops] = []
@@ -322,17 +321,20 @@ class CudaRunner:
             raise mistaken(f"copies of blocks {plan.copies}", f"0 to {limits.total_blocks - 1}")
 
 
-def work_shape(spec: ModelSpec, max_sequences: int, device: torch.device) -> WorkShape:
+def work_shape(spec: ModelSpec, max_sequences: int, multiprocessors: int) -> WorkShape:
     first = spec.attention[0]
-    multiprocessors = _INTERPRETED_MULTIPROCESSORS
-    if device.type == "cuda":
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return WorkShape(
         kv_heads=first.kv_heads,
         group=first.heads // first.kv_heads,
         multiprocessors=multiprocessors,
         max_sequences=max_sequences,
     )
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:

@@ -1,4 +1,4 @@
-"""Drawing and scoring tokens on the device, in the order that backends/reference/sampling.py spells.
+"""Drawing and scoring tokens on the device, in the order of backends/reference/sampling.py.
 
 Every wanted row gets the largest logit's token and its log-probability by two launches that a graph
 can hold. Rows that ask for more (a temperature, adjustments, alternatives, targets) are worked on
@@ -21,6 +21,8 @@ from headrace.backends.draws import Adjustments, Wanted
 LEAST_WEIGHT = 2.0**-40
 CANDIDATES = 1024  # of a row, that a draw looks at first
 ROWS_TOGETHER = 32  # worked on at one time: copies and keys of whole rows take memory
+# Of a row's token while it is drawn from: copy, key, candidates, weight in double precision.
+SCRATCH_ROW_BYTES = 48
 NONE_ALLOWED, PAST_RANGE = -2, -3  # in place of a token
 
 
@@ -192,9 +194,7 @@ class Sampler:
             allowed = (packed[:, :, None] >> bits) & 1 > 0
             self._drop(rows, places[masked], allowed.view(len(masked), -1)[:, : rows.shape[1]])
 
-    def _drop(
-        self, rows: torch.Tensor, places: NDArray[np.int64], allowed: torch.Tensor
-    ) -> None:
+    def _drop(self, rows: torch.Tensor, places: NDArray[np.int64], allowed: torch.Tensor) -> None:
         at = self.send(places)
         rows.index_copy_(0, at, rows.index_select(0, at).masked_fill_(~allowed, -torch.inf))
 

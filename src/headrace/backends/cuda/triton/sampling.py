@@ -69,7 +69,9 @@ def _join_kernel(  # type: ignore[no-untyped-def]
     token = tl.min(tl.where(best == largest, index, 2147483647), 0)
     good = (largest > float("-inf")) & (largest < float("inf"))
     base = tl.where(good, largest, 0.0)
-    total = tl.sum(tl.load(sums + row * PIECES + parts) * tl.exp(tl.where(good, best - base, 0.0)), 0)
+    total = tl.sum(
+        tl.load(sums + row * PIECES + parts) * tl.exp(tl.where(good, best - base, 0.0)), 0
+    )
     log_total = tl.log(tl.where(good, total, 1.0))
     tl.store(tokens + row, tl.where(good, token, -1))
     tl.store(logprobs + row, tl.where(good, -log_total, 0.0))
