@@ -136,12 +136,12 @@ class AttentionKernel:
 
 
 @triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
+def _tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
 
 
 @triton.jit
-def _attend_keys(  # type: ignore[no-untyped-def]
+def _attend_keys(
     total,  # [BLOCK_M, HEAD_PAD]: sum of weighted values
     best,  # [BLOCK_M]: greatest score so far, base 2
     weight,  # [BLOCK_M]: sum of weights relative to `best`
@@ -216,7 +216,7 @@ def _attend_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join(  # type: ignore[no-untyped-def]
+def _join(
     sums,
     weights,
     splits,
@@ -252,13 +252,13 @@ def _join(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _write(answer, total, weight, kv_scale, held):  # type: ignore[no-untyped-def]
+def _write(answer, total, weight, kv_scale, held):
     total = total * (kv_scale / tl.where(weight > 0, weight, 1.0))[:, None]
     tl.store(answer, total.to(answer.dtype.element_ty), mask=held)
 
 
 @triton.jit
-def _attention_kernel(  # type: ignore[no-untyped-def]
+def _attention_kernel(
     qkv,  # [rows, qkv_width]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
     tables,  # [sequences, table_stride]

@@ -115,7 +115,7 @@ class RopeKernel:
 
 
 @triton.jit
-def _stored(x, unscale, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _stored(x, unscale, KIND: tl.constexpr):
     """As the pool's type; one byte holds up to 448, and more must not become NaN."""
     if KIND.primitive_bitwidth == 8:
         x = tl.minimum(tl.maximum(x * unscale, -448.0), 448.0)
@@ -123,7 +123,7 @@ def _stored(x, unscale, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):  # type: ignore[no-untyped-def]
+def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):
     """x [GROUP_PAD, n] times each head's 1 / rms times the weight of its kind."""
     q_weight = tl.load(q_norm + at, mask=held, other=0.0).to(tl.float32)
     k_weight = tl.load(k_norm + at, mask=held, other=0.0).to(tl.float32)
@@ -131,7 +131,7 @@ def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):  # type: ignore[
 
 
 @triton.jit
-def _rope_kernel(  # type: ignore[no-untyped-def]
+def _rope_kernel(
     qkv,  # [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
     positions,
