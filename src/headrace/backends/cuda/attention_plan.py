@@ -44,6 +44,7 @@ class Tile:
     warps: int = 4
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
+    descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

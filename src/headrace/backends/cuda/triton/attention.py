@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
 from headrace.backends.cuda.triton.launch import dependent_launch, wait_for_previous
@@ -89,6 +90,7 @@ class AttentionKernel:
         self._kv_scale = kv_scale
         self._kv_heads = shape.kv_heads
         self._head_dim = spec.head_dim
+        self._descriptors: dict[tuple[int, int], TensorDescriptor] = {}
         self._options: dict[str, Any] = {
             "HEADS": spec.heads,
             "KV_HEADS": spec.kv_heads,
@@ -115,9 +117,10 @@ class AttentionKernel:
         tile: Tile,
         out: torch.Tensor,
     ) -> None:
+        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
         _attention_kernel[(capacity * self._kv_heads,)](
             qkv,
-            kv_layer,
+            self._describe(kv_layer, tile) if descriptor else kv_layer,
             block_tables,
             items,
             self._workspace.sums,
@@ -125,8 +128,9 @@ class AttentionKernel:
             self._workspace.counters,
             out,
             self._kv_scale,
-            kv_layer.stride(0),
+            kv_layer[0].numel() // self._head_dim,
             block_tables.stride(0),
+            DESCRIPTOR=descriptor,
             BLOCK_M=tile.rows,
             BLOCK_N=tile.keys,
             STAGES=tile.stages,
@@ -134,10 +138,72 @@ class AttentionKernel:
             **self._options,
         )
 
+    def _describe(self, kv_layer: torch.Tensor, tile: Tile) -> TensorDescriptor:
+        """The pool as lines of head_dim values, for the copy engine to fetch tiles from; kept, for
+        a pool's address never changes."""
+        key = (kv_layer.data_ptr(), tile.keys)
+        if key not in self._descriptors:
+            self._descriptors[key] = TensorDescriptor.from_tensor(
+                kv_layer.view(-1, self._head_dim),
+                [tile.keys, triton.next_power_of_2(self._head_dim)],
+            )
+        return self._descriptors[key]
+
 
 @triton.jit
 def _tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _load_tile(
+    pool,
+    lines,  # [BLOCK_N] of HEAD_DIM values; with DESCRIPTOR the first alone
+    exists,  # [BLOCK_N]
+    MASKED: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+):
+    """Keys or values [BLOCK_N, HEAD_PAD]. Where MASKED, those that don't exist are 0: they were
+    never written and may be NaN, which a weight of 0 would not undo."""
+    dims = tl.arange(0, HEAD_PAD)[None, :]
+    if DESCRIPTOR:
+        tile = pool.load([lines, 0])
+        if MASKED:
+            tile = tl.where(exists[:, None], tile, 0.0)
+    else:
+        pointers = pool + lines.to(tl.int64)[:, None] * HEAD_DIM + dims
+        if MASKED:
+            tile = tl.load(pointers, mask=exists[:, None] & (dims < HEAD_DIM), other=0.0)
+        elif HEAD_PAD == HEAD_DIM:
+            tile = tl.load(pointers)
+        else:
+            tile = tl.load(pointers, mask=dims < HEAD_DIM, other=0.0)
+    return tile
+
+
+@triton.jit
+def _find_lines(
+    table,
+    at,
+    n,
+    exists,
+    head,
+    DESCRIPTOR: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Where keys n = at, at + 1, ... of the sequence lie, in lines of HEAD_DIM values."""
+    if BLOCK_TOKENS >= BLOCK_N:  # tiles begin at multiples of BLOCK_N: one block holds them
+        block = tl.load(table + at // BLOCK_TOKENS)
+        line = (block * KV_HEADS + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
+        lines = line if DESCRIPTOR else line + tl.arange(0, BLOCK_N)
+    else:
+        blocks = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0)
+        lines = (blocks * KV_HEADS + head) * BLOCK_TOKENS + n % BLOCK_TOKENS
+    return lines
 
 
 @triton.jit
@@ -147,17 +213,19 @@ def _attend_keys(
     weight,  # [BLOCK_M]: sum of weights relative to `best`
     q,  # [BLOCK_M, HEAD_PAD]
     positions,  # [BLOCK_M]: of the rows' tokens
-    keys,  # this head's keys of block 0
-    values_offset,  # from a key to its value
+    pool,
+    value_lines,  # from a key's line to its value's
     table,  # the sequence's blocks
+    head,
     first,
     last,
     end,  # keys from here on don't exist
     score_scale,
     MASKED: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+    KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -166,50 +234,28 @@ def _attend_keys(
     STAGES: tl.constexpr,
 ):
     """Keys [first, last) in tiles; MASKED where some may be hidden from some rows."""
-    dims = tl.arange(0, HEAD_PAD)
-    offsets = tl.arange(0, BLOCK_N)
     for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        n = at + offsets
-        if MASKED:
-            exists = n < end
-        if BLOCK_TOKENS >= BLOCK_N:  # tiles begin at multiples of BLOCK_N: one block holds them
-            block = tl.load(table + at // BLOCK_TOKENS).to(tl.int64)
-            base = keys + (block * BLOCK_STRIDE + (at % BLOCK_TOKENS) * HEAD_DIM)
-            pointers = base + (offsets[:, None] * HEAD_DIM + dims[None, :])
-        else:
-            if MASKED:
-                blocks = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
-            else:
-                blocks = tl.load(table + n // BLOCK_TOKENS).to(tl.int64)
-            where = blocks * BLOCK_STRIDE + (n % BLOCK_TOKENS) * HEAD_DIM
-            pointers = keys + where[:, None] + dims[None, :]
-        # What lies past the end was never written and may be NaN, which no weight of 0 undoes.
-        if MASKED:
-            held = exists[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(pointers, mask=held, other=0.0)
-        elif HEAD_PAD == HEAD_DIM:
-            k = tl.load(pointers)
-        else:
-            k = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(DOT_TYPE)), input_precision="ieee") * score_scale
+        n = at + tl.arange(0, BLOCK_N)
+        exists = n < end
+        lines = _find_lines(table, at, n, exists, head, DESCRIPTOR, KV_HEADS, BLOCK_TOKENS, BLOCK_N)
+        k = _load_tile(pool, lines, exists, MASKED, DESCRIPTOR, HEAD_DIM, HEAD_PAD)
+        scores = tl.dot(q, tl.trans(k.to(DOT_TYPE)), input_precision="ieee")
+        # The factor comes in with the exponent, where it costs nothing.
+        factor = score_scale
         if SOFTCAP > 0:
-            scores = _tanh(scores) * (SOFTCAP * 1.4426950408889634)
+            scores = _tanh(scores * score_scale)
+            factor = SOFTCAP * 1.4426950408889634
         if MASKED:
             seen = (n[None, :] <= positions[:, None]) & exists[None, :]
             if WINDOW > 0:
                 seen = seen & (n[None, :] > positions[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        p = tl.exp2(scores - new_best[:, None])
+        new_best = tl.maximum(best, tl.max(scores, 1) * factor)
+        p = tl.exp2(scores * factor - new_best[:, None])
         shrink = tl.exp2(best - new_best)
         weight = weight * shrink + tl.sum(p, 1)
         total = total * shrink[:, None]
-        if MASKED:
-            v = tl.load(pointers + values_offset, mask=held, other=0.0)
-        elif HEAD_PAD == HEAD_DIM:
-            v = tl.load(pointers + values_offset)
-        else:
-            v = tl.load(pointers + values_offset, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+        v = _load_tile(pool, lines + value_lines, exists, MASKED, DESCRIPTOR, HEAD_DIM, HEAD_PAD)
         total = tl.dot(p.to(DOT_TYPE), v.to(DOT_TYPE), total, input_precision="ieee")
         best = new_best
     return total, best, weight
@@ -260,7 +306,7 @@ def _write(answer, total, weight, kv_scale, held):
 @triton.jit
 def _attention_kernel(
     qkv,  # [rows, qkv_width]
-    kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
+    kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM], or a descriptor of its lines
     tables,  # [sequences, table_stride]
     items,  # [capacity, 8]
     sums,  # [partials, KV_HEADS, BLOCK_M, HEAD_DIM]
@@ -268,7 +314,7 @@ def _attention_kernel(
     counters,  # [partials, KV_HEADS]
     out,  # [rows, HEADS * HEAD_DIM]
     kv_scale,
-    values_offset,
+    value_lines,  # from a key's line of HEAD_DIM values to its value's
     table_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -281,10 +327,10 @@ def _attention_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     program = tl.program_id(0)
     head = program % KV_HEADS
     item = items + (program // KV_HEADS) * 8
@@ -311,12 +357,10 @@ def _attention_kernel(
     line = (row + token).to(tl.int64)[:, None]
     q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
     # Values of one byte take part in products as halves, which hold them exactly.
-    DOT_TYPE: tl.constexpr = (
-        kv.dtype.element_ty if kv.dtype.element_ty.primitive_bitwidth > 8 else tl.float16
-    )
+    KIND: tl.constexpr = kv.dtype if DESCRIPTOR else kv.dtype.element_ty
+    DOT_TYPE: tl.constexpr = KIND if KIND.primitive_bitwidth > 8 else tl.float16
     q = q.to(DOT_TYPE)
     positions = position + token
-    keys = kv + head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
     table = tables + sequence.to(tl.int64) * table_stride
     if SOFTCAP > 0:
         score_scale = kv_scale * (SCALE / SOFTCAP)
@@ -336,18 +380,18 @@ def _attention_kernel(
             plain_from = tl.maximum((seen_by_all + BLOCK_N - 1) // BLOCK_N * BLOCK_N, begin)
             plain_from = tl.minimum(plain_from, plain_to)
             total, best, weight = _attend_keys(
-                total, best, weight, q, positions, keys, values_offset, table,
-                begin, plain_from, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+                total, best, weight, q, positions, kv, value_lines, table, head,
+                begin, plain_from, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
                 BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
             )  # fmt: skip
         total, best, weight = _attend_keys(
-            total, best, weight, q, positions, keys, values_offset, table,
-            plain_from, plain_to, end, score_scale, False, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            plain_from, plain_to, end, score_scale, False, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
             BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
         )  # fmt: skip
     total, best, weight = _attend_keys(
-        total, best, weight, q, positions, keys, values_offset, table,
-        plain_to, end, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+        total, best, weight, q, positions, kv, value_lines, table, head,
+        plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
         BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
     )  # fmt: skip
 
