@@ -64,8 +64,7 @@ def reference(
     [
         (torch.float32, torch.float32, 1e-6, 1e-6),
         (torch.bfloat16, torch.bfloat16, 6e-3, 6e-3),
-        # The interpreter cuts fp8's bits off where a GPU rounds: 0.05, not 0.026.
-        (torch.bfloat16, torch.float8_e4m3fn, 6e-3, 7e-2),
+        (torch.bfloat16, torch.float8_e4m3fn, 6e-3, 4e-2),
     ],
 )
 def test_agrees_with_the_reference(
@@ -126,7 +125,7 @@ def cached_table(rope: RopeSpec, device: torch.device) -> torch.Tensor:
 
 def split(qkv: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
     """Keys and values: [2, rows, kv_width]"""
-    return torch.stack([*qkv[:, spec.q_width :].split(spec.kv_width, 1)])
+    return qkv[:, spec.q_width :].reshape(len(qkv), 2, -1).movedim(1, 0)
 
 
 def error(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -29,7 +29,7 @@ ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
 
 _TILE_ROWS = (16, 32, 64, 128)
 _ITEM_COST = 1.5  # of starting and ending an item, in key tiles
-_JOIN_COST = 2.0  # of adding up partial results, once, in key tiles
+_JOIN_COST = 0.2  # of adding up partial results, for each of a tile's, in key tiles
 # How many ranges the longest tile may be cut into: close together where a range more or less
 # decides whether the last programs run alone.
 _CUTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
@@ -44,6 +44,7 @@ class Tile:
     warps: int = 4
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
+    descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,8 @@ def _choose_splits(
     waves_full = -(-full * kv_heads // slots) * caps[:, 0]
     mean = key_tiles.sum() / items + _ITEM_COST
     cost = np.maximum(waves_full + _ITEM_COST, -(-items * kv_heads // slots) * mean)
-    cost = cost + np.where(items > len(key_tiles), _JOIN_COST, 0.0)
+    most = ways.max(axis=1)
+    cost = cost + np.where(most > 1, 1.0 + _JOIN_COST * most, 0.0)
     cost[items - len(key_tiles) > room] = np.inf
     best: NDArray[np.int64] = ways[int(np.argmin(cost))]
     return best if np.isfinite(cost.min()) else whole

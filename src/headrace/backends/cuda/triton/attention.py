@@ -25,18 +25,22 @@ Knows nothing of scheduling, of how queries were rotated, or of other layers.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
-from headrace.backends.cuda.triton.launch import dependent_launch, wait_for_previous
+from headrace.backends.cuda.triton.attention_tiles import attend_keys, finish
+from headrace.backends.cuda.triton.launch import (
+    dependent_launch,
+    let_next_start,
+    wait_for_previous,
+)
 from headrace.models.spec import AttentionSpec
 
-_LOG2_E = math.log2(math.e)
 # By rows, for head_dim up to 128: what was fastest on an H200 (benchmarks/cuda/attention.py).
 _TILES = {
     16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=2),
@@ -89,6 +93,7 @@ class AttentionKernel:
         self._kv_scale = kv_scale
         self._kv_heads = shape.kv_heads
         self._head_dim = spec.head_dim
+        self._descriptors: dict[tuple[int, int], TensorDescriptor] = {}
         self._options: dict[str, Any] = {
             "HEADS": spec.heads,
             "KV_HEADS": spec.kv_heads,
@@ -115,9 +120,10 @@ class AttentionKernel:
         tile: Tile,
         out: torch.Tensor,
     ) -> None:
+        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
         _attention_kernel[(capacity * self._kv_heads,)](
             qkv,
-            kv_layer,
+            self._describe(kv_layer, tile) if descriptor else kv_layer,
             block_tables,
             items,
             self._workspace.sums,
@@ -125,8 +131,9 @@ class AttentionKernel:
             self._workspace.counters,
             out,
             self._kv_scale,
-            kv_layer.stride(0),
+            kv_layer[0].numel() // self._head_dim,
             block_tables.stride(0),
+            DESCRIPTOR=descriptor,
             BLOCK_M=tile.rows,
             BLOCK_N=tile.keys,
             STAGES=tile.stages,
@@ -134,141 +141,30 @@ class AttentionKernel:
             **self._options,
         )
 
-
-@triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def _attend_keys(  # type: ignore[no-untyped-def]
-    total,  # [BLOCK_M, HEAD_PAD]: sum of weighted values
-    best,  # [BLOCK_M]: greatest score so far, base 2
-    weight,  # [BLOCK_M]: sum of weights relative to `best`
-    q,  # [BLOCK_M, HEAD_PAD]
-    positions,  # [BLOCK_M]: of the rows' tokens
-    keys,  # this head's keys of block 0
-    values_offset,  # from a key to its value
-    table,  # the sequence's blocks
-    first,
-    last,
-    end,  # keys from here on don't exist
-    score_scale,
-    MASKED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    DOT_TYPE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Keys [first, last) in tiles; MASKED where some may be hidden from some rows."""
-    dims = tl.arange(0, HEAD_PAD)
-    offsets = tl.arange(0, BLOCK_N)
-    for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
-        n = at + offsets
-        if MASKED:
-            exists = n < end
-        if BLOCK_TOKENS >= BLOCK_N:  # tiles begin at multiples of BLOCK_N: one block holds them
-            block = tl.load(table + at // BLOCK_TOKENS).to(tl.int64)
-            base = keys + (block * BLOCK_STRIDE + (at % BLOCK_TOKENS) * HEAD_DIM)
-            pointers = base + (offsets[:, None] * HEAD_DIM + dims[None, :])
-        else:
-            if MASKED:
-                blocks = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
-            else:
-                blocks = tl.load(table + n // BLOCK_TOKENS).to(tl.int64)
-            where = blocks * BLOCK_STRIDE + (n % BLOCK_TOKENS) * HEAD_DIM
-            pointers = keys + where[:, None] + dims[None, :]
-        # What lies past the end was never written and may be NaN, which no weight of 0 undoes.
-        if MASKED:
-            held = exists[:, None] & (dims < HEAD_DIM)[None, :]
-            k = tl.load(pointers, mask=held, other=0.0)
-        elif HEAD_PAD == HEAD_DIM:
-            k = tl.load(pointers)
-        else:
-            k = tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(DOT_TYPE)), input_precision="ieee") * score_scale
-        if SOFTCAP > 0:
-            scores = _tanh(scores) * (SOFTCAP * 1.4426950408889634)
-        if MASKED:
-            seen = (n[None, :] <= positions[:, None]) & exists[None, :]
-            if WINDOW > 0:
-                seen = seen & (n[None, :] > positions[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        p = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        weight = weight * shrink + tl.sum(p, 1)
-        total = total * shrink[:, None]
-        if MASKED:
-            v = tl.load(pointers + values_offset, mask=held, other=0.0)
-        elif HEAD_PAD == HEAD_DIM:
-            v = tl.load(pointers + values_offset)
-        else:
-            v = tl.load(pointers + values_offset, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        total = tl.dot(p.to(DOT_TYPE), v.to(DOT_TYPE), total, input_precision="ieee")
-        best = new_best
-    return total, best, weight
+    def _describe(self, kv_layer: torch.Tensor, tile: Tile) -> TensorDescriptor:
+        """The pool as lines of head_dim values, for the copy engine to fetch tiles from; kept, for
+        a pool's address never changes."""
+        key = (kv_layer.data_ptr(), tile.keys)
+        if key not in self._descriptors:
+            self._descriptors[key] = TensorDescriptor.from_tensor(
+                kv_layer.view(-1, self._head_dim),
+                [tile.keys, triton.next_power_of_2(self._head_dim)],
+            )
+        return self._descriptors[key]
 
 
 @triton.jit
-def _join(  # type: ignore[no-untyped-def]
-    sums,
-    weights,
-    splits,
-    rows,
-    HEAD_DIM: tl.constexpr,
-    HEAD_PAD: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """The partial results of one tile and key/value head, from its first on, added up."""
-    r = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, HEAD_PAD)
-    total = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    best = tl.full([BLOCK_M], -1.0e30, tl.float32)
-    weight = tl.zeros([BLOCK_M], tl.float32)
-    mine = r < rows
-    held = mine[:, None] & (dims < HEAD_DIM)[None, :]
-    cells = r[:, None] * HEAD_DIM + dims[None, :]
-    # Several loads under way at once, as far as registers go.
-    for split in tl.range(0, splits, loop_unroll_factor=4 if BLOCK_M * HEAD_PAD <= 2048 else 1):
-        at = split * KV_HEADS * BLOCK_M
-        # From the second-level cache: other multiprocessors wrote these.
-        b = tl.load(weights + 2 * at + r, mask=mine, other=-1.0e30, cache_modifier=".cg")
-        w = tl.load(weights + 2 * at + BLOCK_M + r, mask=mine, other=0.0, cache_modifier=".cg")
-        part = tl.load(sums + at * HEAD_DIM + cells, mask=held, other=0.0, cache_modifier=".cg")
-        new_best = tl.maximum(best, b)
-        old = tl.exp2(best - new_best)
-        new = tl.exp2(b - new_best)
-        weight = weight * old + w * new
-        total = total * old[:, None] + part * new[:, None]
-        best = new_best
-    return total, weight
-
-
-@triton.jit
-def _write(answer, total, weight, kv_scale, held):  # type: ignore[no-untyped-def]
-    total = total * (kv_scale / tl.where(weight > 0, weight, 1.0))[:, None]
-    tl.store(answer, total.to(answer.dtype.element_ty), mask=held)
-
-
-@triton.jit
-def _attention_kernel(  # type: ignore[no-untyped-def]
+def _attention_kernel(
     qkv,  # [rows, qkv_width]
-    kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
+    kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM], or a descriptor of its lines
     tables,  # [sequences, table_stride]
     items,  # [capacity, 8]
-    sums,  # [partials, KV_HEADS, BLOCK_M, HEAD_DIM]
-    weights,  # [partials, KV_HEADS, 2, BLOCK_M]: greatest score, sum of weights
-    counters,  # [partials, KV_HEADS]
+    sums,
+    weights,
+    counters,
     out,  # [rows, HEADS * HEAD_DIM]
     kv_scale,
-    values_offset,
+    value_lines,  # from a key's line of HEAD_DIM values to its value's
     table_stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -281,10 +177,10 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_TOKENS * HEAD_DIM
     program = tl.program_id(0)
     head = program % KV_HEADS
     item = items + (program // KV_HEADS) * 8
@@ -301,6 +197,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     splits = split // 65536
     split = split % 65536
     wait_for_previous(DEPENDENT)
+    let_next_start(DEPENDENT)
 
     r = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PAD)
@@ -311,12 +208,10 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     line = (row + token).to(tl.int64)[:, None]
     q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
     # Values of one byte take part in products as halves, which hold them exactly.
-    DOT_TYPE: tl.constexpr = (
-        kv.dtype.element_ty if kv.dtype.element_ty.primitive_bitwidth > 8 else tl.float16
-    )
+    KIND: tl.constexpr = kv.dtype if DESCRIPTOR else kv.dtype.element_ty
+    DOT_TYPE: tl.constexpr = KIND if KIND.primitive_bitwidth > 8 else tl.float16
     q = q.to(DOT_TYPE)
     positions = position + token
-    keys = kv + head.to(tl.int64) * (BLOCK_TOKENS * HEAD_DIM)
     table = tables + sequence.to(tl.int64) * table_stride
     if SOFTCAP > 0:
         score_scale = kv_scale * (SCALE / SOFTCAP)
@@ -335,39 +230,23 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
             seen_by_all = tl.maximum(position + tokens - WINDOW, 0)
             plain_from = tl.maximum((seen_by_all + BLOCK_N - 1) // BLOCK_N * BLOCK_N, begin)
             plain_from = tl.minimum(plain_from, plain_to)
-            total, best, weight = _attend_keys(
-                total, best, weight, q, positions, keys, values_offset, table,
-                begin, plain_from, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+            total, best, weight = attend_keys(
+                total, best, weight, q, positions, kv, value_lines, table, head,
+                begin, plain_from, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
                 BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
             )  # fmt: skip
-        total, best, weight = _attend_keys(
-            total, best, weight, q, positions, keys, values_offset, table,
-            plain_from, plain_to, end, score_scale, False, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+        total, best, weight = attend_keys(
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            plain_from, plain_to, end, score_scale, False, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
             BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
         )  # fmt: skip
-    total, best, weight = _attend_keys(
-        total, best, weight, q, positions, keys, values_offset, table,
-        plain_to, end, end, score_scale, True, HEAD_DIM, HEAD_PAD, BLOCK_STRIDE,
+    total, best, weight = attend_keys(
+        total, best, weight, q, positions, kv, value_lines, table, head,
+        plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
         BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
     )  # fmt: skip
 
-    answer = out + line * (HEADS * HEAD_DIM) + columns
-    if splits > 1:
-        at = ((partial + split) * KV_HEADS + head) * BLOCK_M
-        cells = r[:, None] * HEAD_DIM + dims[None, :]
-        tl.store(sums + at * HEAD_DIM + cells, total, mask=held)
-        tl.store(weights + 2 * at + r, best)
-        tl.store(weights + 2 * at + BLOCK_M + r, weight)
-        tl.debug_barrier()  # all warps have stored before one of them counts
-        counter = counters + partial * KV_HEADS + head
-        before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        if before == splits - 1:
-            tl.store(counter, 0)
-            at = (partial * KV_HEADS + head) * BLOCK_M
-            total, weight = _join(
-                sums + at * HEAD_DIM, weights + 2 * at, splits, rows,
-                HEAD_DIM, HEAD_PAD, KV_HEADS, BLOCK_M,
-            )  # fmt: skip
-            _write(answer, total, weight, kv_scale, held)
-    else:
-        _write(answer, total, weight, kv_scale, held)
+    finish(
+        total, best, weight, out + line * (HEADS * HEAD_DIM) + columns, rows, partial, split,
+        splits, head, kv_scale, sums, weights, counters, KV_HEADS, HEAD_DIM, HEAD_PAD, BLOCK_M,
+    )  # fmt: skip

@@ -71,7 +71,7 @@ def _gather(
 
 
 @triton.jit
-def _gather_kernel(  # type: ignore[no-untyped-def]
+def _gather_kernel(
     numbers,
     table,  # [count, WIDTH]
     row_scales,  # [count]

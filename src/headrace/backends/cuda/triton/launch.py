@@ -18,14 +18,14 @@ def dependent_launch(wanted: bool) -> dict[str, Any]:
 
 
 @triton.jit
-def wait_for_previous(DEPENDENT: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait_for_previous(DEPENDENT: tl.constexpr):
     """Until all kernels before this one have ended and what they wrote can be seen."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def let_next_start(DEPENDENT: tl.constexpr):  # type: ignore[no-untyped-def]
+def let_next_start(DEPENDENT: tl.constexpr):
     """The next kernel may be put on the device; it waits for this one's results itself."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

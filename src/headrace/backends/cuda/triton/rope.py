@@ -115,7 +115,7 @@ class RopeKernel:
 
 
 @triton.jit
-def _stored(x, unscale, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def stored(x, unscale, KIND: tl.constexpr):
     """As the pool's type; one byte holds up to 448, and more must not become NaN."""
     if KIND.primitive_bitwidth == 8:
         x = tl.minimum(tl.maximum(x * unscale, -448.0), 448.0)
@@ -123,7 +123,7 @@ def _stored(x, unscale, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):  # type: ignore[no-untyped-def]
+def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):
     """x [GROUP_PAD, n] times each head's 1 / rms times the weight of its kind."""
     q_weight = tl.load(q_norm + at, mask=held, other=0.0).to(tl.float32)
     k_weight = tl.load(k_norm + at, mask=held, other=0.0).to(tl.float32)
@@ -131,7 +131,7 @@ def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):  # type: ignore[
 
 
 @triton.jit
-def _rope_kernel(  # type: ignore[no-untyped-def]
+def _rope_kernel(
     qkv,  # [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
     positions,
@@ -206,20 +206,20 @@ def _rope_kernel(  # type: ignore[no-untyped-def]
     turned_b = a * sin + b * cos
 
     block = slot // BLOCK_TOKENS
-    stored = kv + ((block * KV_HEADS + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * HEAD_DIM
+    place = kv + ((block * KV_HEADS + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * HEAD_DIM
     in_place = held & ~is_key
     tl.store(line + start + first[None, :], turned_a.to(qkv.dtype.element_ty), mask=in_place)
     tl.store(line + start + second[None, :], turned_b.to(qkv.dtype.element_ty), mask=in_place)
     of_key = held & is_key
-    keys = stored + tl.zeros([GROUP_PAD, 1], tl.int32)
-    tl.store(keys + first[None, :], _stored(turned_a, unscale, KIND), mask=of_key)
-    tl.store(keys + second[None, :], _stored(turned_b, unscale, KIND), mask=of_key)
+    keys = place + tl.zeros([GROUP_PAD, 1], tl.int32)
+    tl.store(keys + first[None, :], stored(turned_a, unscale, KIND), mask=of_key)
+    tl.store(keys + second[None, :], stored(turned_b, unscale, KIND), mask=of_key)
     if REST_PAD > 0:
-        tl.store(keys + past[None, :], _stored(c, unscale, KIND), mask=held_past & is_key)
+        tl.store(keys + past[None, :], stored(c, unscale, KIND), mask=held_past & is_key)
         if NORM:
             tl.store(
                 line + start + past[None, :],
                 c.to(qkv.dtype.element_ty),
                 mask=held_past & ~is_key,
             )
-    tl.store(stored + values_offset + dims, _stored(value, unscale, KIND), mask=dims < HEAD_DIM)
+    tl.store(place + values_offset + dims, stored(value, unscale, KIND), mask=dims < HEAD_DIM)
