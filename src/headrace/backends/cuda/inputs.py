@@ -47,6 +47,7 @@ class StepShape:
 
     rows: int  # a bucket: the step's own rows, and padding
     tile_rows: int  # of its attention
+    is_decode: bool = False  # every sequence computes one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class StepInputs:
     def shape_of(self, entries: Sequence[StepEntry], rows: int) -> StepShape:
         """For a step whose rows are padded to `rows`."""
         longest = max(len(entry.token_ids) for entry in entries)
-        return StepShape(rows, self._work_shape.tile_rows(longest))
+        return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
 
     def views(self, shape: StepShape) -> StepViews:
         """On the device."""

@@ -36,6 +36,7 @@ from headrace.backends.cuda.ops import (
 from headrace.backends.cuda.products import Norm as ProductNorm
 from headrace.backends.cuda.products import Product, Workspace
 from headrace.backends.cuda.triton.attention import AttentionKernel, AttentionWorkspace
+from headrace.backends.cuda.triton.decode import DecodeKernel
 from headrace.backends.cuda.triton.embed import embed, select_rows
 from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
 from headrace.backends.cuda.triton.sampling import launch_softcap
@@ -219,8 +220,14 @@ class Program:
             k_norm=k_norm,
             dependent=self._dependent,
         )
-        kernel = AttentionKernel(
-            spec, self._shape, self._block_tokens, self._attention, dependent=self._dependent
+        shared = (spec, self._shape, self._block_tokens, self._attention)
+        kernel = AttentionKernel(*shared, dependent=self._dependent)
+        decode = DecodeKernel(
+            *shared,
+            self._ropes[spec.rope],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            dependent=self._dependent,
         )
         qkv, out = self._places[instruction.inputs[0]], self._places[instruction.output]
         layer = self._kv.layers[spec.layer]
@@ -229,9 +236,12 @@ class Program:
 
         def launch(shape: StepShape) -> None:
             views = inputs.views(shape)
+            work = (layer, inputs.tables, views.work[which], views.items, views.tile)
+            if shape.is_decode:
+                decode.launch(qkv, *work, out)
+                return
             rope.launch(qkv, layer, views.positions, views.slots, shape.rows)
-            work = views.work[which]
-            kernel.launch(qkv, layer, inputs.tables, work, views.items, views.tile, out)
+            kernel.launch(qkv, *work, out)
 
         return launch
 
