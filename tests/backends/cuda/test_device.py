@@ -46,7 +46,7 @@ def test_without_a_gpu_one_line_says_what_to_change() -> None:
 def test_without_torch_the_extra_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        device_module.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name: None if name == missing else find_spec(name),
     )
