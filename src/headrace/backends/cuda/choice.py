@@ -1,0 +1,207 @@
+"""Which kernel, with which tiles, multiplies a matrix with so many rows.
+
+A table measured on the device at hand answers where it has the shape: the one shipped here, then
+the user's own in the cache folder; a rule answers for every other shape. Starts no kernel: the
+measuring is measure.py's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+from headrace.backends.cuda.matrix import Format, Matrix
+from headrace.core.errors import ConfigError
+from headrace.models.cache import cache_folder
+
+SHIPPED = "choices.json"
+MEASURED_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)  # a measured choice serves up to so many rows
+SHARED_BYTES = 220 << 10  # of one program, of a Hopper's 227 KiB
+
+KERNELS = ("row", "dot", "library", "widened")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """`row`: one row alone. `dot`: tiles on the matrix units. `library`: torch's product.
+    `widened`: the matrix made bf16 first, then the library's product."""
+
+    kernel: str
+    block_m: int = 16
+    block_n: int = 64
+    block_k: int = 128
+    parts: int = 1  # programs that share a tile, each with some of the columns
+    warps: int = 4
+    stages: int = 3
+    swap: bool = False
+    fuse_norm: bool = False
+
+
+def key_of(format: Format, outputs: int, columns: int, rows: int) -> str:
+    return f"{format}:{outputs}x{columns}:{rows}"
+
+
+def bucket_of(rows: int) -> int | None:
+    """The measured row count that stands for `rows`; None past them all."""
+    return next((bucket for bucket in MEASURED_ROWS if rows <= bucket), None)
+
+
+class Choices:
+    """Launches by shape: measured ones first, the rule for the rest."""
+
+    def __init__(self, measured: dict[str, Launch] | None = None) -> None:
+        self._measured = dict(measured or {})
+
+    @classmethod
+    def load(cls, device_name: str) -> Choices:
+        measured = _read(resources.files(__package__).joinpath(SHIPPED).read_text(), SHIPPED)
+        found = measured.get(device_name, {})
+        own = own_path()
+        if own.is_file():
+            found |= _read(own.read_text(), str(own)).get(device_name, {})
+        return cls(found)
+
+    def launch(self, matrix: Matrix, rows: int) -> Launch:
+        bucket = bucket_of(rows)
+        if bucket is not None:
+            key = key_of(matrix.format, matrix.rows, matrix.columns, bucket)
+            if (found := self._measured.get(key)) is not None:
+                return found
+        return rule(matrix.format, matrix.rows, matrix.columns, rows)
+
+
+def own_path() -> Path:
+    return cache_folder() / "cuda" / SHIPPED
+
+
+def save(device_name: str, measured: dict[str, Launch], path: Path) -> None:
+    """Adds to what the file has for this device; the rest of it stays."""
+    table = _read(path.read_text(), str(path)) if path.is_file() else {}
+    table[device_name] = table.get(device_name, {}) | measured
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = {
+        device: {key: asdict(launch) for key, launch in sorted(found.items())}
+        for device, found in table.items()
+    }
+    staged = path.with_suffix(".part")
+    staged.write_text(json.dumps(rows, indent=1) + "\n")
+    staged.replace(path)
+
+
+def _read(text: str, name: str) -> dict[str, dict[str, Launch]]:
+    try:
+        table = {
+            device: {key: Launch(**launch) for key, launch in found.items()}
+            for device, found in json.loads(text).items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{name} is not a table of kernel choices: {error}.",
+            "Delete it: the choices that Headrace comes with serve without it.",
+        ) from None
+    return table
+
+
+def rule(format: Format, outputs: int, columns: int, rows: int) -> Launch:
+    """What the measured shapes have in common, for shapes that were not measured."""
+    if rows == 1 and (format.dense or format is Format.FP8):
+        return Launch(kernel="row", block_n=8, block_k=512 if columns <= 2048 else 1024, stages=1)
+    if rows <= 64:
+        return _skinny(format, outputs, columns, rows)
+    if format.dense or format is Format.FP8:
+        return Launch(kernel="library")
+    if format in (Format.INT4, Format.FP8_BLOCK) and rows > 256:
+        return Launch(kernel="widened")
+    return Launch(kernel="dot", block_m=64, block_n=128, warps=4, stages=3)
+
+
+def _skinny(format: Format, outputs: int, columns: int, rows: int) -> Launch:
+    block_m = max(16, 1 << (rows - 1).bit_length())
+    block_n = 64 if outputs >= 16384 else 32
+    block_k = 128 if format.dense or format is not Format.FP8 else 256
+    tiles = -(-outputs // block_n)
+    parts = 1
+    while parts < 4 and tiles * parts < 256 and columns // (2 * parts) >= 4 * block_k:
+        parts *= 2
+    return Launch(kernel="dot", block_m=block_m, block_n=block_n, block_k=block_k, parts=parts)
+
+
+def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[Launch]:
+    """Launches worth timing: few, since each must be compiled."""
+    found = [rule(format, outputs, columns, rows)]
+    if rows == 1 and (format.dense or format is Format.FP8):
+        found += _row_candidates()
+    if rows <= 256 or format is Format.INT8:
+        found += _dot_candidates(format, outputs <= 8192, rows)
+    if format.dense or format is Format.FP8:
+        found.append(Launch(kernel="library"))
+    if not format.dense and rows >= 128:
+        found.append(Launch(kernel="widened"))
+    return [one for one in dict.fromkeys(found) if _fits(one, format)]
+
+
+def _row_candidates() -> Iterable[Launch]:
+    for block_n, block_k, stages in ((4, 1024, 1), (8, 1024, 1), (16, 512, 1), (8, 512, 3)):
+        yield Launch(kernel="row", block_n=block_n, block_k=block_k, stages=stages)
+
+
+# (outputs a tile, programs that share it, weights on the left), by whether outputs are few. Few
+# outputs need sharing to fill the device; weights on the left take 64 outputs or more.
+_TILES: dict[tuple[int, bool], tuple[tuple[int, int, bool], ...]] = {
+    (16, True): (
+        (32, 2, False),
+        (32, 4, False),
+        (64, 2, False),
+        (64, 4, False),
+        (64, 2, True),
+        (64, 4, True),
+        (128, 4, True),
+    ),
+    (16, False): (
+        (32, 1, False),
+        (64, 1, False),
+        (128, 1, False),
+        (64, 1, True),
+        (128, 1, True),
+        (128, 2, True),
+    ),
+    (64, True): ((32, 2, False), (64, 2, False), (64, 2, True), (64, 4, True), (128, 4, True)),
+    (64, False): ((64, 1, False), (128, 1, False), (64, 1, True), (128, 1, True), (128, 2, True)),
+    (256, True): ((64, 1, True), (128, 1, True), (64, 2, True), (128, 2, True), (128, 2, False)),
+    (256, False): ((64, 1, True), (128, 1, True), (128, 1, False)),
+}
+
+
+def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]:
+    block_m = min(128, max(16, 1 << (rows - 1).bit_length()))
+    many = rows > 64
+    deep = (64 if many else 128) if format.dense else 128 if many else 256
+    size = 16 if rows <= 16 else 64 if rows <= 64 else 256
+    for block_n, parts, swap in _TILES[size, narrow]:
+        yield Launch(
+            kernel="dot",
+            block_m=block_m,
+            block_n=block_n,
+            block_k=128 if format in (Format.FP8_BLOCK, Format.INT4) else deep,
+            parts=parts,
+            warps=4 if block_m * block_n < 64 * 128 else 8,
+            stages=4 if block_m <= 32 or (format.dense and many) else 3,
+            swap=swap,
+        )
+    if format is Format.INT4 and rows <= 16 and not narrow:
+        yield Launch(kernel="dot", block_n=256, parts=2, warps=8, stages=4)
+    if format.dense and rows <= 16:  # the norm inside, where nobody shares a tile
+        for block_n in (32, 64):
+            yield Launch(kernel="dot", block_n=block_n, stages=4, fuse_norm=True)
+
+
+def _fits(launch: Launch, format: Format) -> bool:
+    if launch.kernel != "dot":
+        return True
+    item = {Format.F32: 4.0, Format.BF16: 2.0, Format.F16: 2.0, Format.INT4: 0.5}.get(format, 1.0)
+    x_item = 2.0 if format is Format.INT4 else item
+    depth = launch.block_k * launch.stages
+    return depth * (launch.block_n * item + launch.block_m * x_item) <= SHARED_BYTES

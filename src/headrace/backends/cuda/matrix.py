@@ -1,0 +1,321 @@
+"""A weight on the device, in its format: dense, FP8, INT8 or INT4, and how it is made.
+
+Knows layouts and rounding; not which kernel reads them (products.py) nor which file they came
+from. Every maker takes arrays [outputs, columns] as a checkpoint has them, numpy or torch.
+
+How each format lies in memory (n outputs, k columns):
+  dense      data [n, k]
+  fp8        data [n, k] e4m3, scales [n]
+  fp8_block  data [n, k] e4m3, scales [n, k / 128]: a block's scale is repeated for its outputs, so
+             that gate and up outputs may be interleaved
+  int8       data [n, k], scales [n]
+  int4       data [k / group, n, group / 2]: in a group's bytes the low halves are its first columns
+             and the high halves the others, so that neither needs shuffling; scales and zeros
+             [n, k / group]
+A gated matrix has output 2i = gate i and 2i + 1 = up i: a tile then holds both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.core.errors import UnsupportedModelError, WeightsError
+
+FP8_BLOCK = 128
+FP8_MAX = 448.0
+INT4_GROUPS = (128, 64, 32)
+
+Values = torch.Tensor | NDArray[np.generic]
+
+
+class Format(StrEnum):
+    F32 = "f32"  # for tests: no GPU serves with it
+    BF16 = "bf16"
+    F16 = "f16"
+    FP8 = "fp8"
+    FP8_BLOCK = "fp8_block"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def dense(self) -> bool:
+        return self in (Format.F32, Format.BF16, Format.F16)
+
+
+_DENSE = {
+    torch.float32: Format.F32,
+    torch.bfloat16: Format.BF16,
+    torch.float16: Format.F16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Matrix:
+    format: Format
+    rows: int  # outputs
+    columns: int
+    data: torch.Tensor
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None  # int4, u8; None: 8
+    group: int = 0  # int4
+    permutation: torch.Tensor | None = None  # i32: stored column j takes x[permutation[j]]
+    bias: torch.Tensor | None = None  # f32 [rows]
+    gated: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """All that it holds on the device."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+
+def dense_matrix(
+    values: Values,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    data = _on(device, values)
+    rows, columns = data.shape
+    return Matrix(
+        format=_DENSE[dtype],
+        rows=rows,
+        columns=columns,
+        data=_interleave(data.to(dtype), gated).contiguous(),
+        bias=_bias(bias, device, gated),
+        gated=gated,
+    )
+
+
+def quantize_matrix(
+    values: Values,
+    device: torch.device | str,
+    format: Format,
+    *,
+    group: int = 128,
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    """Round to nearest: FP8 and INT8 with a scale per output, FP8 blocks of 128 x 128, INT4 with a
+    scale per group of columns and no zero points."""
+    data = _on(device, values).to(torch.float32)
+    if format is Format.FP8:
+        scales = data.abs().amax(1).clamp(min=1e-10) / FP8_MAX
+        codes = (data / scales[:, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        return fp8_matrix(codes, scales, device, bias=bias, gated=gated)
+    if format is Format.FP8_BLOCK:
+        scales = _block_peaks(data).clamp(min=1e-10) / FP8_MAX
+        codes = (data / _spread_blocks(scales, *data.shape)).clamp(-FP8_MAX, FP8_MAX)
+        return fp8_matrix(codes.to(torch.float8_e4m3fn), scales, device, bias=bias, gated=gated)
+    if format is Format.INT8:
+        scales = data.abs().amax(1).clamp(min=1e-10) / 127.0
+        codes = torch.round(data / scales[:, None]).to(torch.int8)
+        return int8_matrix(codes, scales, device, bias=bias, gated=gated)
+    if format is Format.INT4:
+        codes, scales = _round_to_int4(data, group)
+        return int4_matrix(codes, scales, device, bias=bias, gated=gated)
+    raise AssertionError(f"{format} has no codes")
+
+
+def fp8_matrix(
+    codes: Values,  # [n, k] e4m3, or its bytes
+    scales: Values,  # [n] or [n, 1], one value, or one for each block of 128 x 128
+    device: torch.device | str,
+    *,
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    data = _on(device, codes)
+    if data.dtype == torch.uint8:
+        data = data.view(torch.float8_e4m3fn)
+    rows, columns = data.shape
+    found = _on(device, scales).to(torch.float32)
+    blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+    if found.numel() == 1:
+        found = found.reshape(1).expand(rows)
+    if found.numel() == rows:
+        format, laid = Format.FP8, _interleave(found.reshape(rows), gated)
+    elif tuple(found.shape) == blocks:
+        each_row = found.repeat_interleave(FP8_BLOCK, 0)[:rows]
+        format, laid = Format.FP8_BLOCK, _interleave(each_row, gated)
+    else:
+        raise WeightsError(
+            f"An FP8 matrix of {rows} x {columns} has scales of shape {tuple(found.shape)}; "
+            f"expected one, {rows}, or {blocks[0]} x {blocks[1]} of them.",
+            "Use a checkpoint with scales per tensor, per output or per block of 128 x 128.",
+        )
+    return Matrix(
+        format=format,
+        rows=rows,
+        columns=columns,
+        data=_interleave(data.view(torch.uint8), gated).contiguous().view(torch.float8_e4m3fn),
+        scales=laid.contiguous(),
+        bias=_bias(bias, device, gated),
+        gated=gated,
+    )
+
+
+def int8_matrix(
+    codes: Values,  # [n, k] int8
+    scales: Values,  # [n] or [n, 1]
+    device: torch.device | str,
+    *,
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    data = _on(device, codes)
+    rows, columns = data.shape
+    found = _on(device, scales).to(torch.float32)
+    if found.numel() != rows:
+        raise WeightsError(
+            f"An INT8 matrix of {rows} x {columns} has {found.numel()} scales; expected {rows}.",
+            "Use a checkpoint with one scale per output.",
+        )
+    return Matrix(
+        format=Format.INT8,
+        rows=rows,
+        columns=columns,
+        data=_interleave(data, gated).contiguous(),
+        scales=_interleave(found.reshape(rows), gated).contiguous(),
+        bias=_bias(bias, device, gated),
+        gated=gated,
+    )
+
+
+def int4_matrix(
+    codes: Values,  # [n, k] u8, 0..15: one a value; column j stands in group j // group
+    scales: Values,  # [n, k / group]
+    device: torch.device | str,
+    *,
+    zeros: Values | None = None,  # [n, k / group] whole numbers; None: 8
+    permutation: Values | None = None,  # [k]: column j of the codes takes x[permutation[j]]
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    """value = (code - zero) * scale, exactly: scales keep the precision that they came with."""
+    data = _on(device, codes)
+    rows, columns = data.shape
+    factors = _on(device, scales)
+    group, repeat = _kernel_group(columns, factors.shape[1])
+    packed = _interleave(data, gated).reshape(rows, columns // group, 2, group // 2)
+    packed = (packed[:, :, 0] | (packed[:, :, 1] << 4)).transpose(0, 1).contiguous()
+    laid_zeros = None
+    if zeros is not None:
+        points = _on(device, zeros).to(torch.float32)
+        if not torch.equal(points, points.round()) or points.min() < 0 or points.max() > 127:
+            raise UnsupportedModelError(
+                "INT4 weights have zero points that are not whole numbers from 0 to 127.",
+                "Use a checkpoint with integer zero points, or an unquantized one.",
+            )
+        laid_zeros = _interleave(points.to(torch.uint8).repeat_interleave(repeat, 1), gated)
+        laid_zeros = laid_zeros.contiguous()
+    laid = _interleave(_narrow(factors).repeat_interleave(repeat, 1), gated)
+    return Matrix(
+        format=Format.INT4,
+        rows=rows,
+        columns=columns,
+        data=packed,
+        scales=laid.contiguous(),
+        zeros=laid_zeros,
+        group=group,
+        permutation=None if permutation is None else _on(device, permutation).to(torch.int32),
+        bias=_bias(bias, device, gated),
+        gated=gated,
+    )
+
+
+def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
+    """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
+    if matrix.format is Format.INT4:
+        low, high = matrix.data & 15, matrix.data >> 4
+        codes = torch.cat((low, high), 2).transpose(0, 1).to(torch.float32)  # [n, groups, group]
+        assert matrix.scales is not None
+        zeros = 8.0 if matrix.zeros is None else matrix.zeros[:, :, None].to(torch.float32)
+        values = (codes - zeros) * matrix.scales[:, :, None].to(torch.float32)
+        return values.reshape(matrix.rows, matrix.columns)
+    values = matrix.data.to(torch.float32)
+    if matrix.format is Format.FP8_BLOCK:
+        assert matrix.scales is not None
+        return values * matrix.scales.repeat_interleave(FP8_BLOCK, 1)[:, : matrix.columns]
+    return values if matrix.scales is None else values * matrix.scales[:, None]
+
+
+def _on(device: torch.device | str, values: Values) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values.to(device)
+    return torch.from_numpy(np.array(values)).to(device)  # a copy: torch wants it writable
+
+
+def _interleave(values: torch.Tensor, gated: bool) -> torch.Tensor:
+    """Rows [gates | ups] -> gate 0, up 0, gate 1, up 1 ..."""
+    if not gated:
+        return values
+    half = values.shape[0] // 2
+    return torch.stack((values[:half], values[half:]), 1).reshape(values.shape)
+
+
+def _bias(bias: Values | None, device: torch.device | str, gated: bool) -> torch.Tensor | None:
+    if bias is None:
+        return None
+    return _interleave(_on(device, bias).to(torch.float32).reshape(-1), gated).contiguous()
+
+
+def _kernel_group(columns: int, groups: int) -> tuple[int, int]:
+    """The group that kernels read, and how many of them make one of the checkpoint's."""
+    size = columns // groups
+    for group in INT4_GROUPS:
+        if size * groups == columns and size % group == 0:
+            return group, size // group
+    raise UnsupportedModelError(
+        f"INT4 weights of {columns} columns have {groups} groups; expected groups of a multiple "
+        "of 32 columns.",
+        "Use a checkpoint quantized with a group size of 32, 64 or 128.",
+    )
+
+
+def _narrow(scales: torch.Tensor) -> torch.Tensor:
+    """Scales in two bytes where that loses nothing, as it doesn't with most checkpoints."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(scales.to(dtype).to(scales.dtype), scales):
+            return scales.to(dtype)
+    return scales.to(torch.float32)
+
+
+def _round_to_int4(data: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = data.shape
+    if columns % group:
+        raise UnsupportedModelError(
+            f"A matrix of {columns} columns can't be cut into INT4 groups of {group}.",
+            "Choose a group size that divides them, or another format.",
+        )
+    grouped = data.reshape(rows, columns // group, group)
+    # The value of largest size becomes code 0 or close to 15, whichever side it is on.
+    peaks = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    scales = (peaks / -8.0).to(torch.float16).to(torch.float32)
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    codes = (torch.round(grouped / scales) + 8.0).clamp(0, 15).to(torch.uint8)
+    return codes.reshape(rows, columns), scales[:, :, 0]
+
+
+def _block_peaks(data: torch.Tensor) -> torch.Tensor:
+    rows, columns = data.shape
+    down, across = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
+    padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, device=data.device)
+    padded[:rows, :columns] = data.abs()
+    return padded.reshape(down, FP8_BLOCK, across, FP8_BLOCK).amax((1, 3))
+
+
+def _spread_blocks(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    tall = scales.repeat_interleave(FP8_BLOCK, 0)[:rows]
+    return tall.repeat_interleave(FP8_BLOCK, 1)[:, :columns]

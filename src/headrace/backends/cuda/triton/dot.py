@@ -1,0 +1,139 @@
+"""A product on the matrix units, for any number of rows: dense, FP8 and INT8 matrices.
+
+One program makes a tile of rows x outputs, or the part of it that some of the columns give
+(PARTS), which the last program of the tile sums up. FP8 and INT8 rows come quantized with a scale
+each. With SWAP the weights are the left operand: the wide side of Hopper's instruction, straight
+from shared memory, while the few rows take the narrow side.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from headrace.backends.cuda.triton.epilogue import finish, gather_parts, multiply, prefetch
+
+SCALES_NONE = 0
+SCALES_CHANNEL = 1
+SCALES_BLOCK = 2
+
+
+@triton.jit(do_not_specialize=["rows"])
+def dot_kernel(
+    x,  # [rows, columns]
+    weight,  # [outputs, columns]
+    out,
+    row_scales,  # [rows] f32, with SCALES
+    weight_scales,  # [outputs], or [outputs, columns / 128]
+    norm_weight,  # [columns], with NORM
+    bias,
+    residual,
+    partials,
+    counters,
+    rows,
+    outputs,
+    columns,
+    x_stride,
+    out_stride,
+    residual_stride,
+    eps,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # 128 with block scales
+    PARTS: tl.constexpr,
+    SWAP: tl.constexpr,
+    EVEN: tl.constexpr,  # columns are a multiple of BLOCK_K
+    SCALES: tl.constexpr,
+    NORM: tl.constexpr,  # only with one part
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    # Tiles that share weights run side by side: all but one find them in the L2 cache.
+    tile, part = tl.program_id(0), tl.program_id(1)
+    tiles_m = tl.cdiv(rows, BLOCK_M)
+    row_start, start = (tile % tiles_m) * BLOCK_M, (tile // tiles_m) * BLOCK_N
+    steps = tl.cdiv(tl.cdiv(columns, BLOCK_K), PARTS)
+    first_k, last_k = part * steps * BLOCK_K, tl.minimum((part + 1) * steps * BLOCK_K, columns)
+
+    m = row_start + tl.arange(0, BLOCK_M)
+    n = start + tl.arange(0, BLOCK_N)
+    # Rows that aren't there cost no traffic; past the last output that one is read again (the
+    # store leaves it out), which costs less than a mask.
+    x_lines = x + m.to(tl.int64)[:, None] * x_stride
+    m_inside = (m < rows)[:, None]
+    n_inside = tl.minimum(n, outputs - 1)
+    w_lines = weight + n_inside.to(tl.int64)[:, None] * columns
+    if PREFETCH:
+        LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
+        if BLOCK_K >= LINE:
+            ahead = first_k + tl.arange(0, BLOCK_K // LINE) * LINE
+            prefetch(w_lines + tl.minimum(ahead, columns - 1)[None, :], INTERPRETED)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    WHOLE: tl.constexpr = x.dtype.element_ty.is_int()
+    if SWAP:
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if WHOLE else tl.float32)
+    else:
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if WHOLE else tl.float32)
+    squares = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
+    for here in tl.range(first_k, last_k, BLOCK_K):
+        k = here + tl.arange(0, BLOCK_K)
+        if EVEN:
+            a = tl.load(x_lines + k[None, :], mask=m_inside, other=0.0)
+            w = tl.load(w_lines + k[None, :])
+        else:
+            inside = m_inside & (k < columns)[None, :]
+            a = tl.load(x_lines + k[None, :], mask=inside, other=0.0)
+            w = tl.load(w_lines + k[None, :], mask=(k < columns)[None, :], other=0.0)
+        if NORM:
+            values = a.to(tl.float32)
+            squares += values * values
+            gains = tl.load(norm_weight + k, mask=k < columns, other=0.0).to(tl.float32)
+            a = (values * gains[None, :]).to(a.dtype)
+        if SCALES == 2:
+            fresh = tl.zeros(sums.shape, tl.float32)
+            block = tl.load(weight_scales + n_inside * tl.cdiv(columns, 128) + here // 128)
+            if SWAP:
+                sums += multiply(w, tl.trans(a), fresh, INTERPRETED) * block[:, None]
+            else:
+                sums += multiply(a, tl.trans(w), fresh, INTERPRETED) * block[None, :]
+        elif SWAP:
+            sums = multiply(w, tl.trans(a), sums, INTERPRETED)
+        else:
+            sums = multiply(a, tl.trans(w), sums, INTERPRETED)
+
+    total = sums.to(tl.float32)
+    if SWAP:
+        total = tl.trans(total)
+    if NORM:
+        total *= tl.rsqrt(tl.sum(squares, 1) / columns + eps)[:, None]
+    last = True
+    if PARTS > 1:
+        total, last = gather_parts(total, partials, counters, tile, part, PARTS)
+    if last:
+        if SCALES == 1:
+            total *= tl.load(weight_scales + n_inside)[None, :]
+        if SCALES != 0:
+            total *= tl.load(row_scales + m, mask=m < rows, other=0.0)[:, None]
+        finish(
+            total,
+            out,
+            bias,
+            residual,
+            row_start,
+            start,
+            rows,
+            outputs,
+            out_stride,
+            residual_stride,
+            ACTIVATION,
+            BIAS,
+            ADD,
+        )

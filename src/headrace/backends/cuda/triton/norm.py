@@ -1,0 +1,110 @@
+"""Rows made ready for a product: RMS norm, permutation and quantization, one program a row.
+
+Knows rows and vectors only: not whose rows they are nor which product takes them. A program
+holds its whole row in registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+QUANTIZE_NONE = 0
+QUANTIZE_FP8 = 1
+QUANTIZE_INT8 = 2
+
+
+@triton.jit
+def store_quantized(values, peak, out, scales, row, columns, mask, QUANTIZE: tl.constexpr):
+    """values / scale, rounded, with scale = peak / largest code; the row's scale beside them."""
+    peak = tl.maximum(peak, 1e-10)  # a row of zeros: no scale of zero, no infinite inverse
+    if QUANTIZE == 1:
+        scaled = tl.minimum(tl.maximum(values * (448.0 / peak), -448.0), 448.0)
+        tl.store(out + columns, scaled.to(out.dtype.element_ty), mask=mask)
+        tl.store(scales + row, peak / 448.0)
+    else:
+        scaled = tl.minimum(tl.maximum(values * (127.0 / peak), -127.0), 127.0)
+        tl.store(out + columns, tl.floor(scaled + 0.5).to(tl.int8), mask=mask)
+        tl.store(scales + row, peak / 127.0)
+
+
+@triton.jit
+def prepare_kernel(
+    x,  # [rows, width], written too when ADD
+    added,  # [rows, width]
+    weight,  # [width]
+    permutation,  # [width] i32: value j of the result is value permutation[j] of the row
+    out,  # [rows, width]
+    scales,  # [rows] f32, with QUANTIZE
+    width,
+    x_stride,
+    added_stride,
+    out_stride,
+    eps,
+    BLOCK: tl.constexpr,  # power of two >= width
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    PERMUTE: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    x += row * x_stride
+    out += row * out_stride
+    if NORM:
+        gains = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    values = tl.load(x + columns, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        more = tl.load(added + row * added_stride + columns, mask=mask, other=0.0)
+        # Rounded as it is stored: what follows must see the stream that the next layer sees.
+        total = (values + more.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(x + columns, total, mask=mask)
+        values = total.to(tl.float32)
+    if NORM:
+        values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps) * gains
+    if PERMUTE:
+        # Through memory: a program can't shuffle its registers by a table.
+        tl.store(out + columns, values.to(out.dtype.element_ty), mask=mask)
+        tl.debug_barrier()
+        source = tl.load(permutation + columns, mask=mask, other=0)
+        moved = tl.load(out + source, mask=mask, other=0.0)
+        tl.debug_barrier()
+        tl.store(out + columns, moved, mask=mask)
+    elif QUANTIZE != 0:
+        store_quantized(
+            values, tl.max(tl.abs(values), 0), out, scales, row, columns, mask, QUANTIZE
+        )
+    else:
+        tl.store(out + columns, values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def add_normed_kernel(
+    y,  # [rows, width]
+    weight,  # [width]
+    residual,  # [rows, width]: residual += norm(y)
+    width,
+    y_stride,
+    residual_stride,
+    eps,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < width
+    gains = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    residual += row * residual_stride
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    values = tl.load(y + row * y_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps) * gains
+    before = tl.load(residual + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(residual + columns, (before + values).to(residual.dtype.element_ty), mask=mask)

@@ -1,0 +1,247 @@
+"""Products on random inputs against float64, with every prologue, epilogue and kernel, at odd
+shapes, into outputs that were poisoned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.backends.cuda.choice import Launch
+from headrace.backends.cuda.matrix import (
+    Format,
+    Matrix,
+    dense_matrix,
+    dequantize_matrix,
+    int4_matrix,
+    quantize_matrix,
+)
+from headrace.backends.cuda.products import Norm, Product, Workspace
+from headrace.models.spec import Activation
+
+EPS = 1e-5
+
+
+def make(
+    format: Format,
+    rows: int,
+    columns: int,
+    device: torch.device,
+    *,
+    gated: bool = False,
+    bias: bool = False,
+    group: int = 32,
+) -> Matrix:
+    values = torch.randn(rows, columns) / columns**0.5
+    shift = torch.randn(rows) if bias else None
+    if format.dense:
+        dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[format]
+        return dense_matrix(values, device, dtype, bias=shift, gated=gated)
+    return quantize_matrix(values, device, format, group=group, bias=shift, gated=gated)
+
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation is Activation.SILU:
+        return torch.nn.functional.silu(x)
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def expected(
+    product: Product,
+    x: torch.Tensor,
+    activation: Activation | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """In float64, from the matrix as it is stored."""
+    matrix = product.matrix
+    rows = x.double()
+    if product.norm is not None:
+        mean = rows.square().mean(1, keepdim=True)
+        rows = rows / (mean + product.norm.eps).sqrt() * product.norm.weight.double()
+    if matrix.permutation is not None:
+        rows = rows[:, matrix.permutation.long()]
+    sums = rows @ dequantize_matrix(matrix).double().T
+    if matrix.bias is not None:
+        sums += matrix.bias.double()
+    if activation is not None:
+        sums = activate(sums[:, 0::2], activation) * sums[:, 1::2]
+    return sums if residual is None else sums + residual.double()
+
+
+def check(
+    matrix: Matrix,
+    launch: Launch,
+    rows: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
+    norm: bool = False,
+    activation: Activation | None = None,
+    add: bool = False,
+    tolerance: float,
+) -> None:
+    device = matrix.device
+    gains = Norm(torch.rand(matrix.columns, device=device) + 0.5, EPS) if norm else None
+    workspace = Workspace([matrix], max_rows=rows + 70, device=device, dtype=dtype)
+    workspace.partials.fill_(torch.nan)
+    product = Product(matrix, workspace, norm=gains, activation=activation, add=add)
+    x = torch.randn(rows + 2, matrix.columns, device=device).to(dtype)
+    x[rows:] = torch.nan  # rows past the step's are not its affair
+    out = torch.full((rows + 2, product.width), torch.nan, device=device, dtype=out_dtype or dtype)
+    residual = torch.randn(rows, product.width, device=device).to(out.dtype) if add else None
+    if residual is not None:
+        out[:rows] = residual
+    want = expected(product, x[:rows], activation, residual)
+    for _ in range(2):  # a second time: what a launch leaves behind must not matter
+        if residual is not None:
+            out[:rows] = residual
+        product.run(launch, x, out, out if add else None, rows)
+        error = (out[:rows].double() - want).norm() / want.norm()
+        assert error < tolerance, error
+    assert out[rows:].isnan().all()
+    assert (workspace.counters == 0).all()
+
+
+DOT = Launch(kernel="dot", block_m=16, block_n=32, block_k=64)
+EXACT = 1e-5
+# Rows in three bits of mantissa, in seven bits, in eight. The interpreter cuts off what it should
+# round: twice the error.
+TWICE = 1 if torch.cuda.is_available() else 2
+FP8 = 0.05 * TWICE
+INT8 = 0.02 * TWICE
+BF16 = 0.01 * TWICE
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 19])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("swap", [False, True])
+def test_dot_of_odd_shapes(device: torch.device, rows: int, parts: int, swap: bool) -> None:
+    matrix = make(Format.F32, 50, 200, device, bias=True)
+    launch = Launch(kernel="dot", block_n=32, block_k=64, parts=parts, swap=swap)
+    check(matrix, launch, rows, add=True, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("kernel", ["row", "dot", "library"])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_gate_and_norm(device: torch.device, kernel: str, activation: Activation) -> None:
+    matrix = make(Format.F32, 44, 136, device, gated=True, bias=True)
+    rows = 1 if kernel == "row" else 5
+    for fuse in (False, True):
+        launch = Launch(kernel=kernel, block_n=16, block_k=64, fuse_norm=fuse)
+        check(matrix, launch, rows, norm=True, activation=activation, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("kernel", ["row", "dot", "library"])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+def test_bf16(device: torch.device, kernel: str, out_dtype: torch.dtype) -> None:
+    matrix = make(Format.BF16, 70, 128, device)
+    rows = 1 if kernel == "row" else 17
+    launch = Launch(kernel=kernel, block_n=16, block_k=64, stages=1 if kernel == "row" else 3)
+    for add in {False, out_dtype == torch.bfloat16}:
+        check(
+            matrix,
+            launch,
+            rows,
+            dtype=torch.bfloat16,
+            out_dtype=out_dtype,
+            norm=True,
+            add=add,
+            tolerance=BF16,
+        )
+
+
+@pytest.mark.parametrize("format", [Format.FP8, Format.FP8_BLOCK, Format.INT8])
+@pytest.mark.parametrize("rows", [2, 21])
+def test_quantized_rows(device: torch.device, format: Format, rows: int) -> None:
+    matrix = make(format, 160, 272, device, bias=True)
+    tolerance = INT8 if format is Format.INT8 else FP8
+    for parts, swap in ((1, False), (2, True)):
+        launch = Launch(kernel="dot", block_n=32, block_k=64, parts=parts, swap=swap)
+        check(
+            matrix,
+            launch,
+            rows,
+            dtype=torch.bfloat16,
+            norm=True,
+            add=True,
+            tolerance=tolerance,
+        )
+    if format is not Format.INT8:
+        return
+    gated = make(format, 64, 144, device, gated=True)
+    check(gated, DOT, rows, activation=Activation.SILU, tolerance=INT8)
+
+
+@pytest.mark.parametrize("format", [Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.INT4])
+def test_widened_matrix(device: torch.device, format: Format) -> None:
+    matrix = make(format, 144, 256, device, gated=True)
+    check(
+        matrix,
+        Launch(kernel="widened"),
+        5,
+        dtype=torch.bfloat16,
+        norm=True,
+        activation=Activation.SILU,
+        tolerance=BF16,
+    )
+
+
+def test_fp8_in_the_library(device: torch.device) -> None:
+    matrix = make(Format.FP8, 160, 256, device, bias=True)
+    for add in (False, True):
+        check(matrix, Launch(kernel="library"), 33, dtype=torch.bfloat16, add=add, tolerance=FP8)
+
+
+def test_fp8_of_one_row_is_not_quantized(device: torch.device) -> None:
+    matrix = make(Format.FP8, 30, 200, device, bias=True)
+    launch = Launch(kernel="row", block_n=8, block_k=128, stages=1)
+    check(matrix, launch, 1, norm=True, add=True, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("swap", [False, True])
+def test_int4_groups(device: torch.device, group: int, swap: bool) -> None:
+    matrix = make(Format.INT4, 50, 384, device, group=group, bias=True)
+    for rows, parts in ((1, 1), (18, 3)):
+        launch = Launch(kernel="dot", block_n=32, parts=parts, swap=swap)
+        check(matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16)
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_int4_of_a_checkpoint(device: torch.device, permuted: bool) -> None:
+    """Codes, scales, zero points and a permutation, against the arithmetic on the same arrays."""
+    generator = np.random.default_rng(5)
+    rows, columns, group = 24, 256, 64
+    codes = generator.integers(0, 16, (rows, columns), dtype=np.uint8)
+    scales = generator.uniform(0.01, 0.02, (rows, columns // group)).astype(np.float32)
+    zeros = generator.integers(0, 16, scales.shape, dtype=np.uint8)
+    order = generator.permutation(columns).astype(np.int32) if permuted else None
+    matrix = int4_matrix(codes, scales, device, zeros=zeros, permutation=order, gated=True)
+    wide = np.repeat(scales, group, 1) * (codes - np.repeat(zeros, group, 1).astype(np.float32))
+    stored = dequantize_matrix(matrix).cpu().numpy()
+    np.testing.assert_array_equal(stored[0::2], wide[: rows // 2])
+    np.testing.assert_array_equal(stored[1::2], wide[rows // 2 :])
+    for norm in (False, True):
+        check(
+            matrix,
+            Launch(kernel="dot", block_n=16),
+            3,
+            dtype=torch.bfloat16,
+            norm=norm,
+            activation=Activation.SILU,
+            tolerance=BF16,
+        )
+
+
+def test_calls_follow_the_rule(device: torch.device) -> None:
+    """Whatever the rule picks is right, at each row count where it changes its mind."""
+    for format in (Format.BF16, Format.FP8, Format.INT8, Format.INT4):
+        matrix = make(format, 96, 128, device)
+        workspace = Workspace([matrix], max_rows=300, device=device)
+        product = Product(matrix, workspace)
+        x = torch.randn(300, 128, device=device).to(torch.bfloat16)
+        for rows in (1, 2, 40, 70, 300):
+            out = torch.full((rows, 96), torch.nan, device=device, dtype=torch.bfloat16)
+            product(x, out, rows=rows)
+            want = expected(product, x[:rows], None, None)
+            assert (out.double() - want).norm() / want.norm() < FP8
