@@ -187,10 +187,11 @@ def dot(
     norm = product.norm if fused_norm else None
     scales = _SCALES.get(matrix.format, SCALES_NONE)
     block_k = 128 if scales == SCALES_BLOCK else launch.block_k
+    widen = scales == SCALES_CHANNEL and place.x.dtype.itemsize > 1
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
     dot_kernel[(tiles, launch.parts)](
         place.x,
-        matrix.data,
+        matrix.data.view(torch.uint8) if widen else matrix.data,
         place.out,
         workspace.scales,
         matrix.scales,
@@ -214,6 +215,7 @@ def dot(
         EVEN=matrix.columns % block_k == 0,
         SCALES=scales,
         NORM=norm is not None,
+        WIDEN=widen,
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
