@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 GATED_BLOCK = 1024
+PREFETCH_TILES = 4
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
     Format.INT8: SCALES_CHANNEL,
@@ -173,7 +174,7 @@ def row(product: Product, workspace: Workspace, launch: Launch, place: Place) ->
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES // 2 if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         **_flags(workspace.pdl),
@@ -219,7 +220,7 @@ def dot(
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,
@@ -256,7 +257,7 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,

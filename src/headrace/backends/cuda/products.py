@@ -116,6 +116,7 @@ class Product:
         self.add = add
         self.activation = _ACTIVATIONS[activation]
         self._workspace = workspace
+        self._chosen: dict[int, Launch] = {}  # by rows: a step must not look it up every time
 
     @property
     def width(self) -> int:
@@ -125,7 +126,11 @@ class Product:
     def __call__(
         self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, *, rows: int
     ) -> None:
-        self.run(self._workspace.choices.launch(self.matrix, rows), x, out, residual, rows)
+        launch = self._chosen.get(rows)
+        if launch is None:
+            launch = self._workspace.choices.launch(self.matrix, rows)
+            self._chosen[rows] = launch
+        self.run(launch, x, out, residual, rows)
 
     def run(
         self,

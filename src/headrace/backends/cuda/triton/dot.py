@@ -82,7 +82,7 @@ def dot_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # tiles of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
     # Tiles that share weights run side by side: all but one find them in the L2 cache.
@@ -100,10 +100,10 @@ def dot_kernel(
     m_inside = (m < rows)[:, None]
     n_inside = tl.minimum(n, outputs - 1)
     w_lines = weight + n_inside.to(tl.int64)[:, None] * columns
-    if PREFETCH:
+    if PREFETCH > 0:
         LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
         if BLOCK_K >= LINE:
-            ahead = first_k + tl.arange(0, BLOCK_K // LINE) * LINE
+            ahead = first_k + tl.arange(0, PREFETCH * BLOCK_K // LINE) * LINE
             prefetch(w_lines + tl.minimum(ahead, columns - 1)[None, :], INTERPRETED)
     if PDL:
         gdc_launch_dependents()

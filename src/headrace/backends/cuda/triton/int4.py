@@ -102,7 +102,7 @@ def int4_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # groups of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
     HALF: tl.constexpr = GROUP // 2
@@ -121,10 +121,16 @@ def int4_kernel(
     m_inside = (m < rows)[:, None]  # rows that aren't there cost no traffic
     w_tile = weight + n_inside[:, None] * HALF + k[None, :]
     group_stride = outputs.to(tl.int64) * HALF
-    if PREFETCH:
-        ahead = tl.minimum(first + tl.arange(0, 4), groups - 1)
+    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
+    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
+    factors = n_inside.to(tl.int64) * groups
+    if PREFETCH > 0:
+        ahead = tl.minimum(first + tl.arange(0, PREFETCH), groups - 1)
         lines = weight + n_inside[:, None] * HALF + ahead[None, :] * group_stride
         prefetch(lines, INTERPRETED)
+        prefetch(weight_scales + factors + tl.minimum(first, groups - 1), INTERPRETED)
+        if ZEROS:
+            prefetch(zeros + factors + tl.minimum(first, groups - 1), INTERPRETED)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -133,9 +139,6 @@ def int4_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
-    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
-    factors = n_inside.to(tl.int64) * groups
     for group in tl.range(first, last_group, num_stages=STAGES):
         scales = tl.load(weight_scales + factors + group).to(tl.float32)
         points = load_zeros(zeros, factors + group, ZEROS)[:, None]
