@@ -6,6 +6,7 @@ nothing is allocated, except by the library where it has no other way.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -231,6 +232,7 @@ def dot(
 def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -> None:
     matrix, rows = product.matrix, place.x.shape[0]
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
+    span = math.gcd(max(1, 128 // matrix.group), matrix.columns // matrix.group)
     int4_kernel[(tiles, launch.parts)](
         place.x,
         matrix.data,
@@ -250,6 +252,7 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         GROUP=matrix.group,
+        SPAN=span,
         PARTS=launch.parts,
         STAGES=launch.stages,
         SWAP=launch.swap,
