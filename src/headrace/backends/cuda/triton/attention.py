@@ -162,7 +162,11 @@ class AttentionKernel:
         return self._descriptors[key]
 
 
-@triton.jit
+# Inputs of a step lie wherever its shape says: nothing is assumed of their alignment.
+@triton.jit(
+    do_not_specialize=["value_lines", "table_stride"],
+    do_not_specialize_on_alignment=["items", "tables"],
+)
 def _attention_kernel(
     qkv,  # [rows, qkv_width]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM], or a descriptor of its lines
