@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -127,19 +127,19 @@ def variants() -> list[Variant]:
         return Variant(tile, block)
 
     small = [
-        variant(16, 64, 4, 3, 4, "ptr", 16),
-        variant(16, 64, 4, 3, 2, "ptr", 16),
-        variant(16, 64, 4, 5, 2, "ptr", 16),
+        variant(16, 64, 4, 5, 3, "ptr", 16),
+        variant(16, 64, 4, 3, 3, "ptr", 16),
+        variant(16, 64, 4, 3, 3, "ptr", 64),
         variant(16, 64, 4, 3, 4, "ptr", 64),
+        variant(16, 64, 4, 5, 3, "ptr", 64),
         variant(16, 64, 4, 5, 2, "ptr", 64),
-        variant(16, 64, 4, 3, 4, "tma", 64),
-        variant(16, 64, 2, 3, 4, "ptr", 64),
-        variant(16, 32, 4, 3, 4, "ptr", 32),
-        variant(16, 32, 2, 5, 4, "ptr", 32),
-        variant(16, 32, 4, 3, 4, "ptr", 64),
+        variant(16, 64, 4, 7, 2, "ptr", 64),
+        variant(16, 64, 2, 3, 3, "ptr", 64),
+        variant(16, 32, 4, 5, 3, "ptr", 32),
+        variant(16, 32, 4, 5, 4, "ptr", 64),
         variant(16, 128, 4, 3, 2, "ptr", 64),
         variant(16, 128, 8, 3, 2, "ptr", 64),
-        variant(16, 128, 4, 3, 2, "tma", 128),
+        variant(16, 128, 8, 5, 1, "ptr", 64),
     ]
     large = [
         variant(64, 64, 4, 3, 2, "tma", 64),
@@ -155,8 +155,13 @@ def variants() -> list[Variant]:
         variant(128, 128, 8, 3, 1, "tma", 128),
         variant(128, 128, 8, 3, 1, "ptr", 64),
     ]
-    of_fp8 = [small[0], small[3], small[5], small[10], large[0], large[2], large[5], large[7]]
+    of_fp8 = [small[0], small[2], small[4], small[10], large[0], large[2], large[5], large[7]]
     return small + large + [replace(v, kv_type="fp8") for v in of_fp8]
+
+
+@cache
+def cached_table() -> torch.Tensor:
+    return rope_table(ROPE, 8192, DEVICE)
 
 
 class Step:
@@ -215,6 +220,20 @@ class Step:
     def decode(self, kernel: DecodeKernel, layer: int) -> None:
         pool, work = self.kv[layer], self.items
         kernel.launch(self.qkv, pool, self.tables, work, self.capacity, self.tile, self.out)
+
+    def check_decode(self, dependent: bool) -> tuple[float, DecodeKernel]:
+        """The kernel that does a decode step's all, and its error against the two that do it
+        one after the other (which `error` and the tests hold against references)."""
+        table, fresh = cached_table(), self.qkv.clone()
+        self.turn(RopeKernel(self.spec, self.block_tokens, table), 0)
+        self.launch(0)
+        wanted = self.out.float()
+        self.qkv.copy_(fresh)
+        self.out.fill_(math.nan)
+        shared = (self.spec, self.work, self.block_tokens, self.workspace)
+        decode = DecodeKernel(*shared, table, dependent=dependent)
+        self.decode(decode, 0)
+        return float((self.out.float() - wanted).norm() / wanted.norm()), decode
 
     def turn(self, rope: RopeKernel, layer: int) -> None:
         rope.launch(self.qkv, self.kv[layer], self.positions, self.slots, self.rows)
@@ -326,11 +345,16 @@ def compile_all(processes: int) -> None:
 
 
 def time_case(case: Case, variant: Variant, errors: dict[str, Any]) -> dict[str, Any]:
+    """Decode steps by the kernel that rotates and writes too, others by attention alone."""
     one = Step(case, variant, 1)
     size = one.kv.numel() * one.kv.element_size()
     layers = max(2, min(32, math.ceil(4 * CACHE_BYTES / size))) if CUDA else 1
     step = Step(case, variant, layers)
     launches = [partial(step.launch, layer) for layer in range(layers)]
+    error = errors[variant.name]
+    if case.small_tile:
+        error, decode = step.check_decode(False)
+        launches = [partial(step.decode, decode, layer) for layer in range(layers)]
     seconds = timed(launches * (8 if layers < 4 and len(case.chunks) > 1 else 1))
     floor = max(step.read_bytes / READ_BYTES_PER_S, step.flops / FLOPS)
     return {
@@ -341,7 +365,7 @@ def time_case(case: Case, variant: Variant, errors: dict[str, Any]) -> dict[str,
         "gb_per_s": step.read_bytes / seconds / 1e9,
         "tflops": step.flops / seconds / 1e12,
         "cached": size * layers < 2 * CACHE_BYTES,
-        "error": errors[variant.name],
+        "error": error,
         "tile": asdict(variant.tile),
     }
 
@@ -379,9 +403,8 @@ def time_library(tokens: int) -> list[dict[str, Any]]:
 def time_rope(rows: int) -> list[dict[str, Any]]:
     """The rope kernel by warps, and the pair rope + attention with and without early start."""
     case = Case("rope", "8B", [(127, 1)] * rows if rows <= 256 else [(0, rows)], rows <= 256)
-    small = Tile(rows=16, keys=64, programs_per_sm=4)
-    variant = Variant(small if rows <= 256 else default_tile(128, HEAD_DIM), 64)
-    table = rope_table(ROPE, 8192, DEVICE)
+    variant = Variant(default_tile(16 if rows <= 256 else 128, HEAD_DIM), 64)
+    table = cached_table()
     layers = 8 if CUDA else 1
     found: list[dict[str, Any]] = []
     for warps in (1, 2, 4):
@@ -406,17 +429,9 @@ def time_rope(rows: int) -> list[dict[str, Any]]:
         found.append({"case": name, "variant": how, **row, "error": step.error()})
         if rows > 256:
             continue
-        fresh = step.qkv.clone()
-        step.turn(rope, 0)
-        step.launch(0)
-        wanted = step.out.float()
-        step.qkv.copy_(fresh)
-        step.out.fill_(math.nan)
-        decode = DecodeKernel(step.spec, step.work, 64, step.workspace, table, dependent=dependent)
+        error, decode = step.check_decode(dependent)
         one = [partial(step.decode, decode, layer) for layer in range(layers)]
         row = {"us": timed(one) * 1e6, "host_us": host_seconds(one[0]) * 1e6}
-        step.decode(decode, 0)
-        error = float((step.out.float() - wanted).norm() / wanted.norm())
         found.append({"case": name, "variant": f"as one, {how}", **row, "error": error})
     return found
 
@@ -450,12 +465,14 @@ def main() -> None:
         share, of = (int(part) for part in args.warm.split("/"))
         for variant in wanted[share::of]:
             check(variant)
-            if variant.tile.rows == 16 and variant.kv_type == "bf16":
-                check(variant, "0.6B")
+            if variant.tile.rows == 16:
+                for model in SPECS if variant.kv_type == "bf16" else ("8B",):
+                    step = Step(Case("", model, [(99, 1)], True, variant.kv_type), variant, 1)
+                    step.check_decode(False)
         return
     todo = cases()
     if args.smoke:
-        wanted = [wanted[0], wanted[5], wanted[16], wanted[-1]]
+        wanted = [wanted[0], wanted[5], wanted[13], wanted[16], wanted[-1]]
         tiny = [(60, 1), (5, 1)]
         todo = [Case("tiny", "8B", tiny, True), Case("tiny chunk", "8B", [(0, 9)], False)]
     elif CUDA:
