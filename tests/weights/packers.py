@@ -128,6 +128,7 @@ def pack_gptq(
     *,
     bits: int = 4,
     act_order: bool = False,
+    order_seed: int | None = None,  # the same for matrices that share an order
     symmetric: bool = False,
     less_one: bool = True,
 ) -> Packed:
@@ -139,7 +140,8 @@ def pack_gptq(
     scales = half(rng, inputs // group, outputs) / np.float16(top / 16)
     owners = np.arange(inputs) // group
     if act_order:
-        owners = rng.permutation(owners)
+        chooser = rng if order_seed is None else np.random.default_rng(order_seed)
+        owners = chooser.permutation(owners)
     n = 32 // bits
     stored = (zeros - 1) % top if less_one else zeros
     qweight = [words(codes[at : at + n].T, bits) for at in range(0, inputs, n)]
