@@ -169,6 +169,11 @@ def check_all(folder: Path, truth: dict[str, Truth]) -> list[str]:
                 assert np.array_equal(dequantize(part), truth[part.name]), part.name
                 if isinstance(part, QuantizedTensor):
                     quantized.append(part.name)
+                    matrix = part.unpack()
+                    groups = (matrix.group_rows, matrix.group_columns)
+                    assert (part.group_rows, part.group_columns) == groups
+                    rows, columns = -(-part.shape[0] // groups[0]), -(-part.shape[1] // groups[1])
+                    assert matrix.scales.shape == (rows, columns)
 
         find_weights(refs, file).map(check)
     return quantized

@@ -82,7 +82,8 @@ class AwqMethod:
             )
 
         shape = (outputs, inputs)
-        return QuantizedTensor(ref.name, CodeKind.INT4, shape, (codes, zeros, scales), decode)
+        sources = (codes, zeros, scales)
+        return QuantizedTensor(ref.name, CodeKind.INT4, shape, sources, 1, group, decode)
 
 
 def _outputs(words: Tensor) -> NDArray[np.uint8]:
