@@ -9,7 +9,7 @@ A shape is a model by name with random weights (benchmarks/shapes.py); --model t
 Everything goes through the engine as a program would use it: scheduler, runner, sampling. Beside a
 figure stand vLLM's, the target and the floor on an H200, where they are known. With --out the JSON
 is written after every figure, so that a run that is cut short leaves what it has.
-Needs numpy and tokenizers, and what the device's backend needs; no other package.
+Needs numpy and what the device's backend needs; with --model tokenizers too; no other package.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def describe_run(args: argparse.Namespace, assembled: Assembled) -> dict[str, An
         "model": args.model or args.shape,
         "device": args.device,
         "quantization": args.quantization,
-        "kv_dtype": str(assembled.config.kv_dtype),
+        "kv_dtype": str(assembled.ledger.kv.dtype),
         "python": platform.python_version(),
         "limits": asdict(limits),
         "notes": list(assembled.notes),
