@@ -6,7 +6,7 @@ Shows; fetches and loads nothing. What does not work is said after what was foun
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import typer
 
@@ -32,7 +32,7 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
-    from headrace.assemble import BackendName, plan_memory
+    from headrace.assemble import choose_backend, plan_memory
     from headrace.server.keys import read_keys
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights
@@ -41,9 +41,9 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] += read_keys(settings.server)[1]  # raises if the file is no good
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path)
-    file = open_weights(path)
+    file = open_weights(path, settings.engine.load_format)
     try:
-        backend = cast("BackendName", settings.backend)
+        backend = choose_backend(settings.backend, settings.engine)
         _, _, sizing = plan_memory(file, backend=backend, config=settings.engine)
     finally:
         file.close()

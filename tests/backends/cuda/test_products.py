@@ -189,9 +189,7 @@ def test_widened_matrix(device: torch.device, format: Format) -> None:
 def test_fp8_in_the_library(device: torch.device) -> None:
     matrix = make(Format.FP8, 160, 256, device, bias=True)
     for add in (False, True):
-        check(
-            matrix, Launch(kernel="library"), 33, dtype=torch.bfloat16, add=add, tolerance=FP8
-        )
+        check(matrix, Launch(kernel="library"), 33, dtype=torch.bfloat16, add=add, tolerance=FP8)
 
 
 def test_fp8_of_one_row_is_not_quantized(device: torch.device) -> None:
@@ -206,9 +204,7 @@ def test_int4_groups(device: torch.device, group: int, swap: bool) -> None:
     matrix = make(Format.INT4, 50, 384, device, group=group, bias=True)
     for rows, parts in ((1, 1), (18, 3)):
         launch = Launch(kernel="dot", block_n=32, parts=parts, swap=swap)
-        check(
-            matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16
-        )
+        check(matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16)
 
 
 @pytest.mark.parametrize("permuted", [False, True])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.backends.cpu.kv import check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
 from headrace.backends.cpu.runner import BLOCK_TOKENS, LOGIT_ROWS
-from headrace.core.config import EngineConfig
+from headrace.core.config import Device, EngineConfig, Quantization
 from headrace.core.errors import ConfigError, UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
@@ -130,13 +130,21 @@ def activation_bytes(
 
 def check_config(config: EngineConfig) -> None:
     """Refuse what this backend does not have."""
-    if config.block_tokens != BLOCK_TOKENS:
+    sizes = config.sizes(Device.CPU)
+    if sizes.block_tokens != BLOCK_TOKENS:
         raise ConfigError(
-            f"block_tokens is {config.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
+            f"block_tokens is {sizes.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
             f"Set block_tokens to {BLOCK_TOKENS}.",
             param="block_tokens",
         )
-    check_kv_dtype(config.kv_dtype)
+    if config.quantization is not Quantization.NONE:
+        raise ConfigError(
+            f"quantization is {config.quantization.value!r}; on a CPU weights stay as they are in "
+            "the file.",
+            "Give a GGUF file in a quantized format, or set --device cuda.",
+            param="quantization",
+        )
+    check_kv_dtype(sizes.kv_dtype)
 
 
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:

@@ -135,7 +135,7 @@ def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[La
     if rows == 1 and (format.dense or format is Format.FP8):
         found += _row_candidates()
     if rows <= 256 or format is Format.INT8:
-        found += _dot_candidates(format, outputs, columns, rows)
+        found += _dot_candidates(format, outputs <= 8192, rows)
     if format.dense or format is Format.FP8:
         found.append(Launch(kernel="library"))
     if not format.dense and rows >= 128:
@@ -148,34 +148,54 @@ def _row_candidates() -> Iterable[Launch]:
         yield Launch(kernel="row", block_n=block_n, block_k=block_k, stages=stages)
 
 
-def _dot_candidates(format: Format, outputs: int, columns: int, rows: int) -> Iterable[Launch]:
+# (outputs a tile, programs that share it, weights on the left), by whether outputs are few. Few
+# outputs need sharing to fill the device; weights on the left take 64 outputs or more.
+_TILES: dict[tuple[int, bool], tuple[tuple[int, int, bool], ...]] = {
+    (16, True): (
+        (32, 2, False),
+        (32, 4, False),
+        (64, 2, False),
+        (64, 4, False),
+        (64, 2, True),
+        (64, 4, True),
+        (128, 4, True),
+    ),
+    (16, False): (
+        (32, 1, False),
+        (64, 1, False),
+        (128, 1, False),
+        (64, 1, True),
+        (128, 1, True),
+        (128, 2, True),
+    ),
+    (64, True): ((32, 2, False), (64, 2, False), (64, 2, True), (64, 4, True), (128, 4, True)),
+    (64, False): ((64, 1, False), (128, 1, False), (64, 1, True), (128, 1, True), (128, 2, True)),
+    (256, True): ((64, 1, True), (128, 1, True), (64, 2, True), (128, 2, True), (128, 2, False)),
+    (256, False): ((64, 1, True), (128, 1, True), (128, 1, False)),
+}
+
+
+def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]:
     block_m = min(128, max(16, 1 << (rows - 1).bit_length()))
-    deep = 128 if format.dense or format is Format.FP8_BLOCK else 256
-    narrow = outputs <= 8192
-    tiles: list[tuple[int, int, bool]]  # outputs a tile, programs that share it, weights left
-    if rows <= 16:
-        tiles = [(32, 2, False), (32, 4, False), (64, 4, False), (64, 4, True), (128, 4, True)]
-        if not narrow:
-            tiles = [(32, 1, False), (64, 1, False), (128, 1, False), (64, 1, True), (128, 1, True)]
-    elif rows <= 64:
-        tiles = [(32, 2, False), (64, 4, False), (64, 4, True), (128, 4, True)]
-        if not narrow:
-            tiles = [(64, 1, False), (128, 1, False), (64, 1, True), (128, 1, True)]
-    else:
-        tiles = [(64, 2, True), (128, 2, True), (128, 1, False)]
-        if not narrow:
-            tiles = [(128, 1, True), (128, 1, False)]
-    for block_n, parts, swap in tiles:
+    many = rows > 64
+    deep = (64 if many else 128) if format.dense else 128 if many else 256
+    size = 16 if rows <= 16 else 64 if rows <= 64 else 256
+    for block_n, parts, swap in _TILES[size, narrow]:
         yield Launch(
             kernel="dot",
             block_m=block_m,
             block_n=block_n,
-            block_k=deep,
+            block_k=128 if format in (Format.FP8_BLOCK, Format.INT4) else deep,
             parts=parts,
-            warps=4 if block_m * block_n <= 64 * 128 else 8,
-            stages=4 if block_m <= 32 else 3,
+            warps=4 if block_m * block_n < 64 * 128 else 8,
+            stages=4 if block_m <= 32 or (format.dense and many) else 3,
             swap=swap,
         )
+    if format is Format.INT4 and rows <= 16 and not narrow:
+        yield Launch(kernel="dot", block_n=256, parts=2, warps=8, stages=4)
+    if format.dense and rows <= 16:  # the norm inside, where nobody shares a tile
+        for block_n in (32, 64):
+            yield Launch(kernel="dot", block_n=block_n, stages=4, fuse_norm=True)
 
 
 def _fits(launch: Launch, format: Format) -> bool:

@@ -44,6 +44,10 @@ class Place(NamedTuple):
     out: torch.Tensor
     residual: torch.Tensor | None
 
+    def part(self, start: int, end: int) -> Place:
+        residual = None if self.residual is None else self.residual[start:end]
+        return Place(self.x[start:end], self.out[start:end], residual)
+
 
 def _flags(pdl: bool) -> dict[str, bool]:
     """Of a launch that may begin before the one before it has ended."""

@@ -202,12 +202,14 @@ class Product:
         rows = place.x.shape[0]
         chunk = max(1, workspace.wide.numel() // matrix.rows) if apart else rows
         for start in range(0, rows, chunk):
-            here = launches.Place(*(t if t is None else t[start : start + chunk] for t in place))
+            here = place.part(start, start + chunk)
             count = here.x.shape[0]
             sums = here.out
             if apart:
                 sums = workspace.wide[: count * matrix.rows].view(count, matrix.rows)
             row_scales = workspace.scales[start : start + count]
-            launches.multiply(here, data, sums, None if apart else here.residual, row_scales, scales)
+            launches.multiply(
+                here, data, sums, None if apart else here.residual, row_scales, scales
+            )
             if apart:
                 launches.finish(self, sums, here, workspace.pdl)

@@ -6,8 +6,6 @@ each. With SWAP the weights are the left operand: the wide side of Hopper's inst
 from shared memory, while the few rows take the narrow side.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton

@@ -4,8 +4,6 @@ of a product that several programs shared are summed, always in the same order.
 Knows a tile of sums and where it goes; not how they were made.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton

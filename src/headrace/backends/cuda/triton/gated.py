@@ -4,8 +4,6 @@ Gate and up values of one output lie side by side (as a gated matrix gives them)
 and up after it. The activations themselves serve the products' epilogue too.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton

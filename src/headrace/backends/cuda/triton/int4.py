@@ -5,8 +5,6 @@ plus the code), then 128 and the zero point are taken off: exact, and about one 
 weight. A group's scale multiplies the group's sums, not its weights.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton
@@ -200,12 +198,11 @@ def unpack_kernel(
     codes = tl.load(weight + bytes_at, mask=inside[:, None], other=0)
     places = n.to(tl.int64) * (columns // GROUP) + group
     scales = tl.load(weight_scales + places, mask=inside, other=0.0).to(tl.float32)[:, None]
+    low, high = (codes & 15).to(tl.float32), (codes >> 4).to(tl.float32)
+    points = tl.full((BLOCK_N,), 8.0, tl.float32)
     if ZEROS:
-        points = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)[:, None]
-    else:
-        points = 8.0
-    low = ((codes & 15).to(tl.float32) - points) * scales
-    high = ((codes >> 4).to(tl.float32) - points) * scales
+        points = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
+    low, high = (low - points[:, None]) * scales, (high - points[:, None]) * scales
     lines = out + n.to(tl.int64)[:, None] * columns + group * GROUP + k[None, :]
     if PDL:
         gdc_wait()

@@ -4,8 +4,6 @@ Knows rows and vectors only: not whose rows they are nor which product takes the
 holds its whole row in registers.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton

@@ -4,8 +4,6 @@ For dense and FP8 matrices (whose values become float32 in registers: the row is
 The norm costs nothing here: its factor is known when the row has been read once, at the end.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,type-arg"
-
 from __future__ import annotations
 
 import triton
@@ -73,6 +71,4 @@ def row_kernel(
         total *= tl.rsqrt(tl.sum(squares, 0) / columns + eps)
     if SCALED:
         total *= tl.load(weight_scales + n, mask=n < outputs, other=0.0)
-    finish(
-        total[None, :], out, bias, residual, 0, start, 1, outputs, 0, 0, ACTIVATION, BIAS, ADD
-    )
+    finish(total[None, :], out, bias, residual, 0, start, 1, outputs, 0, 0, ACTIVATION, BIAS, ADD)

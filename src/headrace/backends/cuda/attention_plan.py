@@ -1,0 +1,172 @@
+"""Which program of an attention launch does what: a step's work list, in numpy.
+
+A work list is int32 [capacity, FIELDS], one row an item; rows past the last item are zero and their
+programs end at once, so that a launch's size depends on `capacity` alone. An item is a tile of
+queries (some tokens of one sequence times the heads that share a key/value head) against a range of
+the sequence's keys; every item is done once for each key/value head. A tile whose range was cut
+into several items leaves partial results that the last of them adds up.
+
+Knows starts and counts of sequences and how many programs run at once; knows no tensors, no blocks
+and no layers. Layers that differ in `window` need a list each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import HeadraceError, UnsupportedModelError
+
+Ints = NDArray[np.int32]
+
+FIELDS = 8  # of an item, as below
+# ROW: first of the step's rows; TOKENS of the tile; POSITION of its first token; SEQUENCE: row of
+# the block tables; BEGIN, END: keys (positions) of the range; PARTIAL: number of the tile's first
+# partial result; SPLIT: this range's number, plus 65536 times how many ranges the tile has.
+ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
+
+_TILE_ROWS = (16, 32, 64, 128)
+_ITEM_COST = 1.5  # of starting and ending an item, in key tiles
+_JOIN_COST = 0.2  # of adding up partial results, for each of a tile's, in key tiles
+# How many ranges the longest tile may be cut into: close together where a range more or less
+# decides whether the last programs run alone.
+_CUTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """The shape in which one attention kernel works."""
+
+    rows: int  # queries (tokens times heads of a group): a power of two, 16 or more
+    keys: int  # a power of two, 16 or more
+    warps: int = 4
+    stages: int = 3
+    programs_per_sm: int = 2  # that run at once on one multiprocessor
+    descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkShape:
+    """What the work lists of all steps have in common."""
+
+    kv_heads: int
+    group: int  # query heads of one key/value head
+    multiprocessors: int
+    max_sequences: int
+
+    @property
+    def partial_rows(self) -> int:
+        """Rows of the partial results that a launch may leave, for each key/value head: enough to
+        cut a decode step's work four times as finely as programs run."""
+        return 16 * 16 * -(-self.multiprocessors // self.kv_heads)
+
+    def tile_rows(self, most_tokens: int) -> int:
+        """The rows of the tile for a step whose longest chunk has this many tokens."""
+        least = max(16, 1 << (self.group - 1).bit_length())
+        if least > _TILE_ROWS[-1]:
+            raise UnsupportedModelError(
+                f"{self.group} query heads share a key/value head; at most {_TILE_ROWS[-1]} can.",
+                "Run this model with --device cpu.",
+            )
+        wanted = most_tokens * self.group
+        for rows in _TILE_ROWS:
+            if rows >= least and (wanted <= rows or rows == _TILE_ROWS[-1]):
+                return rows
+        raise AssertionError("the last tile takes every chunk")
+
+    def extra_items(self, rows: int, tile: Tile) -> int:
+        """How many items a step of `rows` rows may have beyond its tiles, from cutting."""
+        wave = -(-self.multiprocessors * tile.programs_per_sm // self.kv_heads)
+        return min(wave + 3 * min(rows, wave), self.partial_rows // tile.rows // 2)
+
+    def capacity(self, rows: int, tile: Tile) -> int:
+        """The most items of any step of up to `rows` rows."""
+        tile_tokens = tile.rows // self.group
+        sequences = min(rows, self.max_sequences)
+        return sequences + (rows - sequences) // tile_tokens + self.extra_items(rows, tile)
+
+
+def plan_attention(
+    starts: NDArray[np.integer],
+    counts: NDArray[np.integer],
+    items: Ints,
+    shape: WorkShape,
+    tile: Tile,
+    *,
+    window: int | None = None,
+) -> int:
+    """Write the work list of a step into `items` [capacity, FIELDS]; returns how many are real.
+
+    starts, counts: a sequence's first position in this step and how many of its tokens the step
+    computes, in the order of the step's rows and of the block tables.
+    """
+    tile_tokens = tile.rows // shape.group
+    counts = counts.astype(np.int64)
+    tiles = -(-counts // tile_tokens)
+    total = int(tiles.sum())
+    sequence = np.repeat(np.arange(len(counts)), tiles)
+    first = (np.arange(total) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_tokens
+    tokens = np.minimum(tile_tokens, counts[sequence] - first)
+    row = (np.cumsum(counts) - counts)[sequence] + first
+    position = starts.astype(np.int64)[sequence] + first
+    end = position + tokens
+    begin = np.zeros_like(end)
+    if window is not None:
+        begin = np.maximum(0, position - window + 1) // tile.keys * tile.keys
+    key_tiles = -(-(end - begin) // tile.keys)
+
+    room = min(len(items) - total, shape.extra_items(int(counts.sum()), tile))
+    if room < 0:
+        raise HeadraceError(
+            f"A step's attention has {total} tiles; its work list holds {len(items)}.",
+            "Please report this: the list was sized for another step.",
+        )
+    splits = _choose_splits(key_tiles, room, shape.kv_heads, tile, shape.multiprocessors)
+    written = int(splits.sum())
+    of = np.repeat(np.arange(total), splits)
+    split = np.arange(written) - np.repeat(np.cumsum(splits) - splits, splits)
+    length = (-(-key_tiles // splits) * tile.keys)[of]
+    low = begin[of] + split * length
+    high = np.minimum(low + length, end[of])
+    partials = np.where(splits > 1, splits, 0)
+    partial = np.cumsum(partials) - partials
+
+    order = np.argsort(low - high, kind="stable")  # longest first: the last to end are short
+    columns = (row[of], tokens[of], position[of], sequence[of], low, high, partial[of])
+    for field, column in enumerate(columns):
+        items[:written, field] = column[order]
+    items[:written, SPLIT] = (split + 65536 * splits[of])[order]
+    items[written:] = 0
+    return written
+
+
+def _choose_splits(
+    key_tiles: NDArray[np.int64], room: int, kv_heads: int, tile: Tile, multiprocessors: int
+) -> NDArray[np.int64]:
+    """Into how many ranges each tile is cut: what should end soonest among a few ways.
+
+    Each way caps a range's length. Items run in waves of `slots`: as long as the full ones take,
+    and as all of them take if they were alike.
+    """
+    whole = np.ones_like(key_tiles)
+    longest = int(key_tiles.max(initial=0))
+    if longest <= 2 or room < 1:
+        return whole
+    slots = multiprocessors * tile.programs_per_sm
+    caps = np.unique(-(-longest // _CUTS))[:, None]
+    ways = -(-key_tiles // caps)  # [caps, tiles]
+    # Evened out, the last ranges of a tile may be left with nothing: count those that are not.
+    even = -(-key_tiles // ways)
+    ways = -(-key_tiles // even)
+    items = ways.sum(axis=1)
+    full = (key_tiles // caps).sum(axis=1)
+    waves_full = -(-full * kv_heads // slots) * caps[:, 0]
+    mean = key_tiles.sum() / items + _ITEM_COST
+    cost = np.maximum(waves_full + _ITEM_COST, -(-items * kv_heads // slots) * mean)
+    most = ways.max(axis=1)
+    cost = cost + np.where(most > 1, 1.0 + _JOIN_COST * most, 0.0)
+    cost[items - len(key_tiles) > room] = np.inf
+    best: NDArray[np.int64] = ways[int(np.argmin(cost))]
+    return best if np.isfinite(cost.min()) else whole
