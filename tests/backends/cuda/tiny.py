@@ -106,3 +106,7 @@ def make_weights(
     embed = matrix(spec.vocab_size, columns=hidden)
     head = embed if spec.tied_embeddings else matrix(spec.vocab_size, columns=hidden)
     return DecoderWeights(embed=embed, layers=layers, final_norm=norm(hidden), head=head)
+
+
+def resized(spec: ModelSpec, *, hidden: int, mlp: int) -> ModelSpec:
+    return replace(spec, hidden_size=hidden, intermediate_size=mlp)

@@ -16,7 +16,7 @@ _BLOCK = 128
 
 
 @triton.jit
-def _prepare_kernel(  # type: ignore[no-untyped-def]
+def _prepare_kernel(
     token_ids, drawn, tokens, rows, counts, places, blocks, tables, BLOCK: tl.constexpr
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

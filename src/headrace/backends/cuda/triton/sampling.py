@@ -20,7 +20,7 @@ NOT_NUMBERS = -1  # in place of a token: the row's largest logit is not finite
 
 
 @triton.jit
-def _pieces_kernel(  # type: ignore[no-untyped-def]
+def _pieces_kernel(
     logits,
     maxima,
     indexes,
@@ -58,9 +58,7 @@ def _pieces_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _join_kernel(  # type: ignore[no-untyped-def]
-    maxima, indexes, sums, tokens, logprobs, log_sums, PIECES: tl.constexpr
-):
+def _join_kernel(maxima, indexes, sums, tokens, logprobs, log_sums, PIECES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, PIECES)
     best = tl.load(maxima + row * PIECES + parts)
@@ -79,7 +77,7 @@ def _join_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _softcap_kernel(x, count, cap, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _softcap_kernel(x, count, cap, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offsets, mask=offsets < count, other=0.0).to(tl.float32) / cap
     # tanh by one exponential of a number that is not positive: it can't overflow.
@@ -90,7 +88,7 @@ def _softcap_kernel(x, count, cap, BLOCK: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _key(x, offsets):  # type: ignore[no-untyped-def]
+def _key(x, offsets):
     """Numbers whose order, largest first, is (logit descending, id ascending)."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # + 0.0: there is one zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -98,9 +96,7 @@ def _key(x, offsets):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _sum_from(  # type: ignore[no-untyped-def]
-    row, largest, temperature, least, low_key, VOCAB: tl.constexpr, BLOCK: tl.constexpr
-):
+def _sum_from(row, largest, temperature, least, low_key, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """How many tokens have a key of at least `low_key`, and the sum of those weights that count."""
     total = tl.zeros((), tl.float64)
     count = tl.zeros((), tl.int32)
@@ -116,7 +112,7 @@ def _sum_from(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _crossing_kernel(  # type: ignore[no-untyped-def]
+def _crossing_kernel(
     logits, params, top_ks, found, complete, VOCAB: tl.constexpr, BLOCK: tl.constexpr
 ):
     number = tl.program_id(0).to(tl.int64)
