@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import offline
+from headrace.core.config import EngineConfig
 from headrace.core.request import FinishReason, SampledToken
 from headrace.models.registry import describe_config
 from headrace.models.spec import ModelSpec
@@ -174,3 +175,20 @@ def test_a_process_knows_its_age() -> None:
     assert 0 < age_s < 86400
     assert 0 <= offline.process_age_s(began) < 600
     assert offline.parse(["--started-at", "1.5"]).started_at == 1.5
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8", "int4"])
+def test_what_is_asked_of_a_gpu_are_settings_of_the_engine(quantization: str) -> None:
+    args = offline.parse(
+        ["--quantization", quantization, "--kv-dtype", "fp8", "--gpu-memory", "0.8"]
+    )  # fmt: skip
+    settings = offline.engine_settings(args, offline.choose_sizes(args))
+    config = EngineConfig.from_mapping(settings)
+    assert (config.device, config.load_format, config.quantization) == (
+        "cuda",
+        "dummy",
+        quantization,
+    )
+    assert config.max_sequences == 512
+    assert config.context_tokens == 8225
+    assert config.gpu_memory == "0.8"
