@@ -9,7 +9,7 @@ A shape is a model by name with random weights (benchmarks/shapes.py); --model t
 Everything goes through the engine as a program would use it: scheduler, runner, sampling. Beside a
 figure stand vLLM's, the target and the floor on an H200, where they are known. With --out the JSON
 is written after every figure, so that a run that is cut short leaves what it has.
-Needs numpy and tokenizers, and what the device's backend needs; no other package.
+Needs numpy and what the device's backend needs; with --model tokenizers too; no other package.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from shapes import SHAPES, write_shape
 PRECISIONS = {"none": "bf16", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
-def process_age_s() -> float:
-    """Since this process was started, imports and all; from the clock that ps(1) reads."""
+def process_age_s(started_at: float | None) -> float:
+    """Since this process was started, imports and all: by the caller's clock, or by the one that
+    ps(1) reads."""
+    if started_at is not None:
+        return time.time() - started_at
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     return up_s - ticks / os.sysconf("SC_CLK_TCK")
@@ -58,6 +61,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu-memory", help="as for `headrace serve`")
     parser.add_argument("--max-batch-tokens", type=int)
     parser.add_argument("--threads", type=int, help="of the CPU backend")
+    parser.add_argument(
+        "--started-at", type=float, help="$(date +%%s.%%N), where /proc can't be trusted"
+    )
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     return parser.parse_args(arguments)
 
@@ -106,7 +112,7 @@ def describe_run(args: argparse.Namespace, assembled: Assembled) -> dict[str, An
         "model": args.model or args.shape,
         "device": args.device,
         "quantization": args.quantization,
-        "kv_dtype": str(assembled.config.kv_dtype),
+        "kv_dtype": str(assembled.ledger.kv.dtype),
         "python": platform.python_version(),
         "limits": asdict(limits),
         "notes": list(assembled.notes),
@@ -228,7 +234,7 @@ def _verdict(row: dict[str, Any]) -> str:
 def measure(args: argparse.Namespace, model: str) -> Report:
     sizes = choose_sizes(args)
     assembled = assemble(model, offline=True, **engine_settings(args, sizes))
-    start_up_s = process_age_s()
+    start_up_s = process_age_s(args.started_at)
     try:
         began = time.perf_counter()
         report = Report(args, assembled, sizes, start_up_s)

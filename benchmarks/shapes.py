@@ -1,7 +1,7 @@
 """Models by name, as a config.json alone: to be measured with random weights.
 
-A folder made of one holds a tokenizer too, as small as can be: nothing is measured with it, but
-whoever assembles a model reads one.
+A folder made of one holds a tokenizer too, as small as can be, where the package for it is: nothing
+is measured with it, but whoever assembles a model reads one.
 """
 
 from __future__ import annotations
@@ -81,13 +81,16 @@ SHAPES: dict[str, dict[str, object]] = {
 def write_shape(name: str, folder: Path) -> Path:
     """The folder, with what `assemble(..., load_format="dummy")` reads."""
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2))
-    if importlib.util.find_spec("tokenizers") is None:
-        return folder  # random weights are measured without one too
+    if importlib.util.find_spec("tokenizers") is not None:
+        _write_tokenizer(folder / "tokenizer.json")
+    return folder
+
+
+def _write_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    tokenizer.save(str(path))

@@ -128,6 +128,7 @@ def pack_gptq(
     *,
     bits: int = 4,
     act_order: bool = False,
+    order_seed: int | None = None,  # the same for matrices that share an order
     symmetric: bool = False,
     less_one: bool = True,
 ) -> Packed:
@@ -139,7 +140,8 @@ def pack_gptq(
     scales = half(rng, inputs // group, outputs) / np.float16(top / 16)
     owners = np.arange(inputs) // group
     if act_order:
-        owners = rng.permutation(owners)
+        chooser = rng if order_seed is None else np.random.default_rng(order_seed)
+        owners = chooser.permutation(owners)
     n = 32 // bits
     stored = (zeros - 1) % top if less_one else zeros
     qweight = [words(codes[at : at + n].T, bits) for at in range(0, inputs, n)]
@@ -167,6 +169,11 @@ def check_all(folder: Path, truth: dict[str, Truth]) -> list[str]:
                 assert np.array_equal(dequantize(part), truth[part.name]), part.name
                 if isinstance(part, QuantizedTensor):
                     quantized.append(part.name)
+                    matrix = part.unpack()
+                    groups = (matrix.group_rows, matrix.group_columns)
+                    assert (part.group_rows, part.group_columns) == groups
+                    rows, columns = -(-part.shape[0] // groups[0]), -(-part.shape[1] // groups[1])
+                    assert matrix.scales.shape == (rows, columns)
 
         find_weights(refs, file).map(check)
     return quantized

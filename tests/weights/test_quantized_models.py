@@ -121,7 +121,7 @@ def test_the_cpu_backend_says_so_where_a_value_is_out_of_its_range() -> None:
         group_rows=1,
         group_columns=64,
     )
-    part = QuantizedTensor("w.weight", CodeKind.INT8, (16, 64), (), lambda: matrix)
+    part = QuantizedTensor("w.weight", CodeKind.INT8, (16, 64), (), 1, 64, lambda: matrix)
     assert dequantize(part).max() == 127e4
     with pytest.raises(UnsupportedModelError, match=r"'w\.weight'.*1\.27e\+06.*F16") as caught:
         plain_tensor(part)

@@ -59,7 +59,7 @@ def identify(
         "model": {
             "sampled_sha256": _hash_model(file, spec),
             "sampled": SAMPLED,
-            "bytes": sum(tensor.data.nbytes for tensor in file.tensors.values()),
+            "bytes": sum(tensor.data.nbytes for tensor in file.stored.values()),
             "catalog_sha256": None if entry is None else entry.sha256,
         },
         "quantization": _formats(file),
@@ -80,7 +80,7 @@ def fingerprint(identity: Identity) -> str:
 
 def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
     digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
-    for name, tensor in sorted(file.tensors.items()):
+    for name, tensor in sorted(file.stored.items()):
         digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
         for sample in _samples(tensor):
             digest.update(sample)
@@ -95,7 +95,7 @@ def _samples(tensor: Tensor) -> list[memoryview]:
 def _formats(file: WeightsFile) -> dict[str, float]:
     """Each format's share of the values."""
     values: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+    for tensor in file.stored.values():
         values[tensor.format.name] += tensor.values
     total = max(values.total(), 1)
     return {name: round(count / total, 4) for name, count in values.most_common()}

@@ -30,7 +30,6 @@ from headrace.weights.quantized import (
     as_bytes,
     check_divides,
     find_stored,
-    nibbles,
     zero_points,
 )
 from headrace.weights.tensor import Tensor
@@ -82,15 +81,19 @@ class AwqMethod:
             )
 
         shape = (outputs, inputs)
-        return QuantizedTensor(ref.name, CodeKind.INT4, shape, (codes, zeros, scales), decode)
+        sources = (codes, zeros, scales)
+        return QuantizedTensor(ref.name, CodeKind.INT4, shape, sources, 1, group, decode)
 
 
 def _outputs(words: Tensor) -> NDArray[np.uint8]:
     """[n, out / 8] words -> [out, n] codes"""
-    packed = nibbles(as_bytes(words))
-    ordered = np.empty_like(packed)
-    ordered[..., _ORDER] = packed
-    return np.ascontiguousarray(ordered.reshape(len(packed), -1).T)
+    count, across = words.shape
+    # Turned while two codes are one byte: the rest goes along rows.
+    packed = np.ascontiguousarray(as_bytes(words).reshape(count, -1).T).reshape(across, -1, count)
+    codes = np.empty((across, WORD_CODES, count), np.uint8)
+    codes[:, _ORDER[0::2]] = packed & 15
+    codes[:, _ORDER[1::2]] = packed >> 4
+    return codes.reshape(-1, count)
 
 
 def read_group_size(config: Fields) -> int:

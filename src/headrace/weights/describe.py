@@ -22,6 +22,11 @@ def describe_file(
 ) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
     """`context_tokens` is what will be served: some models turn their positions by it."""
     if isinstance(file, DummyFolder):
+        if file.config.get(FIELD):
+            raise UnsupportedModelError(
+                f"{file.path}: config.json has a {FIELD}; load_format dummy makes BF16 weights.",
+                f"Take the {FIELD} out, and set quantization for a GPU to quantize on load.",
+            )
         return describe_config(file.config, [], context_tokens)
     if isinstance(file, SafetensorsFolder):
         return _describe_folder(file, context_tokens)

@@ -51,6 +51,7 @@ class DummyFolder:
         self.path = path
         self.config = config
         self.tensors: dict[str, Tensor] = {}
+        self.stored = self.tensors
         self.left_out: dict[str, str] = {}
 
     @classmethod

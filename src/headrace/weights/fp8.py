@@ -111,11 +111,31 @@ class EightBitMethod:
         if kind is CodeKind.INT8 and f"{module}.{_ZERO_POINT}" in file.codes:
             point = find_stored(file, f"{module}.{_ZERO_POINT}", role, ("I8",), [scale.shape])
 
+        outputs, inputs = ref.shape
+        rows, columns = shapes[scale.shape]
+        # What all outputs share is written for each: nobody has to know of scales a tensor.
+        group_rows, group_columns = 1 if rows >= outputs else rows, min(columns, inputs)
+
         def decode() -> QuantizedMatrix:
-            return _decode(kind, codes, scale, point, shapes[scale.shape])
+            zeros = None
+            if point is not None:
+                points = np.frombuffer(point.data, np.int8)
+                zeros = zero_points(_spread(points, outputs, rows), 0)
+            values = np.frombuffer(codes.data, np.uint8).reshape(outputs, inputs)
+            return QuantizedMatrix(
+                kind=kind,
+                codes=values if kind is CodeKind.FP8 else values.view(np.int8),
+                scales=_spread(dequantize_plain(scale), outputs, rows),
+                zeros=zeros,
+                permutation=None,
+                group_rows=group_rows,
+                group_columns=group_columns,
+            )
 
         sources = (codes, scale) if point is None else (codes, scale, point)
-        return QuantizedTensor(ref.name, kind, (ref.shape[0], ref.shape[1]), sources, decode)
+        return QuantizedTensor(
+            ref.name, kind, (outputs, inputs), sources, group_rows, group_columns, decode
+        )
 
     def _scale_shapes(self, outputs: int, inputs: int) -> dict[tuple[int, ...], Block]:
         """Each shape that a scale may have here, and what one of its values is for. Where two
@@ -130,29 +150,8 @@ class EightBitMethod:
         return {(): a_tensor, (1,): a_tensor, (1, 1): a_tensor} | shapes
 
 
-def _decode(
-    kind: CodeKind, codes: Tensor, scale: Tensor, point: Tensor | None, block: Block
-) -> QuantizedMatrix:
-    outputs, inputs = codes.shape
-    rows, columns = block[0], min(block[1], inputs)
-    values = np.frombuffer(codes.data, np.uint8).reshape(outputs, inputs)
-    zeros = None
-    if point is not None:
-        zeros = zero_points(_spread(np.frombuffer(point.data, np.int8), outputs, rows), 0)
-    return QuantizedMatrix(
-        kind=kind,
-        codes=values if kind is CodeKind.FP8 else values.view(np.int8),
-        scales=_spread(dequantize_plain(scale), outputs, rows),
-        zeros=zeros,
-        permutation=None,
-        group_rows=1 if rows >= outputs else rows,
-        group_columns=columns,
-    )
-
-
 def _spread(values: NDArray[T], outputs: int, rows: int) -> NDArray[T]:
-    """[groups of outputs, groups of inputs]; what all outputs share is written for each, so that
-    nobody has to know of scales a tensor."""
+    """[groups of outputs, groups of inputs]; one group of outputs: a row for each of them."""
     if rows < outputs:
         return values.reshape(-(-outputs // rows), -1)
     return np.repeat(values.reshape(1, -1), outputs, axis=0)

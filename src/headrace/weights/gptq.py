@@ -104,7 +104,7 @@ class GptqMethod:
 
         kind = CodeKind.INT4 if self.bits == 4 else CodeKind.INT8
         sources = (codes, zeros, scales) if order is None else (codes, zeros, scales, order)
-        return QuantizedTensor(ref.name, kind, (outputs, inputs), sources, decode)
+        return QuantizedTensor(ref.name, kind, (outputs, inputs), sources, 1, group, decode)
 
     def _decode(
         self,

@@ -37,6 +37,11 @@ class WeightsFile(Protocol):
     def tensors(self) -> Mapping[str, Tensor]: ...
 
     @property
+    def stored(self) -> Mapping[str, Tensor]:
+        """All that a model is made of: tensors, and the codes of quantized ones."""
+        ...
+
+    @property
     def left_out(self) -> Mapping[str, str]:
         """Tensors that are there in a type that is not read: name -> type."""
         ...

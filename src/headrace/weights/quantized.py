@@ -71,6 +71,8 @@ class QuantizedTensor:
     kind: CodeKind
     shape: tuple[int, int]  # [out, in]
     sources: tuple[Tensor, ...]  # as they lie in the file, for whoever releases or counts them
+    group_rows: int  # as `unpack` will give them
+    group_columns: int
     decode: Callable[[], QuantizedMatrix]
 
     @property

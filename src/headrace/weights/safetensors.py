@@ -109,6 +109,10 @@ class SafetensorsFolder:
             raise
         return found
 
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        return {**self.tensors, **self.codes}
+
     def release(self, tensor: Tensor) -> None:
         """Drop a tensor's pages from memory once it is packed elsewhere; it can be read again."""
         self._owners[tensor.name].release(tensor)
