@@ -57,14 +57,16 @@ def reference(
     return ops.rope(qkv, spec)
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("name", SPECS)
+WHOLE = (torch.float32, torch.float32, 1e-6, 1e-6)
+HALF = (torch.bfloat16, torch.bfloat16, 6e-3, 6e-3)
+BYTE = (torch.bfloat16, torch.float8_e4m3fn, 6e-3, 4e-2)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "kv_dtype", "tolerance", "kv_tolerance"),
+    ("dtype", "kv_dtype", "tolerance", "kv_tolerance", "name", "normed"),
     [
-        (torch.float32, torch.float32, 1e-6, 1e-6),
-        (torch.bfloat16, torch.bfloat16, 6e-3, 6e-3),
-        (torch.bfloat16, torch.float8_e4m3fn, 6e-3, 4e-2),
+        *((*WHOLE, name, normed) for name in SPECS for normed in (False, True)),
+        *((*types, name, True) for name in ("halves", "partial") for types in (HALF, BYTE)),
     ],
 )
 def test_agrees_with_the_reference(

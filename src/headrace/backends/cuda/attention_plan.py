@@ -20,12 +20,15 @@ from numpy.typing import NDArray
 from headrace.core.errors import HeadraceError, UnsupportedModelError
 
 Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 
 FIELDS = 8  # of an item, as below
 # ROW: first of the step's rows; TOKENS of the tile; POSITION of its first token; SEQUENCE: row of
 # the block tables; BEGIN, END: keys (positions) of the range; PARTIAL: number of the tile's first
 # partial result; SPLIT: this range's number, plus 65536 times how many ranges the tile has.
 ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
+
+_WHOLE = 65536  # SPLIT of a tile that was not cut
 
 _TILE_ROWS = (16, 32, 64, 128)
 _ITEM_COST = 1.5  # of starting and ending an item, in key tiles
@@ -99,61 +102,74 @@ def plan_attention(
 ) -> int:
     """Write the work list of a step into `items` [capacity, FIELDS]; returns how many are real.
 
-    starts, counts: a sequence's first position in this step and how many of its tokens the step
+    starts, counts: each sequence's first position in this step and how many of its tokens the step
     computes, in the order of the step's rows and of the block tables.
     """
-    tile_tokens = tile.rows // shape.group
-    counts = counts.astype(np.int64)
-    tiles = -(-counts // tile_tokens)
-    total = int(tiles.sum())
-    sequence = np.repeat(np.arange(len(counts)), tiles)
-    first = (np.arange(total) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_tokens
-    tokens = np.minimum(tile_tokens, counts[sequence] - first)
-    row = (np.cumsum(counts) - counts)[sequence] + first
-    position = starts.astype(np.int64)[sequence] + first
+    tiles = _cut_into_tiles(starts, counts, tile.rows // shape.group)
+    _, tokens, position, _ = tiles
+    total = len(tokens)
     end = position + tokens
     begin = np.zeros_like(end)
     if window is not None:
         begin = np.maximum(0, position - window + 1) // tile.keys * tile.keys
-    key_tiles = -(-(end - begin) // tile.keys)
-
     room = min(len(items) - total, shape.extra_items(int(counts.sum()), tile))
     if room < 0:
         raise HeadraceError(
             f"A step's attention has {total} tiles; its work list holds {len(items)}.",
             "Please report this: the list was sized for another step.",
         )
+    key_tiles = -(-(end - begin) // tile.keys)
     splits = _choose_splits(key_tiles, room, shape.kv_heads, tile, shape.multiprocessors)
-    written = int(splits.sum())
-    of = np.repeat(np.arange(total), splits)
-    split = np.arange(written) - np.repeat(np.cumsum(splits) - splits, splits)
-    length = (-(-key_tiles // splits) * tile.keys)[of]
-    low = begin[of] + split * length
-    high = np.minimum(low + length, end[of])
-    partials = np.where(splits > 1, splits, 0)
-    partial = np.cumsum(partials) - partials
-
-    order = np.argsort(low - high, kind="stable")  # longest first: the last to end are short
-    columns = (row[of], tokens[of], position[of], sequence[of], low, high, partial[of])
+    if splits is None:
+        written, nothing = total, np.zeros_like(end)
+        columns: tuple[Longs, ...] = (*tiles, begin, end, nothing, nothing + _WHOLE)
+    else:
+        written = int(splits.sum())
+        of = np.repeat(np.arange(total), splits)
+        split = np.arange(written) - np.repeat(np.cumsum(splits) - splits, splits)
+        length = (-(-key_tiles // splits) * tile.keys)[of]
+        low = begin[of] + split * length
+        high = np.minimum(low + length, end[of])
+        partials = np.where(splits > 1, splits, 0)
+        partial = (np.cumsum(partials) - partials)[of]
+        number = split + _WHOLE * splits[of]
+        columns = (*(column[of] for column in tiles), low, high, partial, number)
+    real = items[:written]
     for field, column in enumerate(columns):
-        items[:written, field] = column[order]
-    items[:written, SPLIT] = (split + 65536 * splits[of])[order]
+        real[:, field] = column
     items[written:] = 0
+    if written > 1:  # longest first: the last to end are short
+        real[:] = real[np.argsort(real[:, BEGIN] - real[:, END], kind="stable")]
     return written
 
 
+def _cut_into_tiles(
+    starts: NDArray[np.integer], counts: NDArray[np.integer], tile_tokens: int
+) -> tuple[Longs, Longs, Longs, Longs]:
+    """Of each tile: its first row, its tokens, its first token's position, its sequence."""
+    start, count = starts.astype(np.int64), counts.astype(np.int64)
+    first_row = np.cumsum(count) - count
+    sequence = np.arange(len(count), dtype=np.int64)
+    if count.max(initial=0) <= tile_tokens:
+        return first_row, count, start, sequence
+    tiles = -(-count // tile_tokens)
+    sequence = np.repeat(sequence, tiles)
+    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile_tokens
+    tokens = np.minimum(tile_tokens, count[sequence] - first)
+    return first_row[sequence] + first, tokens, start[sequence] + first, sequence
+
+
 def _choose_splits(
-    key_tiles: NDArray[np.int64], room: int, kv_heads: int, tile: Tile, multiprocessors: int
-) -> NDArray[np.int64]:
-    """Into how many ranges each tile is cut: what should end soonest among a few ways.
+    key_tiles: Longs, room: int, kv_heads: int, tile: Tile, multiprocessors: int
+) -> Longs | None:
+    """Into how many ranges each tile is cut, if any is: what should end soonest among a few ways.
 
     Each way caps a range's length. Items run in waves of `slots`: as long as the full ones take,
     and as all of them take if they were alike.
     """
-    whole = np.ones_like(key_tiles)
     longest = int(key_tiles.max(initial=0))
     if longest <= 2 or room < 1:
-        return whole
+        return None
     slots = multiprocessors * tile.programs_per_sm
     caps = np.unique(-(-longest // _CUTS))[:, None]
     ways = -(-key_tiles // caps)  # [caps, tiles]
@@ -168,5 +184,5 @@ def _choose_splits(
     most = ways.max(axis=1)
     cost = cost + np.where(most > 1, 1.0 + _JOIN_COST * most, 0.0)
     cost[items - len(key_tiles) > room] = np.inf
-    best: NDArray[np.int64] = ways[int(np.argmin(cost))]
-    return best if np.isfinite(cost.min()) else whole
+    best = int(np.argmin(cost))  # the first of `caps` cuts most, the last nothing
+    return None if most[best] == 1 else ways[best]

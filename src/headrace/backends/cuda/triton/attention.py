@@ -42,9 +42,9 @@ from headrace.backends.cuda.triton.launch import (
 )
 from headrace.models.spec import AttentionSpec
 
-# By rows, for head_dim up to 128: what was fastest on an H200 (benchmarks/cuda/attention.py).
+# By rows, for head_dim up to 128; to be set by what benchmarks/cuda/attention.py finds fastest.
 _TILES = {
-    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=2),
+    16: Tile(rows=16, keys=64, warps=4, stages=5, programs_per_sm=3),
     32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
     64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
     128: Tile(rows=128, keys=64, warps=8, stages=3, programs_per_sm=1),
@@ -162,7 +162,11 @@ class AttentionKernel:
         return self._descriptors[key]
 
 
-@triton.jit
+# Inputs of a step lie wherever its shape says: nothing is assumed of their alignment.
+@triton.jit(
+    do_not_specialize=["value_lines", "table_stride"],
+    do_not_specialize_on_alignment=["items", "tables"],
+)
 def _attention_kernel(
     qkv,  # [rows, qkv_width]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM], or a descriptor of its lines

@@ -160,7 +160,10 @@ def _add_token(total, best, weight, q, k, v, score_scale, SOFTCAP: tl.constexpr)
     return total * shrink[:, None] + p[:, None] * v, new_best, weight * shrink + p
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["value_lines", "table_stride"],
+    do_not_specialize_on_alignment=["items", "tables"],
+)
 def _decode_kernel(
     qkv,  # [rows, qkv_width]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]

@@ -18,8 +18,8 @@ class Launch:
 
     From the second time on, what Triton works out from the arguments (types, alignment, which of
     its compiled kernels that makes) is not worked out again, which costs more than the launch. So
-    arguments may change only in ways that don't matter to that: tensors keep type and alignment,
-    whole numbers their value.
+    arguments may change only in ways that don't matter to that: tensors keep their type, and their
+    alignment to 16 bytes where the kernel does not say that it assumes none; so do numbers.
     """
 
     again_direct = True  # to be set to False where Triton's compiled kernels can't be called so

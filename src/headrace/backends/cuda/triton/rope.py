@@ -111,7 +111,7 @@ class RopeKernel:
             q_norm,
             k_norm,
             self._unscale,
-            kv_layer.stride(0),
+            kv_layer.stride(0) // kv_layer.shape[-1],
         )
 
 
@@ -131,7 +131,10 @@ def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):
     return x * rows_inverse * tl.where(is_key, k_weight[None, :], q_weight[None, :])
 
 
-@triton.jit
+# Inputs of a step lie wherever its shape says: nothing is assumed of their alignment.
+@triton.jit(
+    do_not_specialize=["value_lines"], do_not_specialize_on_alignment=["positions", "slots"]
+)
 def _rope_kernel(
     qkv,  # [rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM]
     kv,  # [2, total_blocks, KV_HEADS, BLOCK_TOKENS, HEAD_DIM]
@@ -141,7 +144,7 @@ def _rope_kernel(
     q_norm,
     k_norm,
     unscale,
-    values_offset,
+    value_lines,  # from a key's line of HEAD_DIM values to its value's
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -207,12 +210,12 @@ def _rope_kernel(
     turned_b = a * sin + b * cos
 
     block = slot // BLOCK_TOKENS
-    place = kv + ((block * KV_HEADS + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * HEAD_DIM
+    place = (block * KV_HEADS + head) * BLOCK_TOKENS + slot % BLOCK_TOKENS
     in_place = held & ~is_key
     tl.store(line + start + first[None, :], turned_a.to(qkv.dtype.element_ty), mask=in_place)
     tl.store(line + start + second[None, :], turned_b.to(qkv.dtype.element_ty), mask=in_place)
     of_key = held & is_key
-    keys = place + tl.zeros([GROUP_PAD, 1], tl.int32)
+    keys = kv + place * HEAD_DIM + tl.zeros([GROUP_PAD, 1], tl.int32)
     tl.store(keys + first[None, :], stored(turned_a, unscale, KIND), mask=of_key)
     tl.store(keys + second[None, :], stored(turned_b, unscale, KIND), mask=of_key)
     if REST_PAD > 0:
@@ -223,4 +226,5 @@ def _rope_kernel(
                 c.to(qkv.dtype.element_ty),
                 mask=held_past & ~is_key,
             )
-    tl.store(place + values_offset + dims, stored(value, unscale, KIND), mask=dims < HEAD_DIM)
+    values = kv + (place + value_lines) * HEAD_DIM + dims
+    tl.store(values, stored(value, unscale, KIND), mask=dims < HEAD_DIM)
