@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.backends.cuda.choice import Launch
+from headrace.backends.cuda.choice import WIDENED, Launch
 from headrace.backends.cuda.matrix import (
     Format,
     Matrix,
@@ -172,7 +172,7 @@ def test_quantized_rows(device: torch.device, format: Format, rows: int) -> None
     check(gated, DOT, rows, activation=Activation.SILU, tolerance=INT8)
 
 
-@pytest.mark.parametrize("format", [Format.FP8, Format.FP8_BLOCK, Format.INT8, Format.INT4])
+@pytest.mark.parametrize("format", WIDENED)
 def test_widened_matrix(device: torch.device, format: Format) -> None:
     matrix = make(format, 144, 256, device, gated=True)
     check(
@@ -196,6 +196,27 @@ def test_fp8_of_one_row_is_not_quantized(device: torch.device) -> None:
     matrix = make(Format.FP8, 30, 200, device, bias=True)
     launch = Launch(kernel="row", block_n=8, block_k=128, stages=1)
     check(matrix, launch, 1, norm=True, add=True, tolerance=EXACT)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("swap", [False, True])
+def test_fp8_widened_beside_whole_rows(device: torch.device, parts: int, swap: bool) -> None:
+    """Rows that are not quantized: as close as bf16 is. Codes of every exponent, zero and the
+    subnormal ones too."""
+    values = torch.randn(70, 160) * 2.0 ** torch.randint(-14, 1, (70, 160))
+    values[::3, ::2] = 0.0
+    matrix = quantize_matrix(values, device, Format.FP8, bias=torch.randn(70))
+    for fuse_norm in (False, True):
+        launch = Launch(
+            kernel="dot",
+            block_n=32,
+            block_k=64,
+            parts=parts,
+            swap=swap,
+            fuse_norm=fuse_norm,
+            whole_rows=True,
+        )
+        check(matrix, launch, 5, dtype=torch.bfloat16, norm=True, tolerance=BF16)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

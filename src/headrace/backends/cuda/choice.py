@@ -22,6 +22,7 @@ MEASURED_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)  # a measured choice serves up
 SHARED_BYTES = 220 << 10  # of one program, of a Hopper's 227 KiB
 
 KERNELS = ("row", "dot", "library", "widened")
+WIDENED = (Format.INT4, Format.INT8, Format.FP8_BLOCK)  # the library has no product of theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,8 @@ class Launch:
     warps: int = 4
     stages: int = 3
     swap: bool = False
-    fuse_norm: bool = False
+    fuse_norm: bool = False  # dense matrices and whole rows, one part
+    whole_rows: bool = False  # FP8 only: the weights are widened, the rows not quantized
 
 
 def key_of(format: Format, outputs: int, columns: int, rows: int) -> str:
@@ -121,12 +123,20 @@ def rule(format: Format, outputs: int, columns: int, rows: int) -> Launch:
 def _skinny(format: Format, outputs: int, columns: int, rows: int) -> Launch:
     block_m = max(16, 1 << (rows - 1).bit_length())
     block_n = 64 if outputs >= 16384 else 32
-    block_k = 128 if format.dense or format is not Format.FP8 else 256
+    whole = format is Format.FP8 and rows <= 16
+    block_k = 256 if format in (Format.FP8, Format.INT8) and not whole else 128
     tiles = -(-outputs // block_n)
     parts = 1
     while parts < 4 and tiles * parts < 256 and columns // (2 * parts) >= 4 * block_k:
         parts *= 2
-    return Launch(kernel="dot", block_m=block_m, block_n=block_n, block_k=block_k, parts=parts)
+    return Launch(
+        kernel="dot",
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        parts=parts,
+        whole_rows=whole,
+    )
 
 
 def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[Launch]:
@@ -138,7 +148,7 @@ def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[La
         found += _dot_candidates(format, outputs <= 8192, rows)
     if format.dense or format is Format.FP8:
         found.append(Launch(kernel="library"))
-    if not format.dense and rows >= 128:
+    if format in WIDENED and rows >= 128:
         found.append(Launch(kernel="widened"))
     return [one for one in dict.fromkeys(found) if _fits(one, format)]
 
@@ -196,6 +206,16 @@ def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]
     if format.dense and rows <= 16:  # the norm inside, where nobody shares a tile
         for block_n in (32, 64):
             yield Launch(kernel="dot", block_n=block_n, stages=4, fuse_norm=True)
+    if format is Format.FP8 and rows <= 16:  # no launch to quantize the rows
+        for block_n, parts in ((32, 2), (64, 2), (64, 4)) if narrow else ((64, 1), (128, 1)):
+            yield Launch(kernel="dot", block_n=block_n, parts=parts, stages=4, whole_rows=True)
+        yield Launch(
+            kernel="dot",
+            block_n=32 if narrow else 64,
+            stages=4,
+            fuse_norm=True,
+            whole_rows=True,
+        )
 
 
 def _fits(launch: Launch, format: Format) -> bool:

@@ -6,6 +6,7 @@ nothing is allocated, except by the library where it has no other way.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 GATED_BLOCK = 1024
+PREFETCH_TILES = 4
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
     Format.INT8: SCALES_CHANNEL,
@@ -173,7 +175,7 @@ def row(product: Product, workspace: Workspace, launch: Launch, place: Place) ->
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES // 2 if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         **_flags(workspace.pdl),
@@ -187,10 +189,11 @@ def dot(
     norm = product.norm if fused_norm else None
     scales = _SCALES.get(matrix.format, SCALES_NONE)
     block_k = 128 if scales == SCALES_BLOCK else launch.block_k
+    widen = scales == SCALES_CHANNEL and place.x.dtype.itemsize > 1
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
     dot_kernel[(tiles, launch.parts)](
         place.x,
-        matrix.data,
+        matrix.data.view(torch.uint8) if widen else matrix.data,
         place.out,
         workspace.scales,
         matrix.scales,
@@ -214,10 +217,11 @@ def dot(
         EVEN=matrix.columns % block_k == 0,
         SCALES=scales,
         NORM=norm is not None,
+        WIDEN=widen,
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,
@@ -228,6 +232,7 @@ def dot(
 def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -> None:
     matrix, rows = product.matrix, place.x.shape[0]
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
+    span = math.gcd(max(1, 128 // matrix.group), matrix.columns // matrix.group)
     int4_kernel[(tiles, launch.parts)](
         place.x,
         matrix.data,
@@ -247,6 +252,7 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         GROUP=matrix.group,
+        SPAN=span,
         PARTS=launch.parts,
         STAGES=launch.stages,
         SWAP=launch.swap,
@@ -254,7 +260,7 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=workspace.pdl,
+        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,

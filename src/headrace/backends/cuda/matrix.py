@@ -235,6 +235,29 @@ def int4_matrix(
     )
 
 
+def q4_0_matrix(
+    blocks: Values,  # [n, k / 32 * 18] u8, as GGUF has them: a half-precision scale, 16 bytes
+    device: torch.device | str,
+    *,
+    bias: Values | None = None,
+    gated: bool = False,
+) -> Matrix:
+    """GGUF's Q4_0 exactly: its bytes already lie as groups of 32 do here."""
+    found = _on(device, blocks)
+    rows = found.shape[0]
+    found = _interleave(found.reshape(rows, -1, 18), gated)
+    return Matrix(
+        format=Format.INT4,
+        rows=rows,
+        columns=found.shape[1] * 32,
+        data=found[:, :, 2:].transpose(0, 1).contiguous(),
+        scales=found[:, :, :2].contiguous().view(torch.float16)[:, :, 0],
+        group=32,
+        bias=_bias(bias, device, gated),
+        gated=gated,
+    )
+
+
 def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
     """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
     if matrix.format is Format.INT4:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.backends.cuda import launches
-from headrace.backends.cuda.choice import Choices, Launch
+from headrace.backends.cuda.choice import WIDENED, Choices, Launch
 from headrace.backends.cuda.matrix import Format, Matrix
 from headrace.backends.cuda.triton.gated import (
     ACTIVATION_GELU_TANH,
@@ -60,13 +60,17 @@ class Workspace:
         dtype: torch.dtype = torch.bfloat16,
         choices: Choices | None = None,
         pdl: bool = False,
+        normed_columns: int | None = None,
     ) -> None:
+        """`normed_columns`: the most columns of a product with a norm; None: of any product."""
         found = list(matrices)
         self.choices = choices or Choices()
         self.dtype = dtype
         self.pdl = pdl
         columns = max(m.columns for m in found)
-        self.rows = torch.empty(max_rows, columns, dtype=dtype, device=device)
+        permuted = max((m.columns for m in found if m.permutation is not None), default=0)
+        width = columns if normed_columns is None else max(normed_columns, permuted)
+        self.rows = torch.empty(max_rows, width, dtype=dtype, device=device)
         quantized = any(m.format in _QUANTIZED for m in found)
         self.codes = torch.empty(max_rows * columns * quantized, dtype=torch.uint8, device=device)
         self.scales = torch.empty(max_rows, dtype=torch.float32, device=device)
@@ -75,7 +79,7 @@ class Workspace:
         wide = max((m.rows for m in found if _needs_wide(m)), default=0)
         self.wide = torch.empty(min(max_rows, WIDE_ROWS) * wide, dtype=dtype, device=device)
         # Only where rows are many enough for a matrix to be worth widening.
-        widest = max((m.rows * m.columns for m in found if not m.format.dense), default=0)
+        widest = max((m.rows * m.columns for m in found if m.format in WIDENED), default=0)
         self.widened = torch.empty(widest * (max_rows > 64), dtype=dtype, device=device)
 
     @property
@@ -112,6 +116,7 @@ class Product:
         self.add = add
         self.activation = _ACTIVATIONS[activation]
         self._workspace = workspace
+        self._chosen: dict[int, Launch] = {}  # by rows: a step must not look it up every time
 
     @property
     def width(self) -> int:
@@ -121,7 +126,11 @@ class Product:
     def __call__(
         self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None, *, rows: int
     ) -> None:
-        self.run(self._workspace.choices.launch(self.matrix, rows), x, out, residual, rows)
+        launch = self._chosen.get(rows)
+        if launch is None:
+            launch = self._workspace.choices.launch(self.matrix, rows)
+            self._chosen[rows] = launch
+        self.run(launch, x, out, residual, rows)
 
     def run(
         self,
@@ -139,8 +148,9 @@ class Product:
             launches.row(self, self._workspace, launch, place)
         elif launch.kernel == "dot":
             launch = self._bounded(launch, rows)
-            fused = launch.fuse_norm and launch.parts == 1 and self.matrix.format.dense
-            place = self._prepare(place, fused_norm=fused)
+            whole = self.matrix.format is Format.FP8 and launch.whole_rows
+            fused = launch.fuse_norm and launch.parts == 1 and (whole or self.matrix.format.dense)
+            place = self._prepare(place, fused_norm=fused, quantize=not whole)
             if self.matrix.format is Format.INT4:
                 launches.int4(self, self._workspace, launch, place)
             else:

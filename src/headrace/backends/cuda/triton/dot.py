@@ -2,8 +2,10 @@
 
 One program makes a tile of rows x outputs, or the part of it that some of the columns give
 (PARTS), which the last program of the tile sums up. FP8 and INT8 rows come quantized with a scale
-each. With SWAP the weights are the left operand: the wide side of Hopper's instruction, straight
-from shared memory, while the few rows take the narrow side.
+each, unless the FP8 weights are widened (WIDEN): then rows stay bf16, as they do in a few rows'
+products, where the launch that quantizes them would cost more than it gains. With SWAP the
+weights are the left operand: the wide side of Hopper's instruction, straight from shared memory,
+while the few rows take the narrow side.
 """
 
 from __future__ import annotations
@@ -19,10 +21,39 @@ SCALES_CHANNEL = 1
 SCALES_BLOCK = 2
 
 
+@triton.jit
+def widen_fp8(codes, INTERPRETED: tl.constexpr):
+    """Bytes of e4m3 as bf16, times 2^-120: exponent and mantissa are moved to their places and
+    only the exponent's bias is missing. Sums stay far above where float32 ends."""
+    if INTERPRETED:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
+    else:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 a, b, s, t;
+            prmt.b32 a, $2, 0, 0x1404;
+            prmt.b32 b, $2, 0, 0x3424;
+            and.b32 s, a, 0x80008000;
+            and.b32 t, b, 0x80008000;
+            shr.u32 a, a, 4;
+            shr.u32 b, b, 4;
+            lop3.b32 $0, a, 0x07F007F0, s, 0xEA;
+            lop3.b32 $1, b, 0x07F007F0, t, 0xEA;
+            }
+            """,
+            "=r,=r,r",
+            [codes],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+
+
 @triton.jit(do_not_specialize=["rows"])
 def dot_kernel(
     x,  # [rows, columns]
-    weight,  # [outputs, columns]
+    weight,  # [outputs, columns]; bytes with WIDEN
     out,
     row_scales,  # [rows] f32, with SCALES
     weight_scales,  # [outputs], or [outputs, columns / 128]
@@ -46,11 +77,12 @@ def dot_kernel(
     EVEN: tl.constexpr,  # columns are a multiple of BLOCK_K
     SCALES: tl.constexpr,
     NORM: tl.constexpr,  # only with one part
+    WIDEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # tiles of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
     # Tiles that share weights run side by side: all but one find them in the L2 cache.
@@ -68,10 +100,10 @@ def dot_kernel(
     m_inside = (m < rows)[:, None]
     n_inside = tl.minimum(n, outputs - 1)
     w_lines = weight + n_inside.to(tl.int64)[:, None] * columns
-    if PREFETCH:
+    if PREFETCH > 0:
         LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
         if BLOCK_K >= LINE:
-            ahead = first_k + tl.arange(0, BLOCK_K // LINE) * LINE
+            ahead = first_k + tl.arange(0, PREFETCH * BLOCK_K // LINE) * LINE
             prefetch(w_lines + tl.minimum(ahead, columns - 1)[None, :], INTERPRETED)
     if PDL:
         gdc_launch_dependents()
@@ -92,6 +124,9 @@ def dot_kernel(
             inside = m_inside & (k < columns)[None, :]
             a = tl.load(x_lines + k[None, :], mask=inside, other=0.0)
             w = tl.load(w_lines + k[None, :], mask=(k < columns)[None, :], other=0.0)
+        if WIDEN:
+            w = widen_fp8(w, INTERPRETED)
+            a = a.to(tl.bfloat16)
         if NORM:
             values = a.to(tl.float32)
             squares += values * values
@@ -112,6 +147,8 @@ def dot_kernel(
     total = sums.to(tl.float32)
     if SWAP:
         total = tl.trans(total)
+    if WIDEN and not INTERPRETED:
+        total *= 1329227995784915872903807060280344576.0  # 2^120
     if NORM:
         total *= tl.rsqrt(tl.sum(squares, 1) / columns + eps)[:, None]
     last = True
@@ -120,7 +157,7 @@ def dot_kernel(
     if last:
         if SCALES == 1:
             total *= tl.load(weight_scales + n_inside)[None, :]
-        if SCALES != 0:
+        if SCALES != 0 and not WIDEN:
             total *= tl.load(row_scales + m, mask=m < rows, other=0.0)[:, None]
         finish(
             total,

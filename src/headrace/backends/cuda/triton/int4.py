@@ -94,6 +94,7 @@ def int4_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
+    SPAN: tl.constexpr,  # groups at a time, a divisor of all groups: small ones need several
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
     SWAP: tl.constexpr,
@@ -102,7 +103,7 @@ def int4_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # groups of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
     HALF: tl.constexpr = GROUP // 2
@@ -110,7 +111,7 @@ def int4_kernel(
     tiles_m = tl.cdiv(rows, BLOCK_M)
     row_start, start = (tile % tiles_m) * BLOCK_M, (tile // tiles_m) * BLOCK_N
     groups = columns // GROUP
-    steps = tl.cdiv(groups, PARTS)
+    steps = tl.cdiv(groups // SPAN, PARTS) * SPAN
     first, last_group = part * steps, tl.minimum((part + 1) * steps, groups)
 
     m = row_start + tl.arange(0, BLOCK_M)
@@ -121,10 +122,16 @@ def int4_kernel(
     m_inside = (m < rows)[:, None]  # rows that aren't there cost no traffic
     w_tile = weight + n_inside[:, None] * HALF + k[None, :]
     group_stride = outputs.to(tl.int64) * HALF
-    if PREFETCH:
-        ahead = tl.minimum(first + tl.arange(0, 4), groups - 1)
+    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
+    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
+    factors = n_inside.to(tl.int64) * groups
+    if PREFETCH > 0:
+        ahead = tl.minimum(first + tl.arange(0, PREFETCH), groups - 1)
         lines = weight + n_inside[:, None] * HALF + ahead[None, :] * group_stride
         prefetch(lines, INTERPRETED)
+        prefetch(weight_scales + factors + tl.minimum(first, groups - 1), INTERPRETED)
+        if ZEROS:
+            prefetch(zeros + factors + tl.minimum(first, groups - 1), INTERPRETED)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -133,25 +140,24 @@ def int4_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
-    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
-    factors = n_inside.to(tl.int64) * groups
-    for group in tl.range(first, last_group, num_stages=STAGES):
-        scales = tl.load(weight_scales + factors + group).to(tl.float32)
-        points = load_zeros(zeros, factors + group, ZEROS)[:, None]
-        codes = tl.load(w_tile + group * group_stride)
-        here = x_lines + group * GROUP
-        low_x = tl.load(here, mask=m_inside, other=0.0).to(tl.bfloat16)
-        high_x = tl.load(here + HALF, mask=m_inside, other=0.0).to(tl.bfloat16)
-        low = low_codes(codes, points, INTERPRETED)
-        high = high_codes(codes, points, INTERPRETED)
-        fresh = tl.zeros(sums.shape, tl.float32)
-        if SWAP:
-            fresh = multiply(low, tl.trans(low_x), fresh, INTERPRETED)
-            sums += multiply(high, tl.trans(high_x), fresh, INTERPRETED) * scales[:, None]
-        else:
-            fresh = multiply(low_x, tl.trans(low), fresh, INTERPRETED)
-            sums += multiply(high_x, tl.trans(high), fresh, INTERPRETED) * scales[None, :]
+    for start_group in tl.range(first, last_group, SPAN, num_stages=STAGES):
+        for step in tl.static_range(SPAN):
+            group = start_group + step
+            scales = tl.load(weight_scales + factors + group).to(tl.float32)
+            points = load_zeros(zeros, factors + group, ZEROS)[:, None]
+            codes = tl.load(w_tile + group * group_stride)
+            here = x_lines + group * GROUP
+            low_x = tl.load(here, mask=m_inside, other=0.0).to(tl.bfloat16)
+            high_x = tl.load(here + HALF, mask=m_inside, other=0.0).to(tl.bfloat16)
+            low = low_codes(codes, points, INTERPRETED)
+            high = high_codes(codes, points, INTERPRETED)
+            fresh = tl.zeros(sums.shape, tl.float32)
+            if SWAP:
+                fresh = multiply(low, tl.trans(low_x), fresh, INTERPRETED)
+                sums += multiply(high, tl.trans(high_x), fresh, INTERPRETED) * scales[:, None]
+            else:
+                fresh = multiply(low_x, tl.trans(low), fresh, INTERPRETED)
+                sums += multiply(high_x, tl.trans(high), fresh, INTERPRETED) * scales[None, :]
 
     total = tl.trans(sums) if SWAP else sums
     last = True

@@ -35,16 +35,17 @@ def row_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr,  # tiles of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
     # Outputs past the last read it again and are not stored: cheaper than a mask.
     lines = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * columns
-    if PREFETCH:
+    if PREFETCH > 0:
         LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
-        prefetch(lines + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE, INTERPRETED)
+        ahead = tl.arange(0, PREFETCH * BLOCK_K // LINE) * LINE
+        prefetch(lines + tl.minimum(ahead, columns - 1)[None, :], INTERPRETED)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
