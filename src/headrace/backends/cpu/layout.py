@@ -31,6 +31,7 @@ _QUERIES_TOGETHER = 12
 _SHARED_BYTES = 480 << 10
 _TILE_ROWS = 6
 _GROUP_INPUTS, _GROUP_BYTES = 32, 48
+_UNPACKED_GROUP_BYTES = 2 * _LANES * (_GROUP_INPUTS + 2 * FLOAT_BYTES)  # two blocks
 _SAMPLER_TOKEN_BYTES = 24  # adjusted logit, row number, weight, candidate
 
 
@@ -118,12 +119,14 @@ def activation_bytes(
     )
     ropes = {(a.rope.inv_freq, a.rope.scale) for a in spec.attention}
     turns = sum(2 * len(inv_freq) * max_batch_tokens for inv_freq, _ in ropes)
-    scores = _QUERIES_TOGETHER * (context_tokens + 2 * _LANES) * threads
+    head_dim = spec.attention[0].head_dim
+    scores = _QUERIES_TOGETHER * (head_dim + context_tokens + 2 * _LANES) * threads
     inputs = _padded(_widest_inputs(weights))
     tile = inputs // _GROUP_INPUTS * _GROUP_BYTES * _TILE_ROWS
     quantized = -(-tile // 64) * 64
     made = inputs * _TILE_ROWS * FLOAT_BYTES  # a tile's rows before they are quantized
-    scratch = max(_SHARED_BYTES, quantized) + (quantized + made) * threads
+    unpacked = inputs // _GROUP_INPUTS * _UNPACKED_GROUP_BYTES
+    scratch = max(_SHARED_BYTES, quantized) + (quantized + made + unpacked) * threads
     samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads
     return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 
@@ -24,7 +25,7 @@ constexpr int SUMS_TOGETHER = 12;
 #else
 constexpr int SUMS_TOGETHER = 6;
 #endif
-constexpr int MAX_QUERIES = 6;  // in one pass
+constexpr int MAX_QUERIES = SUMS_TOGETHER;  // in one pass
 constexpr int beside(int queries) {
   return SUMS_TOGETHER / queries < 4 ? SUMS_TOGETHER / queries : 4;
 }
@@ -99,11 +100,12 @@ static void write_kv(const float* key, const float* value, int head_dim, int slo
 struct Span {
   Span(const Attend& a, int first_head, int heads)
       : a(a), heads(heads), count(a.rows * heads), first(a.first(0) / BLOCK_TOKENS),
-        end(a.last(a.rows - 1) / BLOCK_TOKENS + 1),
-        stride(static_cast<size_t>(end - first) * BLOCK_TOKENS) {
+        end(a.last(a.rows - 1) / BLOCK_TOKENS + 1), queries(a.scratch),
+        all_scores(a.scratch + QUERIES_TOGETHER * a.head_dim) {
     for (int q = 0; q < count; ++q) {
       const size_t head = static_cast<size_t>(first_head + q % heads) * a.head_dim;
-      queries[q] = a.queries + q / heads * a.query_stride + head;
+      const float* query = a.queries + q / heads * a.query_stride + head;
+      for (int d = 0; d < a.head_dim; ++d) queries[d * QUERIES_TOGETHER + q] = query[d];
       out[q] = a.out + q / heads * a.out_stride + head;
     }
   }
@@ -119,34 +121,34 @@ struct Span {
   const T* values(int b) const {
     return reinterpret_cast<const T*>(block(b) + a.value_offset);
   }
-  // Scores of a query from position 16 * first on; later its weights.
-  float* scores(int q) const { return a.scratch + q * stride; }
-  // Of one block.
-  float* scores(int q, int b) const { return scores(q) + (b - first) * BLOCK_TOKENS; }
+  // Scores of a query in block b; later its weights.
+  float* scores(int q, int b) const {
+    return all_scores + (static_cast<size_t>(b - first) * QUERIES_TOGETHER + q) * BLOCK_TOKENS;
+  }
 
   const Attend& a;
   int heads;          // of a row
   int count;          // of queries
   int first, end;     // blocks
-  size_t stride;      // floats from a query's scores to the next one's
-  const float* queries[QUERIES_TOGETHER];
+  // Queries lie beside each other in memory, dimension by dimension, and so do their scores, block
+  // by block: an inner loop reaches all of them from one pointer.
+  float* queries;     // [head_dim][QUERIES_TOGETHER]
+  float* all_scores;  // [blocks][QUERIES_TOGETHER][16]
   float* out[QUERIES_TOGETHER];
 };
 
+template <typename F, int... N>
+HEADRACE_INLINE void in_pass(int at, int n, F f, std::integer_sequence<int, N...>) {
+  ((n == N + 1 && (f(at, std::integral_constant<int, N + 1>{}), true)) || ...);
+}
+
 // Calls f with so many queries from `at` on as a compile-time number, until all have had their turn:
-// as evenly as can be, 8 is 4 + 4.
+// as evenly as can be, 8 is 4 + 4 where 6 fit.
 template <typename F>
 HEADRACE_INLINE void in_passes(int at, int count, F f) {
   for (int passes = (count + MAX_QUERIES - 1) / MAX_QUERIES; passes > 0; --passes) {
     const int n = (count + passes - 1) / passes;
-    switch (n) {
-      case 1: f(at, std::integral_constant<int, 1>{}); break;
-      case 2: f(at, std::integral_constant<int, 2>{}); break;
-      case 3: f(at, std::integral_constant<int, 3>{}); break;
-      case 4: f(at, std::integral_constant<int, 4>{}); break;
-      case 5: f(at, std::integral_constant<int, 5>{}); break;
-      default: f(at, std::integral_constant<int, 6>{}); break;
-    }
+    in_pass(at, n, f, std::make_integer_sequence<int, MAX_QUERIES>{});
     at += n;
     count -= n;
   }
@@ -156,10 +158,9 @@ HEADRACE_INLINE void in_passes(int at, int count, F f) {
 template <typename T, int Q, int B>
 HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
   const T* keys[B];
-  const float* queries[Q];
+  const float* queries = span.queries + q;
   FloatRegister sums[B][PARTS][Q];
   for (int i = 0; i < B; ++i) keys[i] = span.keys<T>(b + i);
-  for (int j = 0; j < Q; ++j) queries[j] = span.queries[q + j];
   for (int i = 0; i < B; ++i)
     for (int p = 0; p < PARTS; ++p)
       for (int j = 0; j < Q; ++j) sums[i][p][j] = splat_register(0.0f);
@@ -183,7 +184,7 @@ HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
       for (int p = 0; p < PARTS; ++p)
         k[i][p] = load_register(keys[i] + d * BLOCK_TOKENS + p * PART_LANES);
     for (int j = 0; j < Q; ++j) {
-      const FloatRegister x = splat_register(queries[j][d]);
+      const FloatRegister x = splat_register(queries[d * QUERIES_TOGETHER + j]);
       for (int i = 0; i < B; ++i)
         for (int p = 0; p < PARTS; ++p) sums[i][p][j] = multiply_add(k[i][p], x, sums[i][p][j]);
     }
@@ -205,31 +206,44 @@ HEADRACE_INLINE void score(const Span& span, int q) {
   for (; b < span.end; ++b) score_blocks<T, Q, 1>(span, q, b);
 }
 
-// Scores [first, last] (counted from the first block's first position) become weights, up to a
-// common factor, which is returned. Those around them in the same blocks are not to be used.
-static float weigh(float* scores, int first, int last, float scale, float cap) {
-  const int n = (last / LANES + 1) * LANES;
-  const Floats factor = splat(scale);
+// Scores of query q at positions [first, last] become weights, up to a common factor, which is
+// returned. Those around them in the same blocks are not to be used.
+static float weigh(const Span& span, int q, int first, int last) {
+  const Floats factor = splat(span.a.scale);
+  const float cap = span.a.softcap;
+  const int end = last / BLOCK_TOKENS + 1;
   Floats top = splat(-INFINITY);
-  for (int i = 0; i < n; i += LANES) {
-    Floats s = load(scores + i) * factor;
+  for (int b = span.first; b < end; ++b) {
+    float* scores = span.scores(q, b);
+    Floats s = load(scores) * factor;
     if (cap != 0.0f) s = splat(cap) * hyperbolic_tangent(s * splat(1.0f / cap));
-    if (i < first || i + LANES > last + 1) {
-      const Ints position = lane_numbers() + splat(i);
+    const int at = b * BLOCK_TOKENS;
+    if (at < first || at + BLOCK_TOKENS > last + 1) {
+      const Ints position = lane_numbers() + splat(at);
       s = select((position < splat(first)) | (position > splat(last)), splat(-INFINITY), s);
     }
-    store(scores + i, s);
+    store(scores, s);
     top = maximum(top, s);
   }
   const Floats shift = splat(max_lanes(top));
   Floats total = splat(0.0f);
-  for (int i = 0; i < n; i += LANES) {
+  for (int b = span.first; b < end; ++b) {
     // Not 0 where the score is -INFINITY but exp(-87): nothing beside a sum of at least 1.
-    const Floats e = exponential(load(scores + i) - shift);
-    store(scores + i, e);
+    const Floats e = exponential(load(span.scores(q, b)) - shift);
+    store(span.scores(q, b), e);
     total += e;
   }
   return 1.0f / sum_lanes(total);
+}
+
+// A part of the keys that the next task begins with, while block b is added here.
+template <typename T>
+HEADRACE_INLINE void ask_next(const Attend& a, int b, size_t first, size_t values) {
+  if (!a.next_table || b < a.next_first || b >= a.next_end) return;
+  const uint8_t* keys =
+      a.kv + static_cast<size_t>(a.next_table[b]) * a.block_bytes + a.next_key_offset;
+  for (size_t at = 0; at < values * sizeof(T); at += 64)
+    __builtin_prefetch(keys + first * sizeof(T) + at, 0, 2);
 }
 
 // Weighted values of positions [from, to), in their order, added to what Q queries from q on have
@@ -245,14 +259,17 @@ HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d
     const T* values = span.values<T>(b) + d;
     const float* weights = span.scores(q, b);
     const int end = to - origin < BLOCK_TOKENS ? to - origin : BLOCK_TOKENS;
-    for (int t = from > origin ? from - origin : 0; t < end; ++t)
+    for (int t = from > origin ? from - origin : 0; t < end; ++t) {
+      if (span.a.next_table)
+        ask_next<T>(span.a, b, d * BLOCK_TOKENS + t * C * PART_LANES, C * PART_LANES);
       for (int c = 0; c < C; ++c) {
         const FloatRegister v = load_register(values + t * head_dim + c * PART_LANES);
         for (int j = 0; j < Q; ++j) {
-          const FloatRegister weight = splat_register(weights[j * span.stride + t]);
+          const FloatRegister weight = splat_register(weights[j * BLOCK_TOKENS + t]);
           sums[j][c] = multiply_add(v, weight, sums[j][c]);
         }
       }
+    }
   }
   for (int j = 0; j < Q; ++j)
     for (int c = 0; c < C; ++c) store_register(span.out[q + j] + d + c * PART_LANES, sums[j][c]);
@@ -308,12 +325,10 @@ template <typename T>
 HEADRACE_INLINE void attend_span(const Span& span) {
   const Attend& a = span.a;
   in_passes(0, span.count, [&](int at, auto n) { score<T, decltype(n)::value>(span, at); });
-  const int origin = span.first * BLOCK_TOKENS;
   float factors[QUERIES_TOGETHER];
   for (int q = 0; q < span.count; ++q) {
     const int row = q / span.heads;
-    factors[q] =
-        weigh(span.scores(q), a.first(row) - origin, a.last(row) - origin, a.scale, a.softcap);
+    factors[q] = weigh(span, q, a.first(row), a.last(row));
     std::memset(span.out[q], 0, sizeof(float) * a.head_dim);
   }
   if constexpr (has_scales<T>) scale_weights(span);

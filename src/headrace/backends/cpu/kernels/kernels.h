@@ -22,6 +22,12 @@ constexpr int QUANTIZED_BYTES = 32 + 4 * 4;  // a row's share of a group
 inline int padded_inputs(int inputs) {
   return (inputs + RECORD_INPUTS - 1) / RECORD_INPUTS * RECORD_INPUTS;
 }
+// Two 4-bit blocks taken apart. For each 32 inputs: codes at a byte each, scales and minimums as floats.
+constexpr int UNPACKED_BLOCKS = 2;
+inline size_t unpacked_bytes(int inputs) {
+  constexpr size_t group = LANES * (QUANTIZED_GROUP + 2 * sizeof(float)) * UNPACKED_BLOCKS;
+  return padded_inputs(inputs) / QUANTIZED_GROUP * group;
+}
 inline size_t quantized_row_bytes(int inputs) {
   return static_cast<size_t>(padded_inputs(inputs) / QUANTIZED_GROUP) * QUANTIZED_BYTES;
 }
@@ -37,6 +43,7 @@ struct Tile {
   // stream for each record of this one.
   const uint8_t* ahead[MAX_TILE_BLOCKS];
   int ahead_lines;
+  uint8_t* unpacked;  // room for the tile's 4-bit blocks taken apart
   int inputs;
   int records;
   int zero;
@@ -89,11 +96,16 @@ struct Attend {
   int head_dim;
   float scale;
   float softcap;          // 0: none
-  float* scratch;         // [QUERIES_TOGETHER][positions rounded out to blocks]
+  float* scratch;         // [QUERIES_TOGETHER][head_dim + positions rounded out to blocks]
+  // Whose keys will be wanted next: asked for while this one's values are added. Null: nobody's.
+  const int32_t* next_table;
+  size_t next_key_offset;
+  int next_first, next_end;  // its blocks
 
   int last(int row) const { return position + row; }
-  int first(int row) const {
-    return window > 0 && last(row) >= window ? last(row) - window + 1 : 0;
+  int first(int row) const { return first_seen(last(row)); }
+  int first_seen(int from) const {
+    return window > 0 && from >= window ? from - window + 1 : 0;
   }
 };
 
@@ -104,6 +116,10 @@ struct Kernels {
   void (*quantize)(const float* x, size_t stride, int rows, int inputs, uint8_t* out);
   // [kind][blocks - 1][rows - 1]; null where the path has no such tile
   TileKernel tiles[QUANTIZED_KINDS + FLOAT_KINDS][MAX_TILE_BLOCKS][MAX_TILE_ROWS];
+  // [kind][rows - 1], of two blocks: the first row tile of a panel unpacks its nibbles, the others
+  // read them; null where that is no gain
+  TileKernel unpacking[FOUR_BIT_KINDS][MAX_TILE_ROWS];
+  TileKernel unpacked[FOUR_BIT_KINDS][MAX_TILE_ROWS];
 
   void (*norm)(const float* x, const float* weight, float eps, int n, float* out);
   void (*rope)(float* head, const float* cosines, const float* sines, int half, bool interleaved);

@@ -28,6 +28,7 @@ constexpr int LANES = 16;          // outputs in a block, values in a vector
 constexpr int RECORD_INPUTS = 64;  // inputs in a record
 
 enum class Kind { U4Zero, U4Minimum, U8Zero, U8Minimum, U8Zero16, F32, F16, BF16 };
+constexpr int FOUR_BIT_KINDS = 2;  // the first of the
 constexpr int QUANTIZED_KINDS = 5;
 constexpr int FLOAT_KINDS = 3;
 

@@ -11,6 +11,7 @@ struct Unit {
   // Two blocks for many rows (registers), four for few (four far streams).
   static constexpr int rows[] = {6, 6, 0, 3};
   static constexpr int eight_bit_offset = 0;
+  static constexpr bool unpacks = true;
   using Codes = __m512i;
   using Sums = __m512i;
   using Values = __m512;

@@ -9,6 +9,8 @@ namespace {
 constexpr size_t SHARED_BYTES = 480 << 10;
 // With so few rows each thread quantizes them for itself, which saves a barrier.
 constexpr int ROWS_QUANTIZED_ALONE = 4;
+// Row tiles of a panel from which on it pays to take its nibbles apart once for all.
+constexpr int UNPACKING_TILES = 3;
 // How far ahead in its own stream a tile of few rows asks for weights.
 constexpr int STREAM_AHEAD_BYTES = 2048;
 constexpr int CACHE_LINE_BYTES = 64;
@@ -37,6 +39,7 @@ struct Call {
   const ProductRows& rows;
   int start;  // the chunk's first row
   const uint8_t* quantized;
+  uint8_t* unpacked;
 };
 
 void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
@@ -68,7 +71,7 @@ class Share {
         Tile tile = make(0, 4, {b + i, b + quarter + i, b + 2 * quarter + i, b + 3 * quarter + i});
         for (int s = 0; s < 4; ++s) tile.ahead[s] = tile.streams[s] + STREAM_AHEAD_BYTES;
         tile.ahead_lines = record_lines();
-        call_tile(tile, 4, tiles_.rows);
+        table_[3][tiles_.rows - 1](tile);
       }
       b += 4 * quarter;
     }
@@ -77,7 +80,7 @@ class Share {
       for (int i = 0; i < tiles_.count; ++i) {
         Tile tile = make(i, blocks, {b, b + 1});
         look_ahead(tile, i, b + blocks, blocks);
-        call_tile(tile, blocks, tiles_.size(i));
+        kernel(i, blocks)(tile);
       }
     }
   }
@@ -87,6 +90,7 @@ class Share {
     const int row = tiles_.first(i);
     Tile tile;
     tile.ahead_lines = 0;
+    tile.unpacked = call_.unpacked;
     tile.inputs = m_.inputs;
     tile.records = m_.records;
     tile.zero = m_.zero;
@@ -111,8 +115,12 @@ class Share {
   int record_lines() const {
     return static_cast<int>(m_.stream_bytes / m_.records / CACHE_LINE_BYTES);
   }
-  void call_tile(const Tile& tile, int blocks, int rows) const {
-    table_[blocks - 1][rows - 1](tile);
+  TileKernel kernel(int i, int blocks) const {
+    const int kind = static_cast<int>(m_.kind), rows = tiles_.size(i);
+    if (kind < FOUR_BIT_KINDS && blocks == UNPACKED_BLOCKS && tiles_.count >= UNPACKING_TILES)
+      if (const TileKernel tile = (i == 0 ? kernels_.unpacking : kernels_.unpacked)[kind][rows - 1])
+        return tile;
+    return table_[blocks - 1][rows - 1];
   }
 
   const Kernels& kernels_;
@@ -145,7 +153,8 @@ std::string Linear::describe() const {
 
 ProductScratch::ProductScratch(int threads, int max_inputs)
     : quantized_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
-      own_bytes_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MAX_TILE_ROWS),
+      unpacked_at_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MAX_TILE_ROWS),
+      own_bytes_(unpacked_at_ + unpacked_bytes(max_inputs)),
       shared_(std::max(SHARED_BYTES, quantized_bytes_)),
       own_(own_bytes_ * threads) {}
 
@@ -179,7 +188,7 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
       if (!alone) pool.barrier();
     }
     for (const Linear::Part& part : weight.parts) {
-      const Call call{weight, part, rows, start, area};
+      const Call call{weight, part, rows, start, area, scratch.unpacked(thread)};
       const int64_t blocks = part.matrix->blocks;
       Share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
             static_cast<int>(blocks * (thread + 1) / pool.threads()))

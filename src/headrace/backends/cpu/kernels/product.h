@@ -50,10 +50,12 @@ class ProductScratch {
   float* made(int thread) const {
     return reinterpret_cast<float*>(own(thread) + quantized_bytes_);
   }
+  // A panel's 4-bit codes at a byte each.
+  uint8_t* unpacked(int thread) const { return own(thread) + unpacked_at_; }
   size_t bytes() const { return shared_.bytes() + own_.bytes(); }
 
  private:
-  size_t quantized_bytes_, own_bytes_;
+  size_t quantized_bytes_, unpacked_at_, own_bytes_;
   Buffer shared_, own_;
 };
 

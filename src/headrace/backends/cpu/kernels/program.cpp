@@ -20,9 +20,26 @@ class AttentionShare {
     to_ = all * (thread + 1) / threads;
   }
 
-  // Calls task(first row, rows, KV head) for those whose middle lies in this share.
-  template <typename Task>
-  void each(Task task) const {
+  struct Task {
+    int row, rows, head;  // the first row, how many, and the KV head
+  };
+
+  // Calls do_task(task, the one after it or null) for those whose middle lies in this share.
+  template <typename Do>
+  void each(Do do_task) const {
+    Task last;
+    bool any = false;
+    visit([&](const Task& task) {
+      if (any) do_task(last, &task);
+      last = task;
+      any = true;
+    });
+    if (any) do_task(last, static_cast<const Task*>(nullptr));
+  }
+
+ private:
+  template <typename See>
+  void visit(See see) const {
     int64_t before = 0;
     for (int r = 0, rows; r < step_.rows; r += rows) {
       rows = rows_together(r);
@@ -30,12 +47,11 @@ class AttentionShare {
       for (int i = 0; i < rows; ++i) work += seen(r + i);
       for (int head = 0; head < shape_.kv_heads; ++head, before += work) {
         const int64_t middle = before + work / 2;
-        if (middle >= from_ && middle < to_) task(r, rows, head);
+        if (middle >= from_ && middle < to_) see(Task{r, rows, head});
       }
     }
   }
 
- private:
   int64_t seen(int r) const {
     const int positions = step_.positions[r] + 1;
     return shape_.window > 0 ? std::min(positions, shape_.window) : positions;
@@ -71,7 +87,8 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const K
                  int max_rows, int max_wanted, int context)
     : pool_(std::move(pool)), kv_(std::move(kv)), kernels_(kernels), max_rows_(max_rows),
       max_wanted_(max_wanted),
-      scores_stride_(static_cast<size_t>(QUERIES_TOGETHER) * (context + 2 * BLOCK_TOKENS)),
+      scores_stride_(static_cast<size_t>(QUERIES_TOGETHER) *
+                     ((kv_ ? kv_->head_dim : 0) + context + 2 * BLOCK_TOKENS)),
       scores_(scores_stride_ * 4 * pool_->threads()), profile_(pool_->threads()) {}
 
 int Program::slot(int width, bool head) {
@@ -211,7 +228,11 @@ void Program::attention(int in, int out, AttentionShape shape) {
   // After the barrier between instructions: every key and value of the step is in its block.
   const auto run = [this, in, out, shape, dtype](const Extent& e) {
     const AttentionShare share(e.step, shape, e.thread, pool_->threads());
-    share.each([&](int r, int rows, int head) {
+    const auto table = [&](int r) {
+      return e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
+    };
+    share.each([&](const AttentionShare::Task& task, const AttentionShare::Task* next) {
+      const auto [r, rows, head] = task;
       const int group = shape.heads / shape.kv_heads;
       Attend a;
       a.queries = row(in, r) + head * group * shape.head_dim;
@@ -219,7 +240,7 @@ void Program::attention(int in, int out, AttentionShape shape) {
       a.query_stride = slots_[in].width;
       a.out_stride = slots_[out].width;
       a.kv = kv_->data.data();
-      a.table = e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
+      a.table = table(r);
       a.block_bytes = kv_->block_bytes;
       a.key_offset = kv_->key_offset(shape.layer, head);
       a.value_offset = kv_->value_offset(shape.layer, head);
@@ -231,6 +252,15 @@ void Program::attention(int in, int out, AttentionShape shape) {
       a.scale = shape.scale;
       a.softcap = shape.softcap;
       a.scratch = scores_.floats() + e.thread * scores_stride_;
+      // Single rows look at blocks that nobody looked at before: their memory is far away.
+      a.next_table = nullptr;
+      if (next && rows == 1 && next->rows == 1) {
+        const int position = e.step.positions[next->row];
+        a.next_table = table(next->row);
+        a.next_key_offset = kv_->key_offset(shape.layer, next->head);
+        a.next_first = a.first_seen(position) / BLOCK_TOKENS;
+        a.next_end = position / BLOCK_TOKENS + 1;
+      }
       kernels_.attend[dtype](a);
       pool_->advance(e.thread);  // many rows that look far back take seconds
     });

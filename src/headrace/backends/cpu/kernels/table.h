@@ -15,7 +15,14 @@ namespace {
 
 template <Kind K, int B, int... R>
 void fill_rows(TileKernel (&rows)[MAX_TILE_ROWS], std::integer_sequence<int, R...>) {
-  ((rows[R] = tile<K, B, R + 1>), ...);
+  ((rows[R] = tile<K, Nibbles::Packed, B, R + 1>), ...);
+}
+
+template <Kind K, int... R>
+void fill_unpacked(Kernels& table, std::integer_sequence<int, R...>) {
+  constexpr int kind = static_cast<int>(K);
+  ((table.unpacking[kind][R] = tile<K, Nibbles::Unpacking, UNPACKED_BLOCKS, R + 1>), ...);
+  ((table.unpacked[kind][R] = tile<K, Nibbles::Unpacked, UNPACKED_BLOCKS, R + 1>), ...);
 }
 
 template <Kind K>
@@ -42,6 +49,11 @@ Kernels make_table(const char* name) {
   table.name = name;
   table.quantize = quantize;
   fill_kinds(table, std::make_integer_sequence<int, QUANTIZED_KINDS + FLOAT_KINDS>{});
+  if constexpr (Unit::unpacks) {
+    constexpr auto rows = std::make_integer_sequence<int, Unit::rows[UNPACKED_BLOCKS - 1]>{};
+    fill_unpacked<Kind::U4Zero>(table, rows);
+    fill_unpacked<Kind::U4Minimum>(table, rows);
+  }
   table.norm = norm;
   table.rope = rope;
   table.gated = gated;

@@ -5,6 +5,7 @@
 //     static constexpr int outputs;            // in a register: 16, or 8 for half a block
 //     static constexpr int rows[4];            // most rows of a tile of 1, 2, 3 and 4 blocks; 0: none
 //     static constexpr int eight_bit_offset;   // what codes8() takes away from 8-bit codes
+//     static constexpr bool unpacks;           // many rows share nibbles that were taken apart once
 //     using Codes, Sums, Values;               // registers of bytes, of int32, of floats
 //     static Codes codes8(const uint8_t*);     // "outputs x 4 inputs": 8 bits each
 //     static Codes low4(const uint8_t*), high4(const uint8_t*);  // the same from nibbles
@@ -36,6 +37,8 @@ struct Shape {
   static constexpr int scales_at = 2 * half_codes;
   static constexpr int scales_bytes = 2 * groups * LANES * 2;
   static constexpr int record_bytes = scales_at + scales_bytes * (minimum ? 2 : 1);
+  // A register's share of 32 inputs when unpacked: codes at a byte each, factors as floats.
+  static constexpr int unpacked_bytes = 512 + 64 * (minimum ? 2 : 1);
 };
 
 // The facts that follow a group's codes (kernels.h).
@@ -70,11 +73,17 @@ HEADRACE_INLINE void ask_ahead(const Tile& t, int b, int record) {
     __builtin_prefetch(p + line * 64, 0, B > 2 ? 3 : 2);
 }
 
+// Where a tile finds 4-bit codes. Taking nibbles apart is a sixth of its work, and every row tile of
+// a panel would do it again: the first one keeps what it took apart for the others.
+enum class Nibbles { Packed, Unpacking, Unpacked };
+
 // Integer sums of U registers of outputs x R rows over the inputs that share a scale: `codes` points
-// at a group's codes of each register. The zero point is what the sums start from.
-template <Kind K, int U, int R>
-HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[U], const Group<R>& group,
-                                    int part, int zero, Unit::Sums (&sums)[U][R]) {
+// at a group's codes of each register, `bytes` at the group's unpacked ones. The zero point is what
+// the sums start from.
+template <Kind K, Nibbles N, int U, int R>
+HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[U], uint8_t* bytes,
+                                    const Group<R>& group, int part, int zero,
+                                    Unit::Sums (&sums)[U][R]) {
   using S = Shape<K>;
   constexpr int offset = S::four_bits ? 0 : Unit::eight_bit_offset;
   for (int r = 0; r < R; ++r) {
@@ -89,10 +98,14 @@ HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[U], const Grou
   for (int i = 0; i < fours; ++i) {
     typename Unit::Codes w[U];
     for (int u = 0; u < U; ++u) {
-      if constexpr (S::four_bits)
+      if constexpr (N == Nibbles::Unpacked)
+        w[u] = Unit::codes8(bytes + (i * U + u) * 64);
+      else if constexpr (S::four_bits)
         w[u] = i % 2 ? Unit::high4(codes[u] + 64 * (i / 2)) : Unit::low4(codes[u] + 64 * (i / 2));
       else
         w[u] = Unit::codes8(codes[u] + 64 * (part * fours + i));
+      if constexpr (N == Nibbles::Unpacking)
+        std::memcpy(bytes + (i * U + u) * 64, &w[u], sizeof w[u]);
     }
     for (int r = 0; r < R; ++r) {
       const typename Unit::Codes a = Unit::same4(x + r * QUANTIZED_GROUP + 4 * i);
@@ -102,35 +115,48 @@ HEADRACE_INLINE void multiply_codes(const uint8_t* const (&codes)[U], const Grou
   }
 }
 
+// Scales or minimums: halves as they were packed, or floats as the first tile kept them.
+template <Nibbles N>
+HEADRACE_INLINE Unit::Values read_factors(const uint8_t* halves, uint8_t* kept) {
+  Unit::Values values;
+  if constexpr (N == Nibbles::Unpacked)
+    std::memcpy(&values, kept, sizeof values);
+  else
+    values = Unit::factors(reinterpret_cast<const uint16_t*>(halves));
+  if constexpr (N == Nibbles::Unpacking) std::memcpy(kept, &values, sizeof values);
+  return values;
+}
+
 // One pass: U registers of outputs, from output `lane` of their blocks on.
-template <Kind K, int B, int U, int R>
+template <Kind K, Nibbles N, int B, int U, int R>
 HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
                                     Unit::Values (&sums)[U][R]) {
   using S = Shape<K>;
   for (int u = 0; u < U; ++u)
     for (int r = 0; r < R; ++r) sums[u][r] = typename Unit::Values{};
   const uint8_t* rows = t.rows;
+  uint8_t* bytes = t.unpacked;
   for (int record = 0; record < t.records; ++record) {
     const uint8_t* w[U];
     for (int u = 0; u < U; ++u) {
       w[u] = t.streams[block + u] + static_cast<size_t>(record) * S::record_bytes;
       if (lane == 0) ask_ahead<B>(t, block + u, record);
     }
-    for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES) {
+    for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES, bytes += U * S::unpacked_bytes) {
       const Group<R> group(rows);
       const uint8_t* codes[U];
       for (int u = 0; u < U; ++u) codes[u] = w[u] + half * S::half_codes + lane * 4;
       for (int part = 0; part < S::groups; ++part) {
         typename Unit::Sums whole[U][R];
-        multiply_codes<K, U, R>(codes, group, part, t.zero, whole);
+        multiply_codes<K, N, U, R>(codes, bytes, group, part, t.zero, whole);
         const int at = S::scales_at + ((half * S::groups + part) * LANES + lane) * 2;
         for (int u = 0; u < U; ++u) {
-          const auto scale = Unit::factors(reinterpret_cast<const uint16_t*>(w[u] + at));
+          uint8_t* factors = bytes + U * 512 + u * 64;
+          const auto scale = read_factors<N>(w[u] + at, factors);
           for (int r = 0; r < R; ++r)
             sums[u][r] = Unit::scaled(whole[u][r], Unit::times(scale, group.scales[r]), sums[u][r]);
           if constexpr (S::minimum) {
-            const auto minimum =
-                Unit::factors(reinterpret_cast<const uint16_t*>(w[u] + at + S::scales_bytes));
+            const auto minimum = read_factors<N>(w[u] + at + S::scales_bytes, factors + U * 64);
             for (int r = 0; r < R; ++r)
               sums[u][r] = Unit::added(minimum, group.scaled_sums[r], sums[u][r]);
           }
@@ -154,11 +180,11 @@ HEADRACE_INLINE void store_outputs(const Tile& t, int b, int r, Floats sums) {
   }
 }
 
-template <Kind K, int B, int R>
+template <Kind K, Nibbles N, int B, int R>
 HEADRACE_INLINE void quantized_tile(const Tile& t) {
   if constexpr (Unit::outputs == LANES) {
     typename Unit::Values sums[B][R];
-    quantized_pass<K, B, B, R>(t, 0, 0, sums);
+    quantized_pass<K, N, B, B, R>(t, 0, 0, sums);
     for (int b = 0; b < B; ++b)
       for (int r = 0; r < R; ++r) {
         Floats all;
@@ -169,8 +195,8 @@ HEADRACE_INLINE void quantized_tile(const Tile& t) {
     for (int b = 0; b < B; ++b) {
       // Half a block after the other: the sums of six rows just fit sixteen registers.
       typename Unit::Values low[1][R], high[1][R];
-      quantized_pass<K, B, 1, R>(t, b, 0, low);
-      quantized_pass<K, B, 1, R>(t, b, LANES / 2, high);
+      quantized_pass<K, N, B, 1, R>(t, b, 0, low);
+      quantized_pass<K, N, B, 1, R>(t, b, LANES / 2, high);
       for (int r = 0; r < R; ++r) {
         Floats all;
         std::memcpy(&all, &low[0][r], sizeof all / 2);
@@ -212,10 +238,10 @@ HEADRACE_INLINE void float_tile(const Tile& t) {
     }
 }
 
-template <Kind K, int B, int R>
+template <Kind K, Nibbles N, int B, int R>
 static void tile(const Tile& t) {
   if constexpr (static_cast<int>(K) < QUANTIZED_KINDS)
-    quantized_tile<K, B, R>(t);
+    quantized_tile<K, N, B, R>(t);
   else
     float_tile<K, B, R>(t);
 }

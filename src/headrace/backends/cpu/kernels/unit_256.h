@@ -12,6 +12,7 @@ namespace {
 struct Unit256 {
   static constexpr int outputs = 8;
   static constexpr int rows[] = {6, 0, 0, 0};
+  static constexpr bool unpacks = false;
   using Codes = __m256i;
   using Sums = __m256i;
   using Values = __m256;

@@ -35,6 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
 from headrace.backends.cuda.triton.attention_tiles import attend_keys, finish
 from headrace.backends.cuda.triton.launch import (
+    Launch,
     dependent_launch,
     let_next_start,
     wait_for_previous,
@@ -94,7 +95,9 @@ class AttentionKernel:
         self._kv_heads = shape.kv_heads
         self._head_dim = spec.head_dim
         self._descriptors: dict[tuple[int, int], TensorDescriptor] = {}
-        self._options: dict[str, Any] = {
+        self._options = dependent_launch(dependent)
+        self._launches: dict[tuple[Tile, torch.dtype], Launch] = {}
+        self._constants: dict[str, Any] = {
             "HEADS": spec.heads,
             "KV_HEADS": spec.kv_heads,
             "HEAD_DIM": spec.head_dim,
@@ -104,7 +107,6 @@ class AttentionKernel:
             "WINDOW": spec.window or 0,
             "SOFTCAP": spec.softcap or 0.0,
             "DEPENDENT": dependent,
-            **dependent_launch(dependent),
         }
 
     def tile(self, rows: int) -> Tile:
@@ -121,7 +123,20 @@ class AttentionKernel:
         out: torch.Tensor,
     ) -> None:
         descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
-        _attention_kernel[(capacity * self._kv_heads,)](
+        launch = self._launches.get((tile, kv_layer.dtype))
+        if launch is None:
+            constants = {
+                **self._constants,
+                "BLOCK_M": tile.rows,
+                "BLOCK_N": tile.keys,
+                "STAGES": tile.stages,
+                "DESCRIPTOR": descriptor,
+            }
+            options = {**self._options, "num_warps": tile.warps}
+            launch = Launch(_attention_kernel, constants, options)
+            self._launches[tile, kv_layer.dtype] = launch
+        launch(
+            capacity * self._kv_heads,
             qkv,
             self._describe(kv_layer, tile) if descriptor else kv_layer,
             block_tables,
@@ -131,14 +146,8 @@ class AttentionKernel:
             self._workspace.counters,
             out,
             self._kv_scale,
-            kv_layer[0].numel() // self._head_dim,
+            kv_layer.stride(0) // self._head_dim,
             block_tables.stride(0),
-            DESCRIPTOR=descriptor,
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            STAGES=tile.stages,
-            num_warps=tile.warps,
-            **self._options,
         )
 
     def _describe(self, kv_layer: torch.Tensor, tile: Tile) -> TensorDescriptor:

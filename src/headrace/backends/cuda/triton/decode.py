@@ -23,6 +23,7 @@ from headrace.backends.cuda.attention_plan import Tile, WorkShape
 from headrace.backends.cuda.triton.attention import AttentionWorkspace
 from headrace.backends.cuda.triton.attention_tiles import attend_keys, finish, tanh
 from headrace.backends.cuda.triton.launch import (
+    Launch,
     dependent_launch,
     let_next_start,
     wait_for_previous,
@@ -53,7 +54,9 @@ class DecodeKernel:
         self._kv_scale = kv_scale
         self._kv_heads = shape.kv_heads
         self._head_dim = spec.head_dim
-        self._options: dict[str, Any] = {
+        self._options = dependent_launch(dependent)
+        self._launches: dict[tuple[Tile, torch.dtype], Launch] = {}
+        self._constants: dict[str, Any] = {
             "HEADS": spec.heads,
             "KV_HEADS": spec.kv_heads,
             "HEAD_DIM": spec.head_dim,
@@ -67,7 +70,6 @@ class DecodeKernel:
             "WINDOW": spec.window or 0,
             "SOFTCAP": spec.softcap or 0.0,
             "DEPENDENT": dependent,
-            **dependent_launch(dependent),
         }
 
     def launch(
@@ -80,8 +82,15 @@ class DecodeKernel:
         tile: Tile,
         out: torch.Tensor,
     ) -> None:
+        launch = self._launches.get((tile, kv_layer.dtype))
+        if launch is None:
+            tiles = {"BLOCK_M": tile.rows, "BLOCK_N": tile.keys, "STAGES": tile.stages}
+            options = {**self._options, "num_warps": tile.warps}
+            launch = Launch(_decode_kernel, {**self._constants, **tiles}, options)
+            self._launches[tile, kv_layer.dtype] = launch
         q_norm, k_norm = self._norms or (self._table, self._table)  # not read without norms
-        _decode_kernel[(capacity * self._kv_heads,)](
+        launch(
+            capacity * self._kv_heads,
             qkv,
             kv_layer,
             block_tables,
@@ -94,13 +103,8 @@ class DecodeKernel:
             self._workspace.counters,
             out,
             self._kv_scale,
-            kv_layer[0].numel() // self._head_dim,
+            kv_layer.stride(0) // self._head_dim,
             block_tables.stride(0),
-            BLOCK_M=tile.rows,
-            BLOCK_N=tile.keys,
-            STAGES=tile.stages,
-            num_warps=tile.warps,
-            **self._options,
         )
 
 

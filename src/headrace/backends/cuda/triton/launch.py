@@ -1,7 +1,8 @@
-"""Programmatic dependent launch: a kernel may start while the one before it ends.
+"""How kernels are launched: with little work on the host, and perhaps before the last one ended.
 
-A kernel launched so must call `wait_for_previous` before it reads what earlier kernels of the
-stream wrote; whatever came before the step's first kernel may be read at once. Knows no kernel.
+Programmatic dependent launch: a kernel may start while the one before it ends. It must then call
+`wait_for_previous` before it reads what earlier kernels of the stream wrote, and `let_next_start`
+only after that; whatever came before the step's first kernel may be read at once. Knows no kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,31 @@ from typing import Any
 
 import triton
 import triton.language as tl
+
+
+class Launch:
+    """One kernel with its constants, launched many times.
+
+    From the second time on, what Triton works out from the arguments (types, alignment, which of
+    its compiled kernels that makes) is not worked out again, which costs more than the launch. So
+    arguments may change only in ways that don't matter to that: tensors keep type and alignment,
+    whole numbers their value.
+    """
+
+    again_direct = True  # to be set to False where Triton's compiled kernels can't be called so
+
+    def __init__(self, kernel: Any, constants: dict[str, Any], options: dict[str, Any]) -> None:
+        self._kernel = kernel
+        self._named = {**constants, **options}
+        # Constants come last in a kernel's signature, in an order that only the signature knows.
+        self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self._compiled: Any = None
+
+    def __call__(self, programs: int, *args: Any) -> None:
+        if self._compiled is not None and Launch.again_direct:
+            self._compiled[(programs, 1, 1)](*args, *self._constants)
+        else:  # the interpreter has nothing compiled: it comes here every time
+            self._compiled = self._kernel[(programs,)](*args, **self._named)
 
 
 def dependent_launch(wanted: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from headrace.backends.cuda.triton.launch import (
+    Launch,
     dependent_launch,
     let_next_start,
     wait_for_previous,
@@ -73,7 +74,7 @@ class RopeKernel:
         half = len(spec.rope.inv_freq)
         rest = spec.head_dim - 2 * half
         values = group_pad * triton.next_power_of_2(spec.head_dim)
-        self._options: dict[str, Any] = {
+        constants: dict[str, Any] = {
             "HEADS": spec.heads,
             "KV_HEADS": spec.kv_heads,
             "HEAD_DIM": spec.head_dim,
@@ -87,9 +88,9 @@ class RopeKernel:
             "EPS": spec.norm_eps,
             "BLOCK_TOKENS": block_tokens,
             "DEPENDENT": dependent,
-            "num_warps": warps or max(1, min(4, values // 512)),
-            **dependent_launch(dependent),
         }
+        options = {"num_warps": warps or max(1, min(4, values // 512))}
+        self._launch = Launch(_rope_kernel, constants, {**options, **dependent_launch(dependent)})
 
     def launch(
         self,
@@ -100,7 +101,8 @@ class RopeKernel:
         rows: int,
     ) -> None:
         q_norm, k_norm = self._norms or (self._table, self._table)  # not read without norms
-        _rope_kernel[(rows * self._kv_heads,)](
+        self._launch(
+            rows * self._kv_heads,
             qkv,
             kv_layer,
             positions,
@@ -110,7 +112,6 @@ class RopeKernel:
             k_norm,
             self._unscale,
             kv_layer.stride(0),
-            **self._options,
         )
 
 
