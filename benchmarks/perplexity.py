@@ -4,8 +4,13 @@
     python benchmarks/perplexity.py --backends cpu --tokens 4000
     python benchmarks/perplexity.py --backends cpu --kv-dtype f16 f32 bf16 int8 --tokens 8000
 
+    python benchmarks/perplexity.py --backends reference cuda --quantization none fp8 --tokens 4000
+    python benchmarks/perplexity.py --model copies/awq copies/fp8 --backends reference cuda
+
 The text is cut into windows that are scored apart; every token but a window's first counts. All
-backends see the same windows in the same steps. With several KV types the CPU runs once with each.
+backends see the same windows. With several KV types or quantizations a backend runs once with
+each; each model's figures are held against its first one. benchmarks/quantized_copies.py writes
+quantized models to compare backends on.
 """
 
 from __future__ import annotations
@@ -14,12 +19,16 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.assemble import assemble
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE
 from headrace.core.step import Runner, StepEntry, StepPlan
 
+BACKENDS = ("reference", "cpu", "cuda")
+Figures = dict[str, float]
 TEXT = Path(__file__).parent / "texts" / "jargon-file-4.4.7.txt"
 
 
@@ -46,49 +55,78 @@ def score(runner: Runner, token_ids: list[int], window: int) -> tuple[float, int
     return total, count
 
 
-def main() -> None:
+def variants(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What to run a model as: a name, and what `assemble` is asked for."""
+    for backend in args.backends:
+        if backend == "reference":
+            yield "reference f32", {"backend": backend, "kv_dtype": "f32"}
+            continue
+        for kv_dtype in args.kv_dtype or [DEFAULT_KV_DTYPE if backend == "cpu" else "bf16"]:
+            if backend == "cpu":
+                yield f"cpu {kv_dtype}", {"backend": backend, "kv_dtype": kv_dtype}
+                continue
+            for quantization in args.quantization:
+                settings = {"device": "cuda", "kv_dtype": kv_dtype, "quantization": quantization}
+                shown = "" if quantization == "none" else f"{quantization}, KV "
+                yield f"cuda {shown}{kv_dtype}", settings
+
+
+def measure(model: str | None, settings: dict[str, Any], args: argparse.Namespace) -> Figures:
+    assembled = assemble(model, context_tokens=args.window, **settings)
+    try:
+        token_ids = assembled.tokenizer.encode(args.text.read_text())[: args.tokens]
+        began = time.perf_counter()
+        total, count = score(assembled.runner, token_ids, args.window)
+        took = time.perf_counter() - began
+    finally:
+        assembled.close()
+    return {
+        "tokens": count,
+        "perplexity": math.exp(-total / count),
+        "tokens_per_s": count / took,
+    }
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", help="as for `headrace run`; the default model if left out")
+    parser.add_argument(
+        "--model", nargs="+", help="as for `headrace run`; the default model if left out"
+    )
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument(
-        "--backends", nargs="+", default=["reference", "cpu"], choices=["reference", "cpu"]
+        "--backends", "--device", nargs="+", default=["reference", "cpu"], choices=BACKENDS
     )
+    parser.add_argument("--kv-dtype", nargs="+", help="of the KV cache, but for the reference's")
     parser.add_argument(
-        "--kv-dtype", nargs="+", default=[DEFAULT_KV_DTYPE], help="of the CPU's KV cache"
+        "--quantization", nargs="+", default=["none"], help="on load, with the cuda backend"
     )
     parser.add_argument("--window", type=int, default=1024, help="tokens scored together")
     parser.add_argument("--tokens", type=int, help="use only the first so many tokens")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
 
-    figures: dict[str, dict[str, float]] = {}
-    for backend in args.backends:
-        for kv_dtype in args.kv_dtype if backend == "cpu" else ["f32"]:
-            name = f"{backend} {kv_dtype}"
-            assembled = assemble(
-                args.model, backend=backend, kv_dtype=kv_dtype, context_tokens=args.window
-            )
-            token_ids = assembled.tokenizer.encode(args.text.read_text())[: args.tokens]
-            began = time.perf_counter()
-            total, count = score(assembled.runner, token_ids, args.window)
-            took = time.perf_counter() - began
-            assembled.close()
-            figures[name] = {
-                "tokens": count,
-                "perplexity": math.exp(-total / count),
-                "tokens_per_s": count / took,
-            }
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parse(arguments)
+    figures: dict[str, Figures] = {}
+    for model in args.model or [None]:
+        prefix = f"{Path(model).name} " if model and len(args.model) > 1 else ""
+        first: str | None = None
+        for name, settings in variants(args):
+            found = figures[prefix + name] = measure(model, settings, args)
+            change = ""
+            if first is None:
+                first = prefix + name
+            else:
+                share = found["perplexity"] / figures[first]["perplexity"] - 1
+                change = f"  {share:+.3%} against {first}"
             print(
-                f"{name:14} {count} tokens  perplexity {figures[name]['perplexity']:.4f}  "
-                f"({count / took:.0f} tokens/s)",
+                f"{prefix}{name:14} {found['tokens']} tokens  perplexity "
+                f"{found['perplexity']:.4f}  ({found['tokens_per_s']:.0f} tokens/s){change}",
                 flush=True,
             )
-    first, *others = figures
-    for name in others:
-        change = figures[name]["perplexity"] / figures[first]["perplexity"] - 1
-        print(f"{name} against {first}: {change:+.3%}")
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+            if args.json:
+                args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        backend: BackendName = "cpu",
+        backend: BackendName = "auto",
         config: EngineConfig | None = None,
         offline: bool = False,
         progress: Progress = silent,

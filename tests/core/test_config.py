@@ -7,17 +7,31 @@ from typing import Any
 
 import pytest
 
-from headrace.core.config import EngineConfig, KvDtype, Policy, SchedulerConfig
+from headrace.core.config import Device, EngineConfig, KvDtype, Policy, SchedulerConfig
 from headrace.core.errors import ConfigError
 
 
 def test_what_is_left_open_has_these_values() -> None:
     config = EngineConfig()
-    assert (config.max_batch_tokens, config.max_sequences, config.block_tokens) == (512, 64, 16)
-    assert (config.kv_dtype, config.policy, config.prefix_cache) == ("f16", "fcfs", True)
+    sizes = config.sizes(Device.CPU)
+    assert (sizes.max_batch_tokens, sizes.max_sequences, sizes.block_tokens) == (512, 64, 16)
+    assert (sizes.kv_dtype, sizes.overlap) == ("f16", False)
+    assert (config.device, config.policy, config.prefix_cache) == ("auto", "fcfs", True)
+    assert (config.quantization, config.load_format, config.graphs) == ("none", "auto", "start")
     budgets = (config.kv_memory, config.kv_tokens, config.kv_fraction, config.context_tokens)
     assert budgets == (None, None, None, None)
     assert isinstance(config, SchedulerConfig)  # so that the engine takes it as it is
+
+
+def test_a_device_fills_in_only_what_was_left_open() -> None:
+    gpu = EngineConfig().sizes(Device.CUDA)
+    assert (gpu.max_batch_tokens, gpu.max_sequences) == (8192, 512)
+    assert (gpu.kv_dtype, gpu.overlap) == ("bf16", True)
+    asked = EngineConfig(max_batch_tokens=512, kv_dtype="f16", overlap=False)  # type: ignore[arg-type]
+    sizes = asked.sizes(Device.CUDA)
+    assert (sizes.max_batch_tokens, sizes.kv_dtype, sizes.overlap) == (512, "f16", False)
+    assert (sizes.max_sequences, sizes.block_tokens) == (gpu.max_sequences, gpu.block_tokens)
+    assert asked.sizes(Device.AUTO) == asked.sizes(Device.CPU)
 
 
 def test_it_can_not_be_changed() -> None:
@@ -58,6 +72,15 @@ def test_unknown_names_are_refused_with_the_near_one() -> None:
         ({"kv_fraction": float("nan")}, "kv_fraction is nan; expected a number above 0"),
         ({"kv_fraction": "half"}, "kv_fraction is 'half'; expected a number above 0"),
         ({"kv_dtype": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8, fp8"),
+        ({"device": "tpu"}, "device is 'tpu'; expected one of auto, cpu, cuda"),
+        ({"quantization": "int3"}, "quantization is 'int3'; expected one of none, fp8, int8, int4"),
+        ({"load_format": "x"}, "load_format is 'x'; expected one of auto, dummy"),
+        ({"graphs": "always"}, "graphs is 'always'; expected one of start, lazy, off"),
+        ({"gpu_memory": 0}, "gpu_memory is 0; expected a fraction above 0 and at most 1"),
+        ({"gpu_memory": -0.5}, "gpu_memory is -0.5; expected a fraction above 0"),
+        ({"gpu_memory": True}, "gpu_memory is True; expected a fraction above 0"),
+        ({"gpu_memory": "most"}, "gpu_memory is 'most'; expected a fraction above 0"),
+        ({"gpu_memory": float("nan")}, "gpu_memory is nan; expected a fraction above 0"),
         ({"policy": "lottery"}, "policy is 'lottery'; expected one of fcfs, priority, shortest"),
         ({"prefix_cache": "no"}, "prefix_cache is 'no'; expected True or False"),
         ({"overlap": 1}, "overlap is 1; expected True or False"),

@@ -29,11 +29,13 @@ POOL = ("kv_memory", "kv_tokens", "kv_fraction")
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     """Values that the config takes, as flags and files have them."""
     if setting.name == "backend":
-        return st.sampled_from(["cpu", "reference"])
+        return st.sampled_from(["auto", "cpu", "reference"])
     if setting.choices is not None:
         return st.sampled_from([str(choice) for choice in setting.choices])
     if setting.is_bool:
         return st.booleans()
+    if setting.name == "gpu_memory":
+        return st.sampled_from(["0.5", "1", "60GiB", "70000 MiB"])
     kind = str(setting.kind)
     if "float" in kind:
         return st.floats(0.25, 1000.0)
@@ -130,7 +132,7 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
         ({"HEADRACE_TIMEOUT_S": "nan"}, "timeout_s is nan; expected a number of seconds above 0 ("),
         ({"HEADRACE_KV_DTYPE": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8"),
         ({"HEADRACE_MAX_BODY": "much"}, "max_body is 'much'; expected a number of bytes, or a nu"),
-        ({"HEADRACE_BACKEND": "tpu"}, "backend is 'tpu'; expected one of cpu, reference (set by"),
+        ({"HEADRACE_BACKEND": "tpu"}, "backend is 'tpu'; expected one of auto, cpu, reference (set by"),
         (
             {"HEADRACE_KV_TOKENS": "5", "HEADRACE_KV_MEMORY": "1GiB"},
             "kv_memory and kv_tokens are given; expected at most one of kv_memory, kv_tokens and "
@@ -185,7 +187,7 @@ kv_dtype = "int8"
 def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = resolve_settings({}, {}, write(tmp_path, GOOD))
-    assert (found.model, found.backend) == ("smollm2", "cpu")
+    assert (found.model, found.backend) == ("smollm2", "auto")
     assert (found.server.port, found.server.max_body, found.server.timeout_s) == (9000, 1 << 20, 5)
     assert found.engine.prefix_cache is False
     assert found.origins["model"] == "headrace.toml:1"

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from headrace.core.config import SchedulerConfig
-from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.errors import ContextLengthError, DeviceLostError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
 from headrace.engine.loop import Engine
@@ -165,6 +165,28 @@ def test_a_sequence_that_fails_fails_alone() -> None:
     assert [(t.finish_reason, t.error) for t in tokens["a"]] == [(FinishReason.ERROR, "broken")]
     assert len(tokens["b"]) == 4
     assert engine.blocks.used_blocks == 0
+
+
+@pytest.mark.parametrize("at", ["submit", "collect"])
+def test_a_lost_device_ends_its_requests_and_is_told(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = CountingRunner()
+    engine = engine_over(runner)
+    engine.add(request("one", 3, max_tokens=4))
+    assert engine.lost is None
+    engine.step()
+
+    def fail(*plans: StepPlan) -> StepResult:
+        raise DeviceLostError("The GPU failed: an illegal address.", "Start the engine anew.")
+
+    monkeypatch.setattr(runner, at, fail)
+    (last,) = engine.step()
+    assert last.finish_reason is FinishReason.ERROR
+    assert "an illegal address" in (last.error or "")
+    assert isinstance(engine.lost, DeviceLostError)
+    assert not engine.has_work
+    engine.check_integrity()
 
 
 def test_what_can_never_run_is_refused_at_once_with_both_numbers() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors.numpy import save_file
+from tests.weights.packers import checkpoint, pack_awq
 
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
@@ -189,3 +191,18 @@ def test_another_template_is_another_model(
     assert found.identity["chat_template_sha256"] != plain.identity["chat_template_sha256"]
     assert found.identity["model"]["sampled_sha256"] == plain.identity["model"]["sampled_sha256"]
     assert found.fingerprint != plain.fingerprint
+
+
+def test_codes_of_a_quantized_model_count(tmp_path: Path) -> None:
+    made = checkpoint(partial(pack_awq, np.random.default_rng(1), group=32))
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    made.save(tmp_path, quantization)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    first = read(tmp_path)
+    assert first.identity["quantization"].keys() == {"I32", "F16", "BF16"}
+    made.tensors["model.layers.1.mlp.down_proj.qweight"][0, 0] ^= 1
+    made.save(tmp_path, quantization)
+    assert read(tmp_path).fingerprint != first.fingerprint

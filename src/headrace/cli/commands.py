@@ -46,7 +46,10 @@ MinP = Annotated[
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")]
 System = Annotated[str | None, typer.Option(help="The system prompt.")]
-Backend = Annotated[Literal["cpu", "reference"], typer.Option(help="reference: slow and exact.")]
+Backend = Annotated[
+    Literal["auto", "cpu", "reference"],
+    typer.Option(help="reference: slow and exact; auto: what --device says."),
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 
 
@@ -153,7 +156,7 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Timings and memory, on standard error.")
     ] = False,
-    backend: Backend = "cpu",
+    backend: Backend = "auto",
     offline: Offline = False,
     *,
     engine: EngineConfig,
@@ -206,7 +209,7 @@ def chat(
     seed: Seed = None,
     stop: Stop = None,
     system: System = None,
-    backend: Backend = "cpu",
+    backend: Backend = "auto",
     offline: Offline = False,
     *,
     engine: EngineConfig,
@@ -312,7 +315,7 @@ def _bad_prompt(cause: str) -> HeadraceError:
 
 def _open_llm(
     model: str | None,
-    backend: Literal["cpu", "reference"],
+    backend: Literal["auto", "cpu", "reference"],
     engine: EngineConfig,
     offline: bool,
 ) -> LLM:

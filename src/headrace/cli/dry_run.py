@@ -6,13 +6,15 @@ Shows; fetches and loads nothing. What does not work is said after what was foun
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from dataclasses import asdict
+from typing import Any
 
 import typer
 
 from headrace.cli.info import model_facts, shown_lines
+from headrace.core.config import Device
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.settings import Settings, all_settings
+from headrace.core.settings import Settings, all_settings, shown_value
 from headrace.models.resolve import name_model, resolve_model
 from headrace.server.listen import bind
 
@@ -32,7 +34,7 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
-    from headrace.assemble import BackendName, plan_memory
+    from headrace.assemble import choose_backend, plan_memory
     from headrace.server.keys import read_keys
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights
@@ -41,9 +43,10 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] += read_keys(settings.server)[1]  # raises if the file is no good
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path)
-    file = open_weights(path)
+    file = open_weights(path, settings.engine.load_format)
     try:
-        backend = cast("BackendName", settings.backend)
+        backend = choose_backend(settings.backend, settings.engine)
+        _show_sizes(settings, report, Device.CUDA if backend == "cuda" else Device.CPU)
         _, _, sizing = plan_memory(file, backend=backend, config=settings.engine)
     finally:
         file.close()
@@ -60,6 +63,14 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["served_model_name"] = served.model.name
     report["fingerprint"] = served.fingerprint
     report["identity"] = served.identity
+
+
+def _show_sizes(settings: Settings, report: dict[str, Any], device: Device) -> None:
+    """What the device chose where nobody else did."""
+    for name, value in asdict(settings.engine.sizes(device)).items():
+        found = report["settings"].get(name)
+        if found is not None and found["value"] is None:
+            found["value"] = shown_value(name, value)
 
 
 def _port_notes(settings: Settings) -> list[str]:

@@ -119,7 +119,7 @@ def _written_kind(setting: Setting) -> Any:
     """Sizes are written as text; a bare number is such a text too."""
     if setting.kind == int | str | None:
         return str | None
-    return str if setting.kind == int | str else setting.kind
+    return str if setting.kind in (int | str, float | str) else setting.kind
 
 
 def _spelled(setting: Setting) -> str:

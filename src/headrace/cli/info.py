@@ -46,7 +46,7 @@ def model_facts(path: Path) -> Facts:
     file = open_weights(path)
     try:
         spec, _ = describe_file(file)
-        return {"path": str(path), **spec_facts(spec), **tensor_facts(file.tensors.values())}
+        return {"path": str(path), **spec_facts(spec), **tensor_facts(file.stored.values())}
     finally:
         file.close()
 

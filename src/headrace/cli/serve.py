@@ -29,8 +29,8 @@ def serve(
         ),
     ] = None,
     backend: Annotated[
-        Literal["cpu", "reference"] | None,
-        typer.Option(help="reference: slow and exact.  [default: cpu]"),
+        Literal["auto", "cpu", "reference"] | None,
+        typer.Option(help="reference: slow and exact; auto: what --device says.  [default: auto]"),
     ] = None,
     config: Annotated[
         Path | None,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self, cast
 
 from headrace.core.errors import ConfigError
-from headrace.core.sizes import parse_bytes
+from headrace.core.sizes import parse_bytes, parse_share
 
 
 def flag(help: str) -> dict[str, str]:
@@ -79,24 +79,91 @@ class KvDtype(StrEnum):
     FP8 = "fp8"
 
 
+class Device(StrEnum):
+    """What computes."""
+
+    AUTO = "auto"  # a GPU that will do, if there is one, or else the CPU
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Quantization(StrEnum):
+    """What a model's layers become while they are loaded onto a GPU."""
+
+    NONE = "none"  # as they are
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class LoadFormat(StrEnum):
+    AUTO = "auto"  # what is in the file
+    DUMMY = "dummy"  # random weights, for which a config.json is enough: to measure with
+
+
+class GraphMode(StrEnum):
+    """When a GPU's launches are captured, so that a step costs the host one call."""
+
+    START = "start"  # common shapes at start, others when they come
+    LAZY = "lazy"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """What depends on the device where nothing was asked for."""
+
+    max_batch_tokens: int
+    max_sequences: int
+    block_tokens: int
+    kv_dtype: KvDtype
+    overlap: bool
+
+
+DEVICE_SIZES = {
+    Device.CPU: StepSizes(
+        max_batch_tokens=512, max_sequences=64, block_tokens=16, kv_dtype=KvDtype.F16, overlap=False
+    ),
+    # A GPU's matrix units are busy from some thousand rows on: a step holds as many prompt tokens,
+    # and as many sequences as still gain from one another. Blocks as an attention tile likes them.
+    Device.CUDA: StepSizes(
+        max_batch_tokens=8192,
+        max_sequences=512,
+        block_tokens=32,
+        kv_dtype=KvDtype.BF16,
+        overlap=True,
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(SchedulerConfig):
     """All of it; as a SchedulerConfig it is what the engine itself reads.
 
     The KV pool is sized by at most one of kv_memory, kv_tokens and kv_fraction. None of them is as
-    kv_fraction=0.5. After checking, `kv_memory` is bytes.
+    kv_fraction=0.5, on a GPU 1. After checking, `kv_memory` is bytes. What is None is chosen by the
+    device: `sizes` says how.
     """
 
-    max_batch_tokens: int = field(default=512, metadata=flag("Most tokens computed in one step."))
-    max_sequences: int = field(default=64, metadata=flag("Most sequences computed at one time."))
-    block_tokens: int = 16
+    device: Device = field(default=Device.AUTO, metadata=flag("What computes."))
+    max_batch_tokens: int | None = field(
+        default=None,
+        metadata=flag("Most tokens computed in one step; default: 512, on a GPU 8192."),
+    )
+    max_sequences: int | None = field(
+        default=None,
+        metadata=flag("Most sequences computed at one time; default: 64, on a GPU 512."),
+    )
+    block_tokens: int | None = None
     context_tokens: int | None = field(
         default=None,
         metadata=flag(
             "Longest prompt and answer together; default: the model's, if memory holds it."
         ),
     )
-    kv_dtype: KvDtype = field(default=KvDtype.F16, metadata=flag("How keys and values are kept."))
+    kv_dtype: KvDtype | None = field(
+        default=None, metadata=flag("How keys and values are kept; default: f16, on a GPU bf16.")
+    )
     kv_memory: int | str | None = field(
         default=None, metadata=flag("Size of the KV pool, as in 4GiB.")
     )
@@ -104,29 +171,46 @@ class EngineConfig(SchedulerConfig):
     kv_fraction: float | None = field(
         default=None,
         metadata=flag(
-            "Size of the KV pool: so much of the memory that the weights leave; default: 0.5."
+            "Size of the KV pool: so much of the memory that the weights leave; default: 0.5, on a "
+            "GPU 1."
         ),
     )
     threads: int | None = field(
         default=None, metadata=flag("Default: the cores this process may use.")
     )
-    overlap: bool = False  # plan a step while the one before it is computed
+    gpu_memory: float | str = field(
+        default="0.9", metadata=flag("Most memory of the GPU to take: a fraction, or as in 60GiB.")
+    )
+    quantization: Quantization = field(
+        default=Quantization.NONE, metadata=flag("Quantize layers while loading them onto a GPU.")
+    )
+    load_format: LoadFormat = field(
+        default=LoadFormat.AUTO,
+        metadata=flag("Of weights; dummy: random ones, a config.json is enough."),
+    )
+    graphs: GraphMode = field(
+        default=GraphMode.START, metadata=flag("When a GPU's launches are captured into graphs.")
+    )
+    overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:
         for each in fields(self):
             self._check_type(each.name, each.default)
-        for name in ("max_batch_tokens", "max_sequences", "block_tokens"):
-            self._check_count(name)
-        for name in ("context_tokens", "kv_tokens", "threads"):
+        for name in (*_COUNTS, "context_tokens", "kv_tokens", "threads"):
             if getattr(self, name) is not None:
                 self._check_count(name)
-        if self.kv_dtype not in tuple(KvDtype):
-            raise _refuse("kv_dtype", self.kv_dtype, f"one of {', '.join(KvDtype)}")
+        if self.overlap is not None and not isinstance(self.overlap, bool):
+            raise _refuse("overlap", self.overlap, "True or False")
+        parse_share(self.gpu_memory, "gpu_memory")
         self._check_budget()
         # slots=True makes the class anew, and super() would look for the old one.
         SchedulerConfig.__post_init__(self)
         # One shape for all readers; frozen, so through object's own setter.
-        object.__setattr__(self, "kv_dtype", KvDtype(self.kv_dtype))
+        for name, kind in _CHOICES.items():
+            if (value := getattr(self, name)) is not None:
+                if value not in tuple(kind):
+                    raise _refuse(name, value, f"one of {', '.join(kind)}")
+                object.__setattr__(self, name, kind(value))
         object.__setattr__(self, "policy", Policy(self.policy))
         if self.kv_memory is not None:
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
@@ -141,6 +225,12 @@ class EngineConfig(SchedulerConfig):
                 remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}."
                 raise ConfigError(f"{name!r} is no setting of the engine.", remedy, param=name)
         return cls(**cast("dict[str, Any]", dict(values)))
+
+    def sizes(self, device: Device) -> StepSizes:
+        """What was asked for, and for the rest what the device likes."""
+        chosen = DEVICE_SIZES[Device.CPU if device is Device.AUTO else device]
+        given = {each.name: getattr(self, each.name) for each in fields(StepSizes)}
+        return replace(chosen, **{name: v for name, v in given.items() if v is not None})
 
     @property
     def kv_memory_bytes(self) -> int | None:
@@ -171,6 +261,16 @@ class EngineConfig(SchedulerConfig):
         fraction = self.kv_fraction
         if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
             raise _refuse("kv_fraction", fraction, "a number above 0 and at most 1")
+
+
+_COUNTS = ("max_batch_tokens", "max_sequences", "block_tokens")
+_CHOICES: dict[str, type[StrEnum]] = {
+    "device": Device,
+    "kv_dtype": KvDtype,
+    "quantization": Quantization,
+    "load_format": LoadFormat,
+    "graphs": GraphMode,
+}
 
 
 def _is_number(value: object) -> bool:

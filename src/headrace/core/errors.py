@@ -84,6 +84,10 @@ class QueueTimeoutError(RetryLaterError):
     status = 503
 
 
+class DeviceLostError(HeadraceError):
+    """What computes has failed for good: requests under way end, and its process with them."""
+
+
 class ModelNotFoundError(HeadraceError):
     """The MODEL argument names nothing that is known, on disk or cached."""
 

@@ -23,7 +23,7 @@ PREFIX = "HEADRACE_"
 DEFAULT = "default"
 SECRETS = frozenset({"api_key"})
 HIDDEN = "***"
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.
 OTHER_VARIABLES = frozenset(f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG"))
 TEST_PREFIX = f"{PREFIX}TEST_"
@@ -59,8 +59,10 @@ class Setting:
 
     @property
     def choices(self) -> type[StrEnum] | None:
-        kind = self.kind
-        return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
+        for kind in get_args(self.kind) or (self.kind,):
+            if isinstance(kind, type) and issubclass(kind, StrEnum):
+                return kind
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Settings:
 def all_settings() -> list[Setting]:
     return [
         Setting("model", "", str | None, None, "A catalog name, a GGUF file, a folder, a hub id."),
-        Setting("backend", "", str, "cpu", "What computes: cpu, or reference (slow and exact)."),
+        Setting("backend", "", str, "auto", "reference: slow and exact; auto: what `device` says."),
         *_of("server", ServerConfig),
         *_of("engine", EngineConfig),
     ]
@@ -323,6 +325,8 @@ def _wanted(setting: Setting) -> str:
         return "true or false"
     if kinds == {int, str}:
         return "a number of bytes, or a size such as 4GiB"
+    if kinds == {int, float, str}:
+        return "a fraction, or a size such as 4GiB"
     if str in kinds:
         return "some text"
     return "a number" if float in kinds else "a whole number"

@@ -38,6 +38,22 @@ def parse_bytes(value: int | str, param: str) -> int:
     return found
 
 
+def parse_share(value: float | str, param: str) -> float | int:
+    """A fraction (a float above 0 and at most 1) or bytes (an int), as in "0.9" or "60GiB"."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = 0.0
+    if 0 < share <= 1 and not isinstance(value, bool):
+        return share
+    try:
+        return parse_bytes(int(value) if isinstance(value, float) else value, param)
+    except (ConfigError, ValueError, OverflowError):
+        raise _refuse(
+            param, value, "a fraction above 0 and at most 1, or a size as 60GiB"
+        ) from None
+
+
 def show_bytes(count: int) -> str:
     """For a person: 179.4 MiB, 23.1 GiB."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):

@@ -2,7 +2,8 @@
 
 With a runner that takes a plan while another is being computed, the next plan is made and handed
 over before the last one's result is looked at. An error of the runner ends the requests of that
-step and no others. Knows no text and no arrays.
+step and no others; one after which it can't be used is kept in `lost`, for whoever owns the process
+to end it. Knows no text and no arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import Runner, StepPlan
 from headrace.engine.blocks import BlockPool
@@ -38,6 +39,7 @@ class Engine:
         self.scheduler = Scheduler(runner.limits, eos_ids, config, self._clock)
         self._check_always = config.debug_invariants
         self._in_flight: deque[StepPlan] = deque()
+        self.lost: DeviceLostError | None = None  # the runner can't be used any more, and why
         self._deadlines: list[tuple[float, str]] = []  # a heap; ended requests are skipped
 
     @property
@@ -134,6 +136,8 @@ class Engine:
 
     def _fail(self, error: Exception) -> list[SampledToken]:
         log.exception("a step failed; its requests end, others go on")
+        if isinstance(error, DeviceLostError):
+            self.lost = error
         # Of an error that nobody foresaw only the kind: its text is about our own inside.
         what = str(error) if isinstance(error, HeadraceError) else type(error).__name__
         return self.scheduler.fail(f"the step could not be computed: {what}")

@@ -24,6 +24,9 @@ class Fields:
         self.prefix = prefix  # before names in errors: "llama." in GGUF, "rope_scaling." if nested
         self._values = values
 
+    def names(self) -> list[str]:
+        return list(self._values)
+
     def has_key(self, name: str) -> bool:
         return name in self._values
 
@@ -74,6 +77,14 @@ class Fields:
             raise self.malformed(name, "a list of strings")
         if not all(isinstance(item, str) for item in value):
             raise self.malformed(name, "a list of strings")
+        return list(value)
+
+    def integers(self, name: str) -> list[int]:
+        value = self._value(name, "a list of integers", None)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise self.malformed(name, "a list of integers")
+        if not all(type(item) is int for item in value):
+            raise self.malformed(name, "a list of integers")
         return list(value)
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:

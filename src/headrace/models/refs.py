@@ -53,6 +53,6 @@ def unread(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"The weights hold the tensor {name[:80]!r}, which this architecture does not have in "
         "Headrace.",
-        "Choose another form of this model: without biases, adapters or experts, not quantized "
-        "in safetensors.",
+        "Choose another form of this model: without biases, adapters or experts, and quantized "
+        "only as its quantization_config says.",
     )

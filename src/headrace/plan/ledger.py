@@ -61,6 +61,7 @@ class Allocated:
     weights_bytes: int
     kv_pool_bytes: int
     activations_bytes: int
+    graphs_bytes: int | None = None  # None: there are none, or they are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Ledger:
     total_blocks: int
     block_tokens: int
     max_batch_tokens: int
+    graphs_bytes: int = 0  # launches captured on a GPU: an estimate
     available_bytes: int | None = None  # None: not known
 
     @property
@@ -103,7 +105,7 @@ class Ledger:
     @property
     def fixed_bytes(self) -> int:
         """All but the KV pool."""
-        return self.weights_bytes + self.activations_bytes + self.runtime_bytes
+        return self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.runtime_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -126,6 +128,7 @@ class Ledger:
             ("weights", self.weights_bytes, ""),
             ("KV pool", self.kv_pool_bytes, pool),
             ("activations", self.activations_bytes, f"{self.max_batch_tokens:,} tokens a step"),
+            *([("graphs", self.graphs_bytes, "at most: an estimate")] if self.graphs_bytes else []),
             ("runtime", self.runtime_bytes, "interpreter, tokenizer, code: an estimate"),
         ]
 
@@ -172,6 +175,8 @@ def predict(
     total_blocks: int,
     block_tokens: int,
     max_batch_tokens: int,
+    graphs_bytes: int = 0,
+    runtime_bytes: int | None = None,
     available_bytes: int | None = None,
 ) -> Ledger:
     """The ledger of a model whose backend takes so many bytes, with this pool."""
@@ -179,7 +184,10 @@ def predict(
         weights_bytes=weight_bytes,
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,
         activations_bytes=activation_bytes,
-        runtime_bytes=_RUNTIME_BYTES + spec.vocab_size * _RUNTIME_BYTES_PER_TOKEN,
+        graphs_bytes=graphs_bytes,
+        runtime_bytes=_RUNTIME_BYTES + spec.vocab_size * _RUNTIME_BYTES_PER_TOKEN
+        if runtime_bytes is None
+        else runtime_bytes,
         kv=KvCost.of(spec, kv_dtype, kv_bytes_per_token),
         total_blocks=total_blocks,
         block_tokens=block_tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
 from headrace.models.spec import ModelSpec
@@ -29,6 +29,10 @@ class Footprint:
     kv_dtype: str
     kv_bytes_per_token: int
     activation_bytes: Callable[[int, int], int]  # (max_batch_tokens, context_tokens) -> bytes
+    device: Device = Device.CPU
+    graphs_bytes: int = 0
+    runtime_bytes: int | None = None  # None: what a process on the CPU takes
+    kv_fraction: float = KV_FRACTION  # where nothing is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,8 @@ class _Sizer:
                 param="context_tokens",
             )
         self.longest = spec.context_tokens if asked is None else asked
-        self.block_bytes = config.block_tokens * footprint.kv_bytes_per_token
+        self.sizes = config.sizes(footprint.device)
+        self.block_bytes = self.sizes.block_tokens * footprint.kv_bytes_per_token
         # With the longest context: a shorter one takes no more.
         self.fixed_bytes = self.ledger(0, self.longest).fixed_bytes
         self.left = None if available is None else max(0, available - self.fixed_bytes)
@@ -72,7 +77,7 @@ class _Sizer:
             raise self.too_large(blocks)
         if blocks < needed:
             raise self.too_small(blocks, needed)
-        context = min(self.longest, blocks * self.config.block_tokens)
+        context = min(self.longest, blocks * self.sizes.block_tokens)
         notes = () if context == self.longest else (self.note_context(context),)
         ledger = self.ledger(blocks, context)
         return Sizing(total_blocks=blocks, context_tokens=context, ledger=ledger, notes=notes)
@@ -95,8 +100,8 @@ class _Sizer:
         if config.kv_fraction is not None:
             return int(config.kv_fraction * self.left) // self.block_bytes
         # More than all sequences can fill would only be looked after.
-        most = config.max_sequences * self.blocks_for(self.longest)
-        return min(most, int(KV_FRACTION * self.left) // self.block_bytes)
+        most = self.sizes.max_sequences * self.blocks_for(self.longest)
+        return min(most, int(self.footprint.kv_fraction * self.left) // self.block_bytes)
 
     def needed_blocks(self) -> int:
         """The least that will do: what was asked for, or else something of use."""
@@ -107,18 +112,20 @@ class _Sizer:
         return 1 if explicit else self.blocks_for(min(USEFUL_TOKENS, self.longest))
 
     def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.config.block_tokens)
+        return -(-tokens // self.sizes.block_tokens)
 
     def ledger(self, blocks: int, context: int, batch: int | None = None) -> Ledger:
-        batch = self.config.max_batch_tokens if batch is None else batch
+        batch = self.sizes.max_batch_tokens if batch is None else batch
         return predict(
             self.footprint.spec,
             weight_bytes=self.footprint.weight_bytes,
             activation_bytes=self.footprint.activation_bytes(batch, context),
             kv_bytes_per_token=self.footprint.kv_bytes_per_token,
             kv_dtype=self.footprint.kv_dtype,
+            graphs_bytes=self.footprint.graphs_bytes,
+            runtime_bytes=self.footprint.runtime_bytes,
             total_blocks=blocks,
-            block_tokens=self.config.block_tokens,
+            block_tokens=self.sizes.block_tokens,
             max_batch_tokens=batch,
             available_bytes=self.available,
         )
@@ -149,7 +156,7 @@ class _Sizer:
 
     def smaller_settings(self, needed: int) -> str:
         """Flags with which the model would fit, dearest last; nothing if there are none."""
-        batch, size = self.config.max_batch_tokens, self.config.block_tokens
+        batch, size = self.sizes.max_batch_tokens, self.sizes.block_tokens
         useful = min(USEFUL_TOKENS, self.longest)
         tries = [(batch, context) for context in _halved(self.longest, useful)]
         most = (self.left or 0) // self.block_bytes * size
@@ -174,7 +181,7 @@ class _Sizer:
         # What is free moves from one moment to the next: the advice should still hold then.
         text = write_bytes(max(int(left * _STEADY), self.block_bytes), up=False)
         enough = parse_bytes(text, param) // self.block_bytes >= self.needed_blocks()
-        most_tokens = left // self.block_bytes * self.config.block_tokens
+        most_tokens = left // self.block_bytes * self.sizes.block_tokens
         return MemoryFitError(
             f"{param} asks for a KV pool of {show_bytes(ledger.kv_pool_bytes)}; {show_bytes(left)} "
             f"of {show_bytes(self.available or 0)} free memory are left for it.",
@@ -185,7 +192,7 @@ class _Sizer:
 
     def too_small(self, blocks: int, needed: int) -> MemoryFitError:
         """The budget is kept, and the context does not go into it."""
-        asked, size = self.config.context_tokens, self.config.block_tokens
+        asked, size = self.config.context_tokens, self.sizes.block_tokens
         allows = show_bytes(blocks * self.block_bytes)
         works = self.pool_flag(needed)
         if asked is not None and blocks:
@@ -193,12 +200,17 @@ class _Sizer:
         return MemoryFitError(
             f"A context of {asked or needed * size:,} tokens needs a KV pool of "
             f"{show_bytes(needed * self.block_bytes)}; "
-            f"{self.budget or 'half of the memory left'} allows {allows}, which holds "
+            f"{self.budget or self.share_words} allows {allows}, which holds "
             f"{blocks * size:,}.",
             self.advise(works),
             param="context_tokens" if asked is not None else self.budget,
             detail=self.ledger(needed, self.longest).render(),
         )
+
+    @property
+    def share_words(self) -> str:
+        half = self.footprint.kv_fraction == KV_FRACTION
+        return "half of the memory left" if half else "the memory left"
 
     @property
     def budget(self) -> str | None:
@@ -210,7 +222,7 @@ class _Sizer:
         """The flag of a pool with at least so many blocks, and no more than memory holds."""
         text = write_bytes(blocks * self.block_bytes, up=True)
         if self.left is not None and parse_bytes(text, "kv_memory") > self.left:
-            return f"--kv-tokens {blocks * self.config.block_tokens}"
+            return f"--kv-tokens {blocks * self.sizes.block_tokens}"
         return f"--kv-memory {text}"
 
     def advise(self, flags: str) -> str:

@@ -110,6 +110,8 @@ class EngineProcess:
         beat.start()
         try:
             self._loop()
+            if self._engine.lost is not None:
+                return 3
         finally:
             self._ended.set()
             self._compiling.close()
@@ -139,6 +141,10 @@ class EngineProcess:
                     began = time.perf_counter()
                     link.send(wire.Tokens(tokens, started))
                     self._publish_s += time.perf_counter() - began
+                if engine.lost is not None:
+                    # Those whose step it was know by now; the rest hear it from the HTTP process.
+                    log.error("the engine ends: %s", engine.lost)
+                    return
                 # Should blocks ever be lost, this process ends here and its successor has them all.
                 engine.idle_check()
             self._turns += 1

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.core.config import EngineConfig, KvDtype
+from headrace.core.config import Device, EngineConfig, KvDtype
 from headrace.core.server_config import ServerConfig
 from headrace.core.version import headrace_version
 from headrace.models.catalog import entry_of
@@ -53,19 +53,20 @@ def identify(
     engine: EngineConfig,
 ) -> Identity:
     entry = entry_of(file.path)
+    computing = _computing(backend, engine)
     return {
         "headrace": headrace_version(),
         "model": {
             "sampled_sha256": _hash_model(file, spec),
             "sampled": SAMPLED,
-            "bytes": sum(tensor.data.nbytes for tensor in file.tensors.values()),
+            "bytes": sum(tensor.data.nbytes for tensor in file.stored.values()),
             "catalog_sha256": None if entry is None else entry.sha256,
         },
         "quantization": _formats(file),
-        "kv_dtype": KvDtype.F32.value if backend == "reference" else engine.kv_dtype.value,
+        "kv_dtype": _kv_dtype(computing, engine),
         "tokenizer_sha256": _hash_tokenizer(file),
         "chat_template_sha256": None if chat_template is None else _hash(chat_template.encode()),
-        "backend": {"name": backend, "path": _kernel_path(backend)},
+        "backend": {"name": computing, "path": _kernel_path(computing)},
         "settings": {**_settings(server), **_settings(engine)},
     }
 
@@ -79,7 +80,7 @@ def fingerprint(identity: Identity) -> str:
 
 def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
     digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
-    for name, tensor in sorted(file.tensors.items()):
+    for name, tensor in sorted(file.stored.items()):
         digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
         for sample in _samples(tensor):
             digest.update(sample)
@@ -94,7 +95,7 @@ def _samples(tensor: Tensor) -> list[memoryview]:
 def _formats(file: WeightsFile) -> dict[str, float]:
     """Each format's share of the values."""
     values: Counter[str] = Counter()
-    for tensor in file.tensors.values():
+    for tensor in file.stored.values():
         values[tensor.format.name] += tensor.values
     total = max(values.total(), 1)
     return {name: round(count / total, 4) for name, count in values.most_common()}
@@ -116,9 +117,26 @@ def _hash_tokenizer(file: WeightsFile) -> str:
     return digest.hexdigest()
 
 
-def _kernel_path(backend: str) -> str:
+def _computing(backend: str, engine: EngineConfig) -> str:
+    """What the engine process will compute on, as far as this one can tell without torch."""
+    if backend != "auto":
+        return backend
+    if engine.device is Device.AUTO:
+        from headrace.backends.cuda.device import driver_is_present
+
+        return "cuda" if driver_is_present() else "cpu"
+    return engine.device.value
+
+
+def _kv_dtype(backend: str, engine: EngineConfig) -> str:
     if backend == "reference":
-        return "numpy"
+        return KvDtype.F32.value
+    return engine.sizes(Device.CUDA if backend == "cuda" else Device.CPU).kv_dtype.value
+
+
+def _kernel_path(backend: str) -> str:
+    if backend != "cpu":
+        return {"reference": "numpy", "cuda": "triton"}[backend]
     from headrace.backends.cpu import _native
 
     return str(_native.paths()[0])

@@ -28,7 +28,7 @@ class Served:
 def read_served(
     path: Path, name: str, *, backend: str, server: ServerConfig, engine: EngineConfig
 ) -> Served:
-    file = open_weights(path)
+    file = open_weights(path, engine.load_format)
     try:
         spec, _ = describe_file(file, engine.context_tokens)
         tokenizer = read_tokenizer(file)

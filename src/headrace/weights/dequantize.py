@@ -14,7 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.weights.tensor import Tensor
+from headrace.core.errors import UnsupportedModelError
+from headrace.weights.dummy import DummyTensor, dummy_values
+from headrace.weights.mapped import shown
+from headrace.weights.quantized import QuantizedTensor, value_rows
+from headrace.weights.tensor import FORMATS, Format, Tensor
+from headrace.weights.weight import Part
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -22,9 +27,56 @@ Floats = NDArray[np.float32]
 _PIECE_VALUES = 1 << 20
 
 
-def dequantize(tensor: Tensor) -> Floats:
-    """All values, in the tensor's shape."""
+def dequantize(part: Part) -> Floats:
+    """All values, in the part's shape."""
+    if isinstance(part, QuantizedTensor):
+        return _dequantize_matrix(part)
+    if isinstance(part, DummyTensor):
+        return dummy_values(part)
+    return dequantize_plain(part)
+
+
+def dequantize_plain(tensor: Tensor) -> Floats:
+    """All values of a tensor that has them by itself."""
     return _decode(tensor, _blocks(tensor)).reshape(tensor.shape)
+
+
+def plain_format(part: Part) -> Format:
+    """Of what `plain_tensor` gives."""
+    return FORMATS["F16"] if isinstance(part, QuantizedTensor) else part.format
+
+
+def plain_tensor(part: Part) -> Tensor:
+    """The part as one tensor, for a backend that packs no others: a quantized matrix in F16, which
+    is what its method computes with and what its scales are precise to; a dummy one in BF16."""
+    if isinstance(part, Tensor):
+        return part
+    values = dequantize(part)
+    if isinstance(part, DummyTensor):
+        raw = (values.view(np.uint32) >> 16).astype("<u2")
+    else:
+        with np.errstate(over="ignore"):
+            raw = values.astype("<f2")
+        if not np.isfinite(raw).all():
+            raise UnsupportedModelError(
+                f"tensor {shown(part.name)}: value: found one of {np.abs(values).max():g}; the CPU "
+                f"backend holds a matrix of {part.format.name} in F16, up to 65504.",
+                "Use a copy of the model in BF16 or F32, or --backend reference.",
+            )
+    data = raw.reshape(-1).view(np.uint8).data.toreadonly()
+    return Tensor(part.name, plain_format(part), part.shape, data)
+
+
+def _dequantize_matrix(tensor: QuantizedTensor) -> Floats:
+    matrix = tensor.unpack()
+    outputs, inputs = tensor.shape
+    out = np.empty((outputs, inputs), np.float32)
+    step = max(1, _PIECE_VALUES // inputs)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for first in range(0, outputs, step):
+            end = min(first + step, outputs)
+            out[first:end] = value_rows(matrix, first, end)
+    return out
 
 
 def dequantize_rows(tensor: Tensor, rows: Sequence[int] | NDArray[np.integer]) -> Floats:

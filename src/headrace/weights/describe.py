@@ -11,17 +11,25 @@ from headrace.models.refs import WeightRef
 from headrace.models.registry import describe_config, describe_gguf, rope_factors_name
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize
-from headrace.weights.gguf import GgufFile
+from headrace.weights.dummy import DummyFolder
+from headrace.weights.load import OpenFile
+from headrace.weights.quantization import FIELD, read_method
 from headrace.weights.safetensors import SafetensorsFolder
 
 
 def describe_file(
-    file: GgufFile | SafetensorsFolder, context_tokens: int | None = None
+    file: OpenFile, context_tokens: int | None = None
 ) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
     """`context_tokens` is what will be served: some models turn their positions by it."""
+    if isinstance(file, DummyFolder):
+        if file.config.get(FIELD):
+            raise UnsupportedModelError(
+                f"{file.path}: config.json has a {FIELD}; load_format dummy makes BF16 weights.",
+                f"Take the {FIELD} out, and set quantization for a GPU to quantize on load.",
+            )
+        return describe_config(file.config, [], context_tokens)
     if isinstance(file, SafetensorsFolder):
-        names = [*file.tensors, *file.left_out]
-        return describe_config(file.config, names, context_tokens)
+        return _describe_folder(file, context_tokens)
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     shapes.update((name, ()) for name in file.left_out)
     factors = None
@@ -33,3 +41,15 @@ def describe_file(
             )
         factors = dequantize(file.tensors[name]).reshape(-1).tolist()
     return describe_gguf(file.metadata, shapes, factors, context_tokens)
+
+
+def _describe_folder(
+    file: SafetensorsFolder, context_tokens: int | None
+) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
+    """A family sees a quantized checkpoint as the one that it was made from."""
+    names = [*file.tensors, *file.left_out]
+    method = read_method(file.config)
+    if method is None:
+        return describe_config(file.config, names, context_tokens)
+    plain = {name: value for name, value in file.config.items() if name != FIELD}
+    return describe_config(plain, method.plain_names(file, names), context_tokens)

@@ -84,6 +84,7 @@ class GgufFile:
         self._data_start = cursor.at + -cursor.at % alignment
         _check_spans(cursor, infos, alignment, file.size - self._data_start)
         self.tensors: dict[str, Tensor] = {}
+        self.stored = self.tensors
         self.left_out: dict[str, str] = {}  # tensor name -> a type that we don't read
         self._spans: dict[str, tuple[int, int]] = {}  # tensor name -> start in the file, bytes
         for info in infos:

@@ -15,11 +15,14 @@ from typing import Protocol
 from headrace.core.errors import ModelNotFoundError, UnsupportedModelError, WeightsError
 from headrace.models.decoder import DecoderWeights
 from headrace.models.refs import TensorRef, WeightRef
+from headrace.weights.dummy import DummyFolder, dummy_tensor
 from headrace.weights.gguf import MAGIC, GgufFile
 from headrace.weights.mapped import MappedFile, describe_content, shown
+from headrace.weights.quantization import read_method
+from headrace.weights.quantized import OTHER_MODEL, Method
 from headrace.weights.safetensors import FLOAT_DTYPES, SafetensorsFolder
 from headrace.weights.tensor import FORMATS, Tensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Part, Weight
 
 _ACCEPTED = "Give a .gguf file, or a folder with config.json, safetensors and tokenizer.json."
 
@@ -34,6 +37,11 @@ class WeightsFile(Protocol):
     def tensors(self) -> Mapping[str, Tensor]: ...
 
     @property
+    def stored(self) -> Mapping[str, Tensor]:
+        """All that a model is made of: tensors, and the codes of quantized ones."""
+        ...
+
+    @property
     def left_out(self) -> Mapping[str, str]:
         """Tensors that are there in a type that is not read: name -> type."""
         ...
@@ -43,8 +51,19 @@ class WeightsFile(Protocol):
     def close(self) -> None: ...
 
 
-def open_weights(path: Path) -> GgufFile | SafetensorsFolder:
-    """Open what is at `path`, whichever of the supported kinds it is."""
+OpenFile = GgufFile | SafetensorsFolder | DummyFolder
+
+
+def open_weights(path: Path, load_format: str = "auto") -> OpenFile:
+    """Open what is at `path`, whichever of the supported kinds it is. The format "dummy": random
+    values for the config.json in this folder, whatever weights lie beside it."""
+    if load_format == "dummy":
+        if not path.is_dir():
+            raise ModelNotFoundError(
+                f"{path}: no folder; load_format dummy takes one with a config.json.",
+                "Give such a folder, or set load_format to auto.",
+            )
+        return DummyFolder.open(path)
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
@@ -88,17 +107,38 @@ def find_weights(refs: DecoderWeights[WeightRef], file: WeightsFile) -> DecoderW
     References that are equal give the same object, so that a backend prepares tied weights once.
     """
     found: dict[WeightRef, Weight] = {}
+    method = read_method(file.config) if isinstance(file, SafetensorsFolder) else None
+
+    def find_part(role: str, ref: TensorRef, offset: float = 0.0) -> Part:
+        if isinstance(file, DummyFolder):
+            return dummy_tensor(ref, offset)
+        if method is not None and isinstance(file, SafetensorsFolder):
+            return _find_quantized(role, ref, file, method) or _find_tensor(role, ref, file)
+        return _find_tensor(role, ref, file)
 
     def find(role: str, ref: WeightRef) -> Weight:
         if ref not in found:
             found[ref] = Weight(
-                parts=tuple(_find_tensor(role, part, file) for part in ref.parts),
-                bias=tuple(_find_tensor(f"{role} bias", part, file) for part in ref.bias),
+                parts=tuple(find_part(role, part, ref.offset) for part in ref.parts),
+                bias=tuple(find_part(f"{role} bias", part) for part in ref.bias),
                 offset=ref.offset,
             )
         return found[ref]
 
     return refs.map(find)
+
+
+def _find_quantized(
+    role: str, ref: TensorRef, file: SafetensorsFolder, method: Method
+) -> Part | None:
+    part = method.find(role, ref, file)
+    if part is not None and role == "embed":
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {shown(ref.name)} (embed): type {part.format.name}; supported "
+            f"are {', '.join(FLOAT_DTYPES)} for the embedding.",
+            "Use a copy of the model whose embedding is not quantized.",
+        )
+    return part
 
 
 def _find_tensor(role: str, ref: TensorRef, file: WeightsFile) -> Tensor:
@@ -109,7 +149,7 @@ def _find_tensor(role: str, ref: TensorRef, file: WeightsFile) -> Tensor:
         raise WeightsError(
             f"{file.path}: tensor {shown(ref.name)} ({role}): shape: found {list(tensor.shape)}; "
             f"expected {list(ref.shape)}.",
-            "Weights and configuration belong to different models: fetch them together.",
+            OTHER_MODEL,
         )
     return tensor
 

@@ -15,7 +15,7 @@ from typing import Self
 from headrace.core.errors import WeightsError
 from headrace.weights.json_file import MAX_JSON_BYTES, parse_object, read_object
 from headrace.weights.mapped import DAMAGED, MappedFile, describe_content, shown
-from headrace.weights.tensor import FORMATS, Tensor
+from headrace.weights.tensor import CODE_FORMATS, FORMATS, Tensor
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 MAX_DIMS = 8
@@ -42,25 +42,29 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """One mapped file. `left_out` has the tensors whose dtype we don't read."""
+    """One mapped file. `left_out` has the tensors whose dtype has no values for us; those of them
+    that a quantized checkpoint may keep its codes in are in `codes` too."""
 
     def __init__(self, file: MappedFile) -> None:
         self.path = file.path
         self._file = file
         self.tensors: dict[str, Tensor] = {}
+        self.codes: dict[str, Tensor] = {}
         self.left_out: dict[str, str] = {}
         self._spans: dict[str, tuple[int, int]] = {}
         data_start = _LENGTH_BYTES + _header_bytes(file)
         header = parse_object(file.view[_LENGTH_BYTES:data_start], file.path, "header")
         for entry in _read_entries(file.path, header, file.size - data_start):
-            if entry.dtype not in FLOAT_DTYPES:
+            is_float = entry.dtype in FLOAT_DTYPES
+            if not is_float:
                 self.left_out[entry.name] = entry.dtype
-                continue
+                if entry.dtype not in CODE_FORMATS:
+                    continue
             start, size = data_start + entry.begin, entry.end - entry.begin
             self._spans[entry.name] = (start, size)
-            self.tensors[entry.name] = Tensor(
+            (self.tensors if is_float else self.codes)[entry.name] = Tensor(
                 name=entry.name,
-                format=FORMATS[entry.dtype],
+                format=(FORMATS if is_float else CODE_FORMATS)[entry.dtype],
                 shape=entry.shape,
                 data=file.view[start : start + size],
             )
@@ -79,6 +83,7 @@ class SafetensorsFile:
 
     def close(self) -> None:
         self.tensors.clear()
+        self.codes.clear()
         self._file.close()
 
 
@@ -89,13 +94,14 @@ class SafetensorsFolder:
         self.path = path
         self.config = config
         self.tensors: dict[str, Tensor] = {}
+        self.codes: dict[str, Tensor] = {}
         self.left_out: dict[str, str] = {}
         self._files: list[SafetensorsFile] = []
         self._owners: dict[str, SafetensorsFile] = {}
 
     @classmethod
     def open(cls, folder: Path) -> SafetensorsFolder:
-        found = cls(folder, _read_config(folder))
+        found = cls(folder, read_config(folder))
         try:
             found._open_files()
         except BaseException:
@@ -103,12 +109,17 @@ class SafetensorsFolder:
             raise
         return found
 
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        return {**self.tensors, **self.codes}
+
     def release(self, tensor: Tensor) -> None:
         """Drop a tensor's pages from memory once it is packed elsewhere; it can be read again."""
         self._owners[tensor.name].release(tensor)
 
     def close(self) -> None:
         self.tensors.clear()
+        self.codes.clear()
         for file in self._files:
             file.close()
 
@@ -156,8 +167,10 @@ class SafetensorsFolder:
             self._owners[name] = file
             if name in file.tensors:
                 self.tensors[name] = file.tensors[name]
-            else:
-                self.left_out[name] = file.left_out[name]
+                continue
+            self.left_out[name] = file.left_out[name]
+            if name in file.codes:
+                self.codes[name] = file.codes[name]
 
 
 def _header_bytes(file: MappedFile) -> int:
@@ -231,7 +244,7 @@ def _naturals(path: Path, field: str, value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _read_config(folder: Path) -> dict[str, object]:
+def read_config(folder: Path) -> dict[str, object]:
     path = folder / "config.json"
     if not path.is_file():
         raise WeightsError(

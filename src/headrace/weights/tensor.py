@@ -38,6 +38,12 @@ FORMATS = {
     )
 }
 
+# What quantized checkpoints keep their codes in, under safetensors' names. Numbers without a
+# meaning of their own: awq.py, gptq.py and fp8.py know what they stand for.
+CODE_FORMATS = {
+    f.name: f for f in (Format("I8", 1, 1), Format("I32", 1, 4), Format("F8_E4M3", 1, 1))
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

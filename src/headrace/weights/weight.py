@@ -1,4 +1,4 @@
-"""A model's weight as found: tensors of a file stacked by output rows. No arithmetic.
+"""A model's weight as found: tensors stacked by output rows. No arithmetic.
 
 Backends prepare what they need from it (a packed copy, a float array); the bytes stay mapped.
 """
@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.weights.dummy import DummyTensor
+from headrace.weights.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
+
+# A tensor of a file, a quantized matrix over several of them, or one that is yet to be made: each
+# with a name, a format and a shape.
+Part = Tensor | QuantizedTensor | DummyTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """A matrix [sum of the parts' rows, columns], or a vector [d] (one part)."""
 
-    parts: tuple[Tensor, ...]
-    bias: tuple[Tensor, ...] = ()  # one a part, or none
+    parts: tuple[Part, ...]
+    bias: tuple[Part, ...] = ()  # one a part, or none
     offset: float = 0.0  # to be added to every value
 
     @property

@@ -8,25 +8,25 @@ backends/reference/sampling.py's.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
+from headrace.backends.draws import (
+    Floats,
+    Ints,
+    adjusts_logits,
+    collect_results,
+    counted_tokens,
+    flat_ids,
+    flat_values,
+    repeats,
+)
 from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
 
-Ints = NDArray[np.int32]
-Floats = NDArray[np.float32]
-
 _SCORED = (0.0, 1.0, 0.0, 1.0, 0.0)  # in place of a draw
-NOT_NUMBERS = -1
-_FAILURES = {  # what the native sampler gives in place of a token
-    NOT_NUMBERS: "The model gave logits that are not numbers.",
-    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
-    -3: "Bias and penalties took a logit past the range of float32.",
-}
 
 
 class DrawArrays:
@@ -48,7 +48,7 @@ class DrawArrays:
                 uniforms += [0.0] * count
                 tops += [entry.top_logprobs] * count
             if (draw := entry.draw) is not None:
-                if _adjusts(draw):
+                if adjusts_logits(draw):
                     adjusted.append((len(wanted), draw))
                 wanted.append(end - 1)
                 targets.append(-1)
@@ -89,28 +89,9 @@ class DrawArrays:
         )
 
     def results(self, entries: list[StepEntry]) -> list[EntryResult]:
-        tokens, logprobs, tops = self.tokens.tolist(), self.logprobs.tolist(), self._top_lists()
-        results: list[EntryResult] = []
-        at = 0
-        for entry in entries:
-            result = EntryResult(sequence_id=entry.sequence_id)
-            first = at
-            if entry.targets is not None:
-                at += len(entry.targets)
-                result.target_logprobs = logprobs[first:at]
-                if entry.top_logprobs:
-                    result.target_top = tops[first:at]
-            if entry.draw is not None:
-                if tokens[at] >= 0:
-                    result.token_id, result.logprob = tokens[at], logprobs[at]
-                    if entry.top_logprobs:
-                        result.top = tops[at]
-                at += 1
-            worst = min(tokens[first:at], default=0)
-            if worst < 0:
-                result.error, result.is_own_fault = _FAILURES[worst], worst != NOT_NUMBERS
-            results.append(result)
-        return results
+        return collect_results(
+            entries, self.tokens.tolist(), self.logprobs.tolist(), self._top_lists()
+        )
 
     def _top_lists(self) -> list[TopLogprobs]:
         """For each wanted row; nothing at all if no row asked."""
@@ -121,29 +102,9 @@ class DrawArrays:
         return [pairs[offsets[i] : offsets[i + 1]] for i in range(len(offsets) - 1)]
 
 
-def _repeats(draw: Draw) -> bool:
-    return draw.repetition_penalty != 1 and len(draw.seen) > 0
-
-
-def _counts(draw: Draw) -> bool:
-    wanted = draw.presence_penalty != 0 or draw.frequency_penalty != 0
-    return wanted and len(draw.counts) > 0
-
-
-def _adjusts(draw: Draw) -> bool:
-    return (
-        draw.allowed is not None
-        or draw.mask is not None
-        or len(draw.bias) > 0
-        or len(draw.banned) > 0
-        or _repeats(draw)
-        or _counts(draw)
-    )
-
-
 def _adjustments(adjusted: list[tuple[int, Draw]]) -> _native.Adjustments:
     draws = [draw for _, draw in adjusted]
-    counts = [draw.counts if _counts(draw) else {} for draw in draws]
+    counts = [counted_tokens(draw) for draw in draws]
     return _native.Adjustments(
         np.array([row for row, _ in adjusted], np.int32),
         np.array(
@@ -151,11 +112,11 @@ def _adjustments(adjusted: list[tuple[int, Draw]]) -> _native.Adjustments:
             np.float32,
         ),
         np.array([(d.allowed is not None) | (d.mask is not None) << 1 for d in draws], np.int32),
-        (*_ids([d.bias for d in draws]), _values([d.bias.values() for d in draws])),
+        (*_ids([d.bias for d in draws]), flat_values([d.bias.values() for d in draws])),
         _ids([() if d.allowed is None else d.allowed for d in draws]),
         _ids([d.banned for d in draws]),
-        _ids([d.seen if _repeats(d) else () for d in draws]),
-        (*_ids(counts), _values([c.values() for c in counts])),
+        _ids([d.seen if repeats(d) else () for d in draws]),
+        (*_ids(counts), flat_values([c.values() for c in counts])),
         _bytes([d.mask or b"" for d in draws]),
     )
 
@@ -164,7 +125,7 @@ def _ids(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
     """Offsets, and all rows' ids one after the other."""
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return offsets, np.concatenate([_flat(row) for row in rows])
+    return offsets, np.concatenate([flat_ids(row) for row in rows])
 
 
 def _bytes(rows: Sequence[bytes]) -> tuple[Ints, NDArray[np.uint8]]:
@@ -172,13 +133,3 @@ def _bytes(rows: Sequence[bytes]) -> tuple[Ints, NDArray[np.uint8]]:
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     return offsets, np.frombuffer(b"".join(rows), np.uint8)
-
-
-def _flat(ids: Collection[int]) -> Ints:
-    if isinstance(ids, (np.ndarray, array)):  # no Python number in between
-        return np.asarray(ids, np.int32)
-    return np.fromiter(ids, np.int32, len(ids))
-
-
-def _values(rows: Iterable[Collection[float]]) -> Floats:
-    return np.concatenate([np.fromiter(row, np.float32, len(row)) for row in rows])

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from headrace.backends.cpu.kv import check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
 from headrace.backends.cpu.runner import BLOCK_TOKENS, LOGIT_ROWS
-from headrace.core.config import EngineConfig
+from headrace.core.config import Device, EngineConfig, Quantization
 from headrace.core.errors import ConfigError, UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
-from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Weight
+from headrace.weights.dequantize import plain_format
+from headrace.weights.weight import Part, Weight
 
 FLOAT_BYTES = 4
 
@@ -74,12 +74,12 @@ def packed_bytes(format_name: str, rows: int, columns: int) -> int:
     return blocks * -(-columns // _RECORD_INPUTS) * (codes + factors)
 
 
-def matrix_bytes(parts: Iterable[Tensor]) -> int:
+def matrix_bytes(parts: Iterable[Part]) -> int:
     """Tensors stacked by output. Neighbours of one format are packed as one matrix, unless a block
     of outputs would straddle two of them."""
     runs: list[tuple[str, int, int]] = []  # format, rows, columns
     for part in parts:
-        name, (rows, columns) = part.format.name, part.shape
+        name, (rows, columns) = plain_format(part).name, part.shape
         if runs and runs[-1][0] == name and runs[-1][1] % _LANES == 0:
             runs[-1] = (name, runs[-1][1] + rows, columns)
         else:
@@ -133,13 +133,21 @@ def activation_bytes(
 
 def check_config(config: EngineConfig) -> None:
     """Refuse what this backend does not have."""
-    if config.block_tokens != BLOCK_TOKENS:
+    sizes = config.sizes(Device.CPU)
+    if sizes.block_tokens != BLOCK_TOKENS:
         raise ConfigError(
-            f"block_tokens is {config.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
+            f"block_tokens is {sizes.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
             f"Set block_tokens to {BLOCK_TOKENS}.",
             param="block_tokens",
         )
-    check_kv_dtype(config.kv_dtype)
+    if config.quantization is not Quantization.NONE:
+        raise ConfigError(
+            f"quantization is {config.quantization.value!r}; on a CPU weights stay as they are in "
+            "the file.",
+            "Give a GGUF file in a quantized format, or set --device cuda.",
+            param="quantization",
+        )
+    check_kv_dtype(sizes.kv_dtype)
 
 
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:
@@ -148,7 +156,7 @@ def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tupl
         lambda _, weight: Unloaded(
             weight.rows,
             weight.columns,
-            quantized=all(part.format.name in _QUANTIZED for part in weight.parts),
+            quantized=all(plain_format(part).name in _QUANTIZED for part in weight.parts),
         )
     )
     ops = RecordingOps()

@@ -29,9 +29,11 @@ from headrace.backends.cpu.profile import OperationProfile, read_profile
 from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
-from headrace.weights.dequantize import dequantize
+from headrace.weights.dequantize import dequantize, plain_tensor
+from headrace.weights.dummy import DummyTensor
+from headrace.weights.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Part, Weight
 
 BLOCK_TOKENS = 16  # fixed by the kernels: a block's tokens are the lanes of a vector
 LOGIT_ROWS = 32  # rows whose logits exist at one time
@@ -218,11 +220,20 @@ def _prepare(
     matrix = _native.Matrix(tables, bias, threads)
     if release is not None:
         for part in weight.parts:
-            release(part)
+            for source in _sources(part):
+                release(source)
     return matrix
 
 
-def _table(tensor: Tensor) -> _native.Table:
+def _sources(part: Part) -> tuple[Tensor, ...]:
+    """The tensors of the file that a part was read from."""
+    if isinstance(part, QuantizedTensor):
+        return part.sources
+    return () if isinstance(part, DummyTensor) else (part,)
+
+
+def _table(part: Part) -> _native.Table:
+    tensor = plain_tensor(part)
     rows, columns = tensor.shape
     data = np.frombuffer(tensor.data, np.uint8)
     return _native.Table(tensor.format.name, rows, columns, data)

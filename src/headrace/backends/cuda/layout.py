@@ -1,0 +1,191 @@
+"""How many bytes the CUDA backend will take, worked out before it takes any.
+
+Weights are added up by their formats. For the rest the runner's own objects are made over tensors
+that have shapes and no memory (torch's "meta" device), and asked: they can't disagree with what is
+allocated later. Reads no weight and needs no GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
+from headrace.backends.cuda.inputs import StepInputs
+from headrace.backends.cuda.kv import KvPool, check_kv_dtype
+from headrace.backends.cuda.loading import (
+    FORMATS,
+    QUANTIZED_ROLES,
+    VECTORS,
+    int4_group,
+)
+from headrace.backends.cuda.matrix import Format, Matrix, dense_matrix
+from headrace.backends.cuda.program import Prepared, Program, Table, attention_windows
+from headrace.backends.cuda.runner import logit_rows, work_shape
+from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
+from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
+from headrace.core.errors import ConfigError
+from headrace.core.sizes import MIB
+from headrace.core.step import RunnerLimits
+from headrace.models.decoder import DecoderWeights
+from headrace.models.spec import ModelSpec
+from headrace.weights.quantized import CodeKind, QuantizedTensor
+from headrace.weights.weight import Weight
+
+META = torch.device("meta")
+DTYPE = torch.bfloat16  # of activations
+LAYER_LAUNCHES = 9  # of a layer, counted generously
+_FP8_BLOCK = 128
+
+
+def graph_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+    """Of as many graphs as a server comes to have; an estimate."""
+    if config.graphs is GraphMode.OFF:
+        return 0
+    sizes = config.sizes(Device.CUDA)
+    buckets = len(row_buckets(min(GRAPH_ROWS, sizes.max_batch_tokens)))
+    launches = LAYER_LAUNCHES * spec.layers + 8
+    return min(2 * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
+
+
+def check_sizes(sizes: StepSizes) -> None:
+    """Refuse what this backend does not have."""
+    size = sizes.block_tokens
+    if size < 16 or size & (size - 1):
+        raise ConfigError(
+            f"block_tokens is {size}; the CUDA backend's blocks hold a power of two from 16 on.",
+            "Set block_tokens to 16, 32 or 64.",
+            param="block_tokens",
+        )
+    check_kv_dtype(sizes.kv_dtype)
+
+
+def activation_bytes(
+    spec: ModelSpec,
+    shapes: DecoderWeights[Prepared],
+    sizes: StepSizes,
+    multiprocessors: int,
+    max_batch_tokens: int,
+    context_tokens: int,
+) -> int:
+    """Buffers, workspaces, inputs and tables of the largest step."""
+    limits = RunnerLimits(
+        max_batch_tokens=max_batch_tokens,
+        max_sequences=sizes.max_sequences,
+        total_blocks=1,
+        block_tokens=sizes.block_tokens,
+        context_tokens=context_tokens,
+    )
+    shape = work_shape(spec, sizes.max_sequences, multiprocessors)
+    rows = logit_rows(max_batch_tokens, sizes.max_sequences)
+    inputs = StepInputs(
+        limits,
+        shape,
+        head_dim=spec.attention[0].head_dim,
+        windows=attention_windows(spec),
+        wanted_rows=rows,
+        vocab_size=spec.vocab_size,
+        device=META,
+    )
+    program = _program(spec, shapes, inputs, shape, limits, rows)
+    sampler = Sampler(rows, max_batch_tokens + sizes.max_sequences, spec.vocab_size, META)
+    return program.nbytes + inputs.nbytes + sampler.nbytes
+
+
+def scratch_bytes(spec: ModelSpec, max_sequences: int) -> int:
+    """What comes and goes: rows that are being drawn from, and the library's own workspace."""
+    return SCRATCH_ROW_BYTES * spec.vocab_size * min(ROWS_TOGETHER, max_sequences) + 64 * MIB
+
+
+def _program(
+    spec: ModelSpec,
+    shapes: DecoderWeights[Prepared],
+    inputs: StepInputs,
+    shape: WorkShape,
+    limits: RunnerLimits,
+    rows: int,
+) -> Program:
+    return Program(
+        spec,
+        shapes,
+        KvPool(spec, 1, limits.block_tokens, "bf16", META),
+        inputs,
+        shape,
+        max_rows=limits.max_batch_tokens,
+        logit_rows=rows,
+        context_tokens=limits.context_tokens,
+        block_tokens=limits.block_tokens,
+        dtype=DTYPE,
+        device=META,
+    )
+
+
+def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Prepared]:
+    """What `loading.Loader` would make of them, without memory."""
+    tied = weights.head.parts == weights.embed.parts
+    table = Table(
+        torch.empty((weights.embed.rows, weights.embed.columns), dtype=DTYPE, device=META)
+    )
+
+    def change(role: str, weight: Weight) -> Prepared:
+        if role == "embed":
+            return table
+        if role in VECTORS:
+            return torch.empty(weight.columns, dtype=torch.float32, device=META)
+        if role == "head" and tied:
+            return dense_matrix(table.data, META, DTYPE)
+        return _shape_matrix(role, weight, quantization)
+
+    return weights.map(change)
+
+
+def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
+    rows, columns, gated = weight.rows, weight.columns, role == "gate_up"
+    bias = _empty(rows, dtype=torch.float32) if weight.bias else None
+    parts = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
+    format: Format | None = None
+    if parts:
+        format = {CodeKind.INT4: Format.INT4, CodeKind.INT8: Format.INT8}.get(
+            parts[0].kind, Format.FP8
+        )
+    elif quantization != "none" and role in QUANTIZED_ROLES:
+        format = FORMATS[quantization]
+    if format is None:
+        data = _empty(rows, columns, dtype=DTYPE)
+        return Matrix(
+            format=Format.BF16, rows=rows, columns=columns, data=data, bias=bias, gated=gated
+        )
+    half = format is Format.INT4
+    data = _empty(rows, columns // 2 if half else columns, dtype=torch.uint8)
+    scales = _empty(rows, dtype=torch.float32)
+    if half:
+        scales = _empty(rows, columns // _group(parts, columns), dtype=torch.float16)
+    elif any(
+        len(source.shape) == 2 and source.shape[1] > 1 for p in parts for source in p.sources[1:]
+    ):
+        scales = _empty(-(-columns // _FP8_BLOCK), rows, dtype=torch.float32)  # one a block
+    return Matrix(
+        format=format,
+        rows=rows,
+        columns=columns,
+        data=data,
+        scales=scales,
+        zeros=_empty(*scales.shape, dtype=torch.uint8) if half and parts else None,
+        bias=bias,
+        gated=gated,
+    )
+
+
+def _group(parts: list[QuantizedTensor], columns: int) -> int:
+    """Columns that share a scale, as kernels read them: what the tensors beside the codes show."""
+    if not parts:
+        return int4_group(columns)
+    groups = max(
+        (source.shape[0] for source in parts[0].sources if source.format.name == "F16"), default=1
+    )
+    size = columns // max(groups, 1)
+    return next((group for group in (128, 64, 32) if size % group == 0), 32)
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)

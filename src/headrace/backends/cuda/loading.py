@@ -1,0 +1,182 @@
+"""Weights as found in a file, to matrices and vectors on the device.
+
+Floats stay what they are, in the activations' type, or are quantized on the way; quantized
+checkpoints keep their codes. One weight is on the host at a time. Knows formats; not what a weight
+is for, beyond its role's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from headrace.backends.cuda.matrix import (
+    Format,
+    Matrix,
+    dense_matrix,
+    fp8_matrix,
+    int4_matrix,
+    int8_matrix,
+    quantize_matrix,
+)
+from headrace.backends.cuda.program import Prepared, Table
+from headrace.models.decoder import DecoderWeights
+from headrace.weights.dequantize import dequantize
+from headrace.weights.dummy import DummyTensor
+from headrace.weights.quantized import CodeKind, QuantizedMatrix, QuantizedTensor
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Part, Weight
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+VECTORS = frozenset(
+    ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm", "final_norm")
+)
+# Of the layers alone: embedding and output layer stay as they are, as models that come quantized
+# keep them.
+QUANTIZED_ROLES = frozenset(("qkv", "attn_out", "gate_up", "down"))
+FORMATS = {"fp8": Format.FP8, "int8": Format.INT8, "int4": Format.INT4}
+_BLOCK = 128  # of an FP8 matrix with scales a block
+
+
+class Loader:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: str = "none",
+        release: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        self._device, self._dtype = device, dtype
+        self._quantization = quantization
+        self._release = release or (lambda tensor: None)
+
+    def load(self, weights: DecoderWeights[Weight]) -> DecoderWeights[Prepared]:
+        tied = weights.head.parts == weights.embed.parts
+        table = Table(self._values(weights.embed).to(self._dtype))
+
+        def change(role: str, weight: Weight) -> Prepared:
+            if role == "embed":
+                return table
+            if role in VECTORS:
+                return self._values(weight).float().reshape(-1) + weight.offset
+            if role == "head" and tied:
+                return dense_matrix(table.data, self._device, self._dtype)
+            return self._matrix(role, weight)
+
+        return weights.map(change)
+
+    def _matrix(self, role: str, weight: Weight) -> Matrix:
+        bias = None
+        if weight.bias:
+            bias = torch.cat([self._part(part).float().reshape(-1) for part in weight.bias])
+        gated = role == "gate_up"
+        kept = self._keep_codes(weight, bias, gated)
+        if kept is not None:
+            return kept
+        values = self._values(weight)
+        if self._quantization == "none" or role not in QUANTIZED_ROLES:
+            return dense_matrix(values, self._device, self._dtype, bias=bias, gated=gated)
+        return quantize_matrix(
+            values,
+            self._device,
+            FORMATS[self._quantization],
+            group=int4_group(values.shape[1]),
+            bias=bias,
+            gated=gated,
+        )
+
+    def _keep_codes(self, weight: Weight, bias: torch.Tensor | None, gated: bool) -> Matrix | None:
+        """A quantized checkpoint's matrix with the codes that it has; None if there is none, or
+        its parts do not go together or are laid out as no kernel reads them."""
+        parts = [part.unpack() for part in weight.parts if isinstance(part, QuantizedTensor)]
+        if len(parts) < len(weight.parts) or not all(_go_together(parts[0], p) for p in parts):
+            return None
+        first = parts[0]
+        codes = np.concatenate([part.codes for part in parts])
+        scales = np.concatenate([part.scales for part in parts])
+        whole = first.group_columns >= codes.shape[1] and first.group_rows == 1
+        if first.kind is CodeKind.INT4 and first.group_columns % 32 == 0 and first.group_rows == 1:
+            zeros = [part.zeros for part in parts if part.zeros is not None]
+            return int4_matrix(
+                codes,
+                scales,
+                self._device,
+                zeros=np.concatenate(zeros) if zeros else None,
+                permutation=first.permutation,
+                bias=bias,
+                gated=gated,
+            )
+        if first.permutation is not None or first.zeros is not None:
+            return None
+        if first.kind is CodeKind.INT8 and whole:
+            return int8_matrix(codes, scales, self._device, bias=bias, gated=gated)
+        blocks = (first.group_rows, first.group_columns) == (_BLOCK, _BLOCK)
+        aligned = all(len(part.codes) % _BLOCK == 0 for part in parts[:-1])
+        if first.kind is CodeKind.FP8 and (whole or (blocks and aligned)):
+            return fp8_matrix(codes, scales, self._device, bias=bias, gated=gated)
+        return None
+
+    def _values(self, weight: Weight) -> torch.Tensor:
+        parts = [self._part(part) for part in weight.parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(self, part: Part) -> torch.Tensor:
+        if isinstance(part, DummyTensor):
+            return self._noise(part)
+        dtype = _DTYPES.get(part.format.name)
+        if dtype is None or not isinstance(part, Tensor):
+            return torch.from_numpy(dequantize(part)).to(self._device)
+        # A copy: torch wants memory that may be written to.
+        raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
+        self._release(part)
+        return raw.to(self._device).view(dtype).reshape(part.shape)
+
+    def _noise(self, part: DummyTensor) -> torch.Tensor:
+        """Made where it will be: nothing crosses from the host."""
+        values = torch.empty(part.shape, dtype=self._dtype, device=self._device)
+        if part.std == 0.0:
+            return values.fill_(part.mean)
+        generator = torch.Generator(self._device).manual_seed(part.seed)
+        return values.normal_(part.mean, part.std, generator=generator)
+
+
+def _go_together(first: QuantizedMatrix, part: QuantizedMatrix) -> bool:
+    """Whether both are of one kind, group their inputs alike, and take them in the same order."""
+    alike = (first.kind, first.group_rows, first.group_columns, first.zeros is None) == (
+        part.kind,
+        part.group_rows,
+        part.group_columns,
+        part.zeros is None,
+    )
+    if first.permutation is None or part.permutation is None:
+        return alike and first.permutation is part.permutation
+    return alike and bool(np.array_equal(first.permutation, part.permutation))
+
+
+def int4_group(columns: int) -> int:
+    """The largest that divides them: some models' inputs are no multiple of 128."""
+    return next((group for group in (128, 64, 32) if columns % group == 0), 128)
+
+
+def prepared_bytes(weights: DecoderWeights[Prepared]) -> int:
+    """On the device; a tensor that two weights share counts once."""
+    held: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor | None) -> None:
+        if tensor is not None:
+            held[id(tensor)] = tensor.nbytes
+
+    def look(role: str, weight: Prepared) -> None:
+        if isinstance(weight, torch.Tensor):
+            keep(weight)
+        elif isinstance(weight, Table):
+            keep(weight.data)
+        else:
+            for tensor in (weight.data, weight.scales, weight.zeros, weight.bias):
+                keep(tensor)
+            keep(weight.permutation)
+
+    weights.map(look)
+    return sum(held.values())

@@ -1,0 +1,295 @@
+"""The recorded decoder as launches over buffers that stay where they are.
+
+The body takes a step's tokens through every layer; the head takes the rows whose logits are wanted
+to logits. Which rows, positions, slots and blocks these are is read on the device from a step's
+inputs: the launches of one shape are always the same, and a graph may hold them. Knows neither
+plans nor sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from headrace.backends.cuda import launches
+from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.choice import Choices
+from headrace.backends.cuda.inputs import StepInputs, StepShape
+from headrace.backends.cuda.kv import KvPool
+from headrace.backends.cuda.matrix import Matrix
+from headrace.backends.cuda.ops import (
+    AddNormed,
+    Attend,
+    Embed,
+    Instruction,
+    Multiply,
+    Norm,
+    RecordingOps,
+    Select,
+    Softcap,
+    Value,
+    assign_slots,
+    fuse,
+)
+from headrace.backends.cuda.products import Norm as ProductNorm
+from headrace.backends.cuda.products import Product, Workspace
+from headrace.backends.cuda.triton.attention import AttentionKernel, AttentionWorkspace
+from headrace.backends.cuda.triton.decode import DecodeKernel
+from headrace.backends.cuda.triton.embed import embed, select_rows
+from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
+from headrace.backends.cuda.triton.sampling import launch_softcap
+from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.models.spec import ModelSpec, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The embedding: [vocab, hidden]."""
+
+    data: torch.Tensor
+
+    @property
+    def columns(self) -> int:
+        return self.data.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return self.data.shape[0]
+
+
+Prepared = Matrix | Table | torch.Tensor  # a weight as an instruction takes it
+
+BodyLaunch = Callable[[StepShape], None]
+HeadLaunch = Callable[[int, torch.Tensor], None]  # rows, and which of the step's these are
+
+
+class Program:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights[Prepared],
+        kv: KvPool,
+        inputs: StepInputs,
+        shape: WorkShape,
+        *,
+        max_rows: int,
+        logit_rows: int,
+        context_tokens: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        choices: Choices | None = None,
+        dependent: bool = False,
+    ) -> None:
+        self._kv, self._inputs, self._shape = kv, inputs, shape
+        self._block_tokens, self._context_tokens = block_tokens, context_tokens
+        self._device, self._dependent = device, dependent
+        self._windows = attention_windows(spec)
+        self._ropes: dict[RopeSpec, torch.Tensor] = {}
+        self._attention = AttentionWorkspace(shape, spec.attention[0].head_dim, device)
+        self._products = Workspace(
+            _matrices(weights),
+            max_rows=max(max_rows, logit_rows),
+            device=device,
+            dtype=dtype,
+            choices=choices,
+            pdl=dependent,
+        )
+        instructions, hidden, result = record(spec, weights)
+        slots = assign_slots(instructions, result)
+        self._buffers = _make_buffers(slots, max_rows, logit_rows, dtype, device)
+        self._places = {value: self._buffers[slot] for value, slot in slots.items()}
+        self.hidden = self._places[hidden]
+        self.logits = self._places[result]
+        self._body = [self._body_launch(i) for i in instructions if not i.output.head]
+        self._head = [self._head_launch(i) for i in instructions if i.output.head]
+
+    @property
+    def launches(self) -> int:
+        """Of body and head; a product may take several."""
+        return len(self._body) + len(self._head)
+
+    @property
+    def nbytes(self) -> int:
+        """Buffers, workspaces and tables."""
+        attention = self._attention
+        held = [*self._buffers.values(), *self._ropes.values()]
+        held += [attention.sums, attention.weights, attention.counters]
+        return sum(tensor.nbytes for tensor in held) + self._products.bytes
+
+    def run_body(self, shape: StepShape) -> None:
+        for launch in self._body:
+            launch(shape)
+
+    def run_head(self, rows: int, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits of the rows that `wanted` (i32) names first: [rows, vocab]"""
+        for launch in self._head:
+            launch(rows, wanted)
+        return self.logits[:rows]
+
+    def _body_launch(self, instruction: Instruction) -> BodyLaunch:
+        match instruction:
+            case Embed():
+                return self._embed(instruction)
+            case Attend():
+                return self._attend(instruction)
+            case Multiply():
+                multiply = self._multiply(instruction)
+                return lambda shape: multiply(shape.rows)
+            case AddNormed(inputs=(added, y)):
+                out, source = self._places[added], self._places[y]
+                assert instruction.in_place is added
+                weight, eps, pdl = _vector(instruction.weight), instruction.eps, self._dependent
+                return lambda shape: launches.add_normed(
+                    source, weight, eps, out, rows=shape.rows, pdl=pdl
+                )
+            case Norm():
+                norm = self._norm(instruction)
+                return lambda shape: norm(shape.rows)
+        raise AssertionError(f"nothing computes a {type(instruction).__name__} by itself")
+
+    def _head_launch(self, instruction: Instruction) -> HeadLaunch:
+        out = self._places[instruction.output]
+        match instruction:
+            case Select(inputs=(x,)):
+                source, dependent = self._places[x], self._dependent
+                return lambda rows, wanted: select_rows(
+                    source, wanted, out, rows, dependent=dependent
+                )
+            case Multiply():
+                multiply = self._multiply(instruction)
+                return lambda rows, wanted: multiply(rows)
+            case Norm():
+                norm = self._norm(instruction)
+                return lambda rows, wanted: norm(rows)
+            case Softcap(cap=cap):
+                assert instruction.in_place is not None
+                return lambda rows, wanted: launch_softcap(out[:rows], cap)
+        raise AssertionError(f"nothing computes a {type(instruction).__name__} by itself")
+
+    def _embed(self, instruction: Embed) -> BodyLaunch:
+        table, out = instruction.table, self._places[instruction.output]
+        assert isinstance(table, Table)
+        tokens, scale, dependent = self._inputs.tokens, instruction.scale, self._dependent
+        data = table.data
+        return lambda shape: embed(tokens, data, out, shape.rows, scale=scale, dependent=dependent)
+
+    def _multiply(self, instruction: Multiply) -> Callable[[int], None]:
+        matrix = instruction.matrix
+        assert isinstance(matrix, Matrix)
+        norm = None
+        if instruction.norm is not None:
+            norm = ProductNorm(_vector(instruction.norm[0]), instruction.norm[1])
+        x, *added = (self._places[value] for value in instruction.inputs)
+        out = self._places[instruction.output]
+        product = Product(
+            matrix,
+            self._products,
+            norm=norm,
+            activation=instruction.activation,
+            add=bool(added),
+        )
+        residual = added[0] if added else None
+        return lambda rows: product(x, out, residual, rows=rows)
+
+    def _norm(self, instruction: Norm) -> Callable[[int], None]:
+        (source,) = (self._places[value] for value in instruction.inputs)
+        out, eps, pdl = self._places[instruction.output], instruction.eps, self._dependent
+        weight = _vector(instruction.weight)
+        return lambda rows: launches.prepare(
+            source[:rows], out[:rows], weight=weight, eps=eps, pdl=pdl
+        )
+
+    def _attend(self, instruction: Attend) -> BodyLaunch:
+        spec = instruction.attention
+        assert instruction.rotates
+        if spec.rope not in self._ropes:
+            self._ropes[spec.rope] = rope_table(spec.rope, self._context_tokens, self._device)
+        q_norm, k_norm = (
+            (None, None)
+            if instruction.head_norm is None
+            else (_vector(weight) for weight in instruction.head_norm)
+        )
+        rope = RopeKernel(
+            spec,
+            self._block_tokens,
+            self._ropes[spec.rope],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            dependent=self._dependent,
+        )
+        shared = (spec, self._shape, self._block_tokens, self._attention)
+        kernel = AttentionKernel(*shared, dependent=self._dependent)
+        decode = DecodeKernel(
+            *shared,
+            self._ropes[spec.rope],
+            q_norm=q_norm,
+            k_norm=k_norm,
+            dependent=self._dependent,
+        )
+        qkv, out = self._places[instruction.inputs[0]], self._places[instruction.output]
+        layer = self._kv.layers[spec.layer]
+        which = self._windows.index(spec.window)
+        inputs = self._inputs
+
+        def launch(shape: StepShape) -> None:
+            views = inputs.views(shape)
+            work = (layer, inputs.tables, views.work[which], views.items, views.tile)
+            if shape.is_decode:
+                decode.launch(qkv, *work, out)
+                return
+            rope.launch(qkv, layer, views.positions, views.slots, shape.rows)
+            kernel.launch(qkv, *work, out)
+
+        return launch
+
+
+def record(
+    spec: ModelSpec, weights: DecoderWeights[Prepared]
+) -> tuple[list[Instruction], Value, Value]:
+    """The decoder's instructions, its last hidden states, and its logits."""
+    ops = RecordingOps()
+    hidden = hidden_states(ops, spec, weights)
+    result = logits(ops, spec, weights, hidden)
+    return fuse(ops.instructions, result), hidden, result
+
+
+def attention_windows(spec: ModelSpec) -> list[int | None]:
+    """Each different one, as layers that share it share a work list."""
+    return list(dict.fromkeys(attention.window for attention in spec.attention))
+
+
+def _make_buffers(
+    slots: dict[Value, int],
+    max_rows: int,
+    logit_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[int, torch.Tensor]:
+    """Zeros: rows of padding that nobody writes are still read."""
+    return {
+        slot: torch.zeros(
+            (logit_rows if value.head else max_rows, value.width),
+            dtype=torch.float32 if value.is_logits else dtype,
+            device=device,
+        )
+        for value, slot in slots.items()
+    }
+
+
+def _vector(weight: Prepared) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def _matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
+    found: list[Matrix] = []
+
+    def look(role: str, weight: Prepared) -> None:
+        if isinstance(weight, Matrix):
+            found.append(weight)
+
+    weights.map(look)
+    return found

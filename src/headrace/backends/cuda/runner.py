@@ -1,0 +1,357 @@
+"""The CUDA runner: weights on the device, and plans run over them, two in flight.
+
+`submit` writes a plan into the inputs' buffer, sends it, and queues the step's launches and the
+copy of its results; `collect` waits for that copy alone. Tokens that a step drew are read by the
+next one on the device. Does not decide anything: block tables and draws come with the plan.
+
+A step is computed in order on one stream: a copy of the inputs, the body (graph or launches), the
+head and the likeliest tokens (likewise), whatever else rows ask for, a copy of the results. Without
+a GPU the same launches run at once, through Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import TracebackType
+
+import torch
+
+from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.choice import Choices
+from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
+from headrace.backends.cuda.inputs import StepInputs, StepShape
+from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
+from headrace.backends.cuda.loading import Loader, prepared_bytes
+from headrace.backends.cuda.pooling import Pooling
+from headrace.backends.cuda.program import Program, attention_windows
+from headrace.backends.cuda.results import StepInFlight
+from headrace.backends.cuda.sampling import Sampler, Tops
+from headrace.backends.draws import Wanted
+from headrace.core.errors import DeviceLostError, HeadraceError
+from headrace.core.step import RunnerLimits, StepEntry, StepPlan, StepResult
+from headrace.models.decoder import DecoderWeights
+from headrace.models.spec import ModelSpec
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Weight
+
+LOGIT_ROWS = 512  # rows whose logits exist at one time, at most
+_INTERPRETED_MULTIPROCESSORS = 4  # where there is no GPU: enough for work to be cut
+
+
+class CudaRunner:
+    """Implements `core.step.Runner`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights[Weight],
+        *,
+        total_blocks: int,
+        block_tokens: int = 16,
+        max_batch_tokens: int = 8192,
+        max_sequences: int = 512,
+        context_tokens: int | None = None,
+        kv_dtype: str = DEFAULT_KV_DTYPE,
+        quantization: str = "none",
+        overlap: bool = True,
+        graphs: str = "lazy",
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+        dependent: bool = False,
+        choices: Choices | None = None,
+        release: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        self._device = torch.device("cuda") if device is None else device
+        self._spec = spec
+        self._limits = RunnerLimits(
+            max_batch_tokens=max_batch_tokens,
+            max_sequences=max_sequences,
+            total_blocks=total_blocks,
+            block_tokens=block_tokens,
+            context_tokens=min(context_tokens or spec.context_tokens, spec.context_tokens),
+            steps_in_flight=2 if overlap else 1,
+        )
+        self._cuda = self._device.type == "cuda"
+        self._stream = torch.cuda.Stream(self._device) if self._cuda else None
+        self._flight: deque[StepInFlight] = deque()
+        self._drawn: dict[int, int] = {}  # by the last step: sequence -> its wanted row
+        self._steps = 0
+        self._lost: DeviceLostError | None = None
+        self._closed = False
+        with self._computing():
+            if choices is None and self._cuda:
+                choices = Choices.load(torch.cuda.get_device_name(self._device))
+            loader = Loader(self._device, dtype, quantization, release)
+            self._load(weights, loader, kv_dtype)
+            self._record(dtype, choices, dependent)
+            self._graphs = Graphs(self._device, enabled=graphs != "off")
+            if graphs == "start":
+                self.capture_graphs()
+
+    def _load(self, weights: DecoderWeights[Weight], loader: Loader, kv_dtype: str) -> None:
+        self._weights = loader.load(weights)
+        self.weight_bytes = prepared_bytes(self._weights)
+        limits = self._limits
+        self._kv = KvPool(
+            self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
+        )
+
+    def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
+        spec, limits, device = self._spec, self._limits, self._device
+        shape = work_shape(spec, limits.max_sequences, multiprocessors_of(device))
+        self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
+        self._inputs = StepInputs(
+            limits,
+            shape,
+            head_dim=spec.attention[0].head_dim,
+            windows=attention_windows(spec),
+            wanted_rows=self._logit_rows,
+            vocab_size=spec.vocab_size,
+            device=device,
+        )
+        self._program = Program(
+            spec,
+            self._weights,
+            self._kv,
+            self._inputs,
+            shape,
+            max_rows=limits.max_batch_tokens,
+            logit_rows=self._logit_rows,
+            context_tokens=limits.context_tokens,
+            block_tokens=limits.block_tokens,
+            dtype=dtype,
+            device=device,
+            choices=choices,
+            dependent=dependent,
+        )
+        most_wanted = limits.max_batch_tokens + limits.max_sequences
+        self._sampler = Sampler(self._logit_rows, most_wanted, spec.vocab_size, device)
+        final_norm = self._weights.final_norm
+        assert isinstance(final_norm, torch.Tensor)
+        self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
+
+    @property
+    def limits(self) -> RunnerLimits:
+        return self._limits
+
+    @property
+    def progress(self) -> int:
+        """Steps handed over, and steps that the device has come to the end of."""
+        return self._steps + sum(step.is_done for step in list(self._flight))
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._kv.nbytes
+
+    @property
+    def activation_bytes(self) -> int:
+        return self._program.nbytes + self._inputs.nbytes + self._sampler.nbytes
+
+    @property
+    def graph_bytes(self) -> int:
+        return self._graphs.nbytes
+
+    def submit(self, plan: StepPlan) -> None:
+        self._check_open()
+        if len(self._flight) >= self._limits.steps_in_flight:
+            raise HeadraceError(
+                f"A plan was submitted with {len(self._flight)} in flight; expected fewer than "
+                f"{self._limits.steps_in_flight}.",
+                "Collect one first.",
+            )
+        self._check_plan(plan)
+        with self._computing():
+            step = self._compute(plan)
+        self._flight.append(step)
+        self._steps += 1
+
+    def collect(self) -> StepResult:
+        if self._lost is not None:
+            raise self._lost
+        if not self._flight:
+            raise HeadraceError(
+                "collect() was called with no plan submitted; expected a submit() before it.",
+                "Submit a plan first.",
+            )
+        with self._computing():
+            self._flight[0].wait()  # Ctrl-C in here leaves the step in flight
+            step = self._flight.popleft()
+            result = step.result()
+        if self._flight:
+            self._flight[0].inherit_failures(result)
+        self._steps += 1
+        return result
+
+    def capture_graphs(self) -> None:
+        """Of every bucket of rows, for steps of one token a sequence: the ones that a server spends
+        its time in. Padding alone is computed, which writes to no block."""
+        most = min(GRAPH_ROWS, self._limits.max_batch_tokens)
+        for rows in reversed(row_buckets(most)):
+            if rows <= self._limits.max_sequences:
+                shape = self._inputs.shape_of([_padding()], rows)
+                self._inputs.clear(shape)
+                self._graphs.capture(shape, partial(self._launch_body, shape))
+        for rows in reversed(row_buckets(min(most, self._logit_rows))):
+            self._graphs.capture(rows, partial(self._launch_head, rows))
+
+    def close(self) -> None:
+        """Let go of the device's memory; results not collected are lost."""
+        if self._closed:
+            return
+        self._closed = True
+        self._flight.clear()
+        if self._cuda and self._lost is None:
+            torch.cuda.synchronize(self._device)
+        for name in ("_graphs", "_pooling", "_program", "_sampler", "_inputs", "_kv", "_weights"):
+            self.__dict__.pop(name, None)
+        if self._cuda and self._lost is None:
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> CudaRunner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def _compute(self, plan: StepPlan) -> StepInFlight:
+        step = StepInFlight(plan, self._device)
+        step.began()
+        if plan.copies:
+            self._kv.copy(plan.copies)
+        entries = plan.entries
+        if not entries:
+            self._drawn = {}
+            step.ended()
+            return step
+        wanted = step.wanted
+        shape = self._inputs.shape_of(entries, self._padded(step.rows))
+        self._inputs.fill(entries, wanted.rows, self._drawn, shape)
+        self._graphs.run(shape, lambda: self._launch_body(shape), small=shape.rows <= GRAPH_ROWS)
+        self._pooling.add(step)
+        step.sampling()
+        tops: list[Tops] = []
+        if len(wanted.rows) <= self._logit_rows:
+            tops += self._draw(wanted)
+        else:
+            tops += self._draw_in_pieces(wanted)
+        self._drawn = wanted.drawn
+        step.fetch(self._sampler.results, tops)
+        step.ended()
+        return step
+
+    def _launch_body(self, shape: StepShape) -> None:
+        self._inputs.launch(shape, self._sampler.tokens)
+        self._program.run_body(shape)
+
+    def _launch_head(self, rows: int) -> None:
+        self._sampler.launch(self._program.run_head(rows, self._inputs.wanted))
+
+    def _draw(self, wanted: Wanted) -> Iterator[Tops]:
+        if not len(wanted.rows):
+            return
+        rows = row_bucket(len(wanted.rows), self._logit_rows)
+        self._graphs.run(rows, lambda: self._launch_head(rows))
+        if not wanted.is_plain:
+            found = self._sampler.finish(wanted, self._program.logits[: len(wanted.rows)])
+            if found is not None:
+                yield found
+
+    def _draw_in_pieces(self, wanted: Wanted) -> Iterator[Tops]:
+        """More rows are wanted than logits can exist at one time: prompts that are scored."""
+        rows = self._sampler.send(wanted.rows)
+        for offset in range(0, len(wanted.rows), self._logit_rows):
+            some = rows[offset : offset + self._logit_rows]
+            logits = self._program.run_head(len(some), some)
+            self._sampler.launch(logits, offset)
+            found = self._sampler.finish(wanted, logits, offset)
+            if found is not None:
+                yield found
+
+    def _padded(self, rows: int) -> int:
+        return row_bucket(rows, self._limits.max_batch_tokens)
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        """On the runner's stream. What the device reports ends this runner: after such an error
+        nothing that it holds can be trusted, and every further call fails too."""
+        on_stream = (
+            contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        )
+        try:
+            with on_stream, torch.inference_mode():
+                yield
+        except HeadraceError:
+            raise
+        except torch.cuda.OutOfMemoryError as error:
+            self._lost = _lost(error, "Start with a smaller --max-batch-tokens or --gpu-memory.")
+            raise self._lost from error
+        except RuntimeError as error:
+            if not self._cuda:
+                raise
+            self._lost = _lost(error, "The engine must be started anew.")
+            raise self._lost from error
+
+    def _check_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._closed:
+            raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        limits = self._limits
+        if plan.batch_tokens > limits.max_batch_tokens:
+            raise mistaken(f"{plan.batch_tokens} tokens", f"at most {limits.max_batch_tokens}")
+        if len(plan.entries) > limits.max_sequences:
+            raise mistaken(f"{len(plan.entries)} entries", f"at most {limits.max_sequences}")
+        if not all(entry.token_ids for entry in plan.entries):
+            raise mistaken("an entry without tokens", "one or more")
+        if any(not 0 <= block < limits.total_blocks for pair in plan.copies for block in pair):
+            raise mistaken(f"copies of blocks {plan.copies}", f"0 to {limits.total_blocks - 1}")
+
+
+def work_shape(spec: ModelSpec, max_sequences: int, multiprocessors: int) -> WorkShape:
+    first = spec.attention[0]
+    return WorkShape(
+        kv_heads=first.kv_heads,
+        group=first.heads // first.kv_heads,
+        multiprocessors=multiprocessors,
+        max_sequences=max_sequences,
+    )
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
+    return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
+
+
+def mistaken(found: str, expected: str) -> HeadraceError:
+    return HeadraceError(
+        f"The step plan has {found}; expected {expected}.",
+        "This is a mistake in Headrace: please report it.",
+    )
+
+
+def _padding() -> StepEntry:
+    return StepEntry(sequence_id=-1, token_ids=[0], start=0, block_table=[0])
+
+
+def _lost(error: Exception, remedy: str) -> DeviceLostError:
+    first_line = str(error).strip().split("\n")[0]
+    return DeviceLostError(f"The GPU failed: {type(error).__name__}: {first_line}", remedy)

@@ -1,0 +1,238 @@
+"""What a plan asks of the logits, as flat arrays that any backend can take, and answers back.
+
+One wanted row for each target to be scored and each token to be drawn. Rows whose logits need
+adjusting (bias, masks, allowed and banned tokens, penalties) are listed apart, so that the others
+cost nothing more. Does not know what a row's logits are; the order of operations is
+backends/reference/sampling.py's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+NOT_NUMBERS = -1
+FAILURES = {  # what a sampler gives in place of a token
+    NOT_NUMBERS: "The model gave logits that are not numbers.",
+    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
+    -3: "Bias and penalties took a logit past the range of float32.",
+}
+
+
+class Wanted:
+    """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are numbers of wanted rows
+    that need more than the likeliest token: a draw, a target, alternatives."""
+
+    def __init__(self, entries: Sequence[StepEntry]) -> None:
+        rows: list[int] = []  # of the step
+        targets: list[int] = []  # -1: a token is drawn
+        sampled: list[int] = []
+        draws: list[tuple[float, float, float, float, float]] = []
+        uniforms: list[float] = []
+        adjusted: list[tuple[int, Draw]] = []
+        tops: list[int] = []
+        self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
+        likeliest: Draw | None = None  # one that was seen to want that alone: most are the same
+        end = 0  # of this entry's rows
+        for entry in entries:
+            first, end = end, end + len(entry.token_ids)
+            if entry.targets is not None:
+                rows += range(first, end)
+                targets += entry.targets
+                tops += [entry.top_logprobs] * len(entry.targets)
+            if (draw := entry.draw) is None:
+                continue
+            number = len(rows)
+            if draw is not likeliest:
+                adjusts = adjusts_logits(draw)
+                if adjusts:
+                    adjusted.append((number, draw))
+                if adjusts or draw.temperature != 0:
+                    sampled.append(number)
+                    filters = (draw.top_p, draw.min_p, draw.typical_p, float(draw.top_k))
+                    draws.append((draw.temperature, *filters))
+                    uniforms.append(draw.uniform)
+                else:
+                    likeliest = draw
+            self.drawn[entry.sequence_id] = number
+            rows.append(end - 1)
+            targets.append(-1)
+            tops.append(entry.top_logprobs)
+        self.rows = np.array(rows, np.int32)
+        self.targets = np.array(targets, np.int32)
+        self.scored = np.flatnonzero(self.targets >= 0).astype(np.int32)
+        self.sampled = np.array(sampled, np.int32)
+        self.draws = np.array(draws, np.float64).reshape(-1, 5)
+        self.uniforms = np.array(uniforms, np.float64)
+        self.tops = np.array(tops, np.int32)
+        self.topped = np.flatnonzero(self.tops).astype(np.int32)
+        self.adjustments = Adjustments.of(adjusted) if adjusted else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row wants its likeliest token and nothing more."""
+        return not (len(self.sampled) or len(self.scored) or len(self.topped))
+
+    @property
+    def most_tops(self) -> int:
+        return int(self.tops.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjustments:
+    """Adjusted rows one after the other. Ids come flat, each with its owner: the place in `rows`
+    of the row that it belongs to."""
+
+    rows: Ints  # numbers of wanted rows, rising
+    penalties: Floats  # [n, 3]: repetition, presence, frequency
+    has_allowed: NDArray[np.bool_]
+    has_mask: NDArray[np.bool_]
+    bias_owners: Longs
+    bias_ids: Ints
+    bias_values: Floats
+    allowed_owners: Longs
+    allowed_ids: Ints
+    banned_owners: Longs
+    banned_ids: Ints
+    seen_owners: Longs
+    seen_ids: Ints
+    count_owners: Longs
+    count_ids: Ints
+    count_values: Floats
+    mask_bytes: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, adjusted: Sequence[tuple[int, Draw]]) -> Adjustments:
+        draws = [draw for _, draw in adjusted]
+        counts = [counted_tokens(draw) for draw in draws]
+        bias_owners, bias_ids = _owned([d.bias for d in draws])
+        allowed_owners, allowed_ids = _owned([d.allowed or () for d in draws])
+        banned_owners, banned_ids = _owned([d.banned for d in draws])
+        seen_owners, seen_ids = _owned([set(d.seen) if repeats(d) else () for d in draws])
+        count_owners, count_ids = _owned(counts)
+        return cls(
+            rows=np.array([row for row, _ in adjusted], np.int32),
+            penalties=np.array(
+                [(d.repetition_penalty, d.presence_penalty, d.frequency_penalty) for d in draws],
+                np.float32,
+            ),
+            has_allowed=np.array([d.allowed is not None for d in draws]),
+            has_mask=np.array([d.mask is not None for d in draws]),
+            bias_owners=bias_owners,
+            bias_ids=bias_ids,
+            bias_values=flat_values([d.bias.values() for d in draws]),
+            allowed_owners=allowed_owners,
+            allowed_ids=allowed_ids,
+            banned_owners=banned_owners,
+            banned_ids=banned_ids,
+            seen_owners=seen_owners,
+            seen_ids=seen_ids,
+            count_owners=count_owners,
+            count_ids=count_ids,
+            count_values=flat_values([c.values() for c in counts]),
+            mask_bytes=tuple(d.mask or b"" for d in draws),
+        )
+
+    def part(self, some: slice) -> Adjustments:
+        """Of some of the rows."""
+        if some.start == 0 and some.stop == len(self.rows):
+            return self
+        taken: dict[str, NDArray[np.generic]] = {}
+        for name in ("bias", "allowed", "banned", "seen", "count"):
+            owners = getattr(self, f"{name}_owners")
+            inside = slice(*np.searchsorted(owners, (some.start, some.stop)))
+            taken[f"{name}_owners"] = owners[inside] - some.start
+            for kind in ("ids", "values"):
+                if f"{name}_{kind}" in self.__slots__:
+                    taken[f"{name}_{kind}"] = getattr(self, f"{name}_{kind}")[inside]
+        return Adjustments(
+            rows=self.rows[some],
+            penalties=self.penalties[some],
+            has_allowed=self.has_allowed[some],
+            has_mask=self.has_mask[some],
+            mask_bytes=self.mask_bytes[some],
+            **taken,  # type: ignore[arg-type]
+        )
+
+    def masks(self, places: Longs, size_bytes: int) -> NDArray[np.uint8]:
+        """Masks of the rows at `places`, cut or filled up with 0 to one size: [n, size_bytes]"""
+        found = [self.mask_bytes[at][:size_bytes].ljust(size_bytes, b"\0") for at in places]
+        return np.frombuffer(bytearray().join(found), np.uint8).reshape(-1, size_bytes)
+
+
+def collect_results(
+    entries: Sequence[StepEntry],
+    tokens: list[int],
+    logprobs: list[float],
+    tops: Sequence[TopLogprobs],
+) -> list[EntryResult]:
+    """Of wanted rows in order; `tops` may be empty if nobody asked."""
+    results: list[EntryResult] = []
+    at = 0
+    for entry in entries:
+        result = EntryResult(sequence_id=entry.sequence_id)
+        results.append(result)
+        first = at
+        if entry.targets is not None:
+            at += len(entry.targets)
+            result.target_logprobs = logprobs[first:at]
+            if entry.top_logprobs:
+                result.target_top = list(tops[first:at])
+        if entry.draw is not None:
+            if tokens[at] >= 0:
+                result.token_id, result.logprob = tokens[at], logprobs[at]
+                if entry.top_logprobs:
+                    result.top = tops[at]
+            at += 1
+        worst = min(tokens[first:at], default=0)
+        if worst < 0:
+            result.error, result.is_own_fault = FAILURES[worst], worst != NOT_NUMBERS
+    return results
+
+
+def repeats(draw: Draw) -> bool:
+    return draw.repetition_penalty != 1 and len(draw.seen) > 0
+
+
+def counted_tokens(draw: Draw) -> dict[int, int]:
+    """The output tokens that presence and frequency penalties are about."""
+    if draw.presence_penalty == 0 and draw.frequency_penalty == 0:
+        return {}
+    return {token: count for token, count in draw.counts.items() if count > 0}
+
+
+def adjusts_logits(draw: Draw) -> bool:
+    return (
+        draw.allowed is not None
+        or draw.mask is not None
+        or len(draw.bias) > 0
+        or len(draw.banned) > 0
+        or repeats(draw)
+        or ((draw.presence_penalty != 0 or draw.frequency_penalty != 0) and len(draw.counts) > 0)
+    )
+
+
+def flat_ids(ids: Collection[int]) -> Ints:
+    if isinstance(ids, (np.ndarray, array)):  # no Python number in between
+        return np.asarray(ids, np.int32)
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def flat_values(rows: Iterable[Collection[float]]) -> Floats:
+    return np.concatenate([np.fromiter(row, np.float32, len(row)) for row in rows])
+
+
+def _owned(rows: Sequence[Collection[int]]) -> tuple[Longs, Ints]:
+    """All rows' ids one after the other, and whose each is."""
+    owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    return owners, np.concatenate([flat_ids(row) for row in rows])

@@ -1,0 +1,100 @@
+"""Weights of random values for a config.json without a checkpoint: to measure with, not to ask.
+
+A DummyTensor is a shape and a seed; whoever needs values makes them, where it needs them: a GPU on
+the GPU, the other backends through `dummy_values`. Two backends need not make the same ones.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.models.refs import TensorRef
+from headrace.weights.safetensors import read_config
+from headrace.weights.tensor import FORMATS, Format, Tensor
+
+# Of a matrix: what models are initialised with. Sums stay small, so that no value of a deep
+# decoder leaves the range of a bfloat16.
+DUMMY_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DummyTensor:
+    """A part of a Weight in the place of a Tensor: values normal with `std` around `mean`."""
+
+    name: str
+    shape: tuple[int, ...]
+    seed: int  # of the name: the same in every process
+    mean: float = 0.0
+    std: float = DUMMY_STD
+
+    @property
+    def format(self) -> Format:
+        return FORMATS["BF16"]
+
+    @property
+    def values(self) -> int:
+        return math.prod(self.shape)
+
+
+class DummyFolder:
+    """Implements `load.WeightsFile` for a folder of which only config.json is read."""
+
+    def __init__(self, path: Path, config: dict[str, object]) -> None:
+        self.path = path
+        self.config = config
+        self.tensors: dict[str, Tensor] = {}
+        self.stored = self.tensors
+        self.left_out: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> DummyFolder:
+        return cls(folder, read_config(folder))
+
+    def release(self, tensor: Tensor) -> None:
+        """Nothing of it is in memory."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def dummy_tensor(ref: TensorRef, offset: float = 0.0) -> DummyTensor:
+    """A matrix of noise, or a vector: ones for a norm (less its offset), zeros for a bias."""
+    seed = zlib.crc32(ref.name.encode())
+    if len(ref.shape) > 1:
+        return DummyTensor(ref.name, ref.shape, seed)
+    is_bias = ref.name.endswith(".bias")
+    return DummyTensor(ref.name, ref.shape, seed, mean=0.0 if is_bias else 1.0 - offset, std=0.0)
+
+
+def dummy_values(tensor: DummyTensor) -> NDArray[np.float32]:
+    """The values, rounded to the BF16 that they would be stored in."""
+    if tensor.std == 0.0:
+        return np.full(tensor.shape, tensor.mean, np.float32)
+    noise = np.random.default_rng(tensor.seed).standard_normal(tensor.shape, np.float32)
+    return round_to_bf16(noise * np.float32(tensor.std) + np.float32(tensor.mean))
+
+
+def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """To the nearest, ties to even; finite values only."""
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + (bits >> 16 & 1)
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)

@@ -1,0 +1,86 @@
+"""What is predicted of the CUDA backend's memory is what its runner allocates."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.backends.cuda import layout
+from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
+from headrace.backends.cuda.loading import prepared_bytes
+from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
+from headrace.core.config import Device, EngineConfig
+from headrace.core.errors import ConfigError
+
+_FOUND = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+assert _FOUND is not None
+assert _FOUND.loader is not None
+tiny: Any = importlib.util.module_from_spec(_FOUND)
+_FOUND.loader.exec_module(tiny)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8", "int8"])
+@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2"])
+def test_predicted_is_allocated(name: str, quantization: str, device: torch.device) -> None:
+    spec = tiny.SPECS[name]
+    weights = tiny.make_weights(spec, format_name="BF16")
+    config = EngineConfig(max_batch_tokens=48, max_sequences=6, block_tokens=16)
+    sizes = config.sizes(Device.CUDA)
+    shapes = layout.shape_weights(weights, quantization)
+    runner = CudaRunner(
+        spec,
+        weights,
+        total_blocks=9,
+        block_tokens=16,
+        max_batch_tokens=48,
+        max_sequences=6,
+        context_tokens=80,
+        quantization=quantization,
+        device=device,
+    )
+    assert prepared_bytes(shapes) == runner.weight_bytes
+    assert runner.kv_bytes == 9 * 16 * kv_bytes_per_token(spec, "bf16")
+    found = layout.activation_bytes(spec, shapes, sizes, multiprocessors_of(device), 48, 80)
+    assert found == runner.activation_bytes
+    runner.close()
+
+
+def test_int4_layers_are_a_quarter() -> None:
+    spec = tiny.SPECS["llama"]
+    wide = tiny.make_weights(tiny.resized(spec, hidden=128, mlp=256))
+    whole = prepared_bytes(layout.shape_weights(wide, "none"))
+    small = prepared_bytes(layout.shape_weights(wide, "int4"))
+    table = 2 * spec.vocab_size * 128 * 2
+    assert (small - table) / (whole - table) == pytest.approx(0.27, abs=0.02)
+
+
+def test_graphs_are_counted_unless_there_are_none() -> None:
+    spec = tiny.SPECS["llama"]
+    assert layout.graph_bytes(spec, EngineConfig()) > 0
+    assert layout.graph_bytes(spec, EngineConfig.from_mapping({"graphs": "off"})) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"block_tokens": 8}, "block_tokens is 8"),
+        ({"block_tokens": 24}, "block_tokens is 24"),
+        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; the CUDA backend allows bf16, f16, fp8"),
+    ],
+)
+def test_what_it_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        layout.check_sizes(EngineConfig(**settings).sizes(Device.CUDA))
+
+
+def test_blocks_are_copied_one_after_the_other(device: torch.device) -> None:
+    pool = KvPool(tiny.SPECS["llama"], 4, 16, "fp8", device)
+    for number in range(4):
+        pool.layers[1].view(torch.uint8)[:, number] = number + 1
+    pool.copy([(0, 1), (1, 3)])
+    found = pool.layers[1].view(torch.uint8)[:, :, 0, 0, 0].tolist()
+    assert found == [[1, 1, 3, 1]] * 2
