@@ -459,6 +459,7 @@ def test_a_sequence_without_numbers_fails_alone_in_flight(random_tensor: RandomT
     spec = SPECS["plain"]
     weights = make_weights(spec, random_tensor, "F32")
     (part,) = weights.embed.parts
+    assert isinstance(part, Tensor)
     table = np.frombuffer(part.data, np.float32).reshape(VOCAB, HIDDEN).copy()
     table[13] = np.nan  # of the embedding only: the output layer keeps the unspoiled table
     spoiled = Tensor(part.name, part.format, part.shape, memoryview(table.tobytes()))

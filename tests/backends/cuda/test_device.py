@@ -15,7 +15,7 @@ from headrace.assemble import choose_backend
 from headrace.backends.cuda import device as device_module
 from headrace.backends.cuda.device import RESERVED_BYTES, Gpu, budget_bytes, check_gpu, find_gpu
 from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import GIB
 
 H200 = Gpu(
@@ -46,7 +46,7 @@ def test_without_a_gpu_one_line_says_what_to_change() -> None:
 def test_without_torch_the_extra_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        device_module.importlib.util,
+        importlib.util,
         "find_spec",
         lambda name: None if name == missing else find_spec(name),
     )
@@ -77,6 +77,20 @@ def test_a_budget_is_a_fraction_or_bytes_and_what_is_free(asked: Any, expected: 
 def test_more_than_the_gpu_has_is_refused_with_what_would_do() -> None:
     with pytest.raises(ConfigError, match=r"has 140\.0 GiB.*--gpu-memory 143360MiB"):
         budget_bytes(H200, "200GiB")
+
+
+def test_running_out_of_memory_names_the_part_and_what_would_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 20 * GIB)
+    room = (30 * GIB - RESERVED_BYTES) >> 20
+    for part, said in (
+        ("the KV pool", f"taking the KV pool.*--gpu-memory {room}MiB"),
+        ("weights", "taking weights.*smaller model or --quantization"),
+    ):
+        with pytest.raises(MemoryFitError, match=said), device_module.taking(part):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
 def test_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ torch takes seconds to import: whether a driver is there at all is seen without 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
 
 if TYPE_CHECKING:
@@ -109,6 +111,31 @@ def budget_bytes(gpu: Gpu, gpu_memory: float | str) -> int:
             param="gpu_memory",
         )
     return min(wanted, max(0, gpu.free_bytes - RESERVED_BYTES))
+
+
+@contextlib.contextmanager
+def taking(part: str) -> Iterator[None]:
+    """Memory for one part of the ledger: if the GPU has not enough, that part is named."""
+    import torch
+
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        free, _ = torch.cuda.mem_get_info()
+        room = max(0, free + torch.cuda.memory_allocated() - RESERVED_BYTES)
+        raise short_of_memory(part, room) from error
+
+
+def short_of_memory(part: str, room: int) -> MemoryFitError:
+    """`room` is what the GPU has for all parts together."""
+    remedy = f"Set --gpu-memory {room // MIB}MiB or less."
+    if part == "weights" or room < MIB:
+        remedy = "Choose a smaller model or --quantization int4, or free memory of the GPU."
+    return MemoryFitError(
+        f"The GPU ran out of memory while taking {part}; {show_bytes(room)} are there for all.",
+        remedy,
+        param="gpu_memory",
+    )
 
 
 def _refuse(cause: str, remedy: str) -> ConfigError:

@@ -39,6 +39,12 @@ Longs = NDArray[np.int64]
 
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 _CHANGES = 256  # of block tables in one step, beyond one a row
+_COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
+
+
+def _aligned(count: int) -> int:
+    """Parts begin at 16 bytes: kernels are compiled anew for pointers that do not."""
+    return -(-count // 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class StepInputs:
         self._vocab_size = vocab_size
         self._device = device
         self._wanted_rows = wanted_rows
-        self._header = 2 + wanted_rows + wanted_rows % 2  # even: 64-bit numbers follow
+        self._header = _COUNT + _aligned(wanted_rows)
         self.table_width = -(-limits.context_tokens // limits.block_tokens)
         size = max(
             self._measure(StepShape(limits.max_batch_tokens, rows)) for rows in self._tile_sizes()
@@ -123,7 +129,7 @@ class StepInputs:
     @property
     def wanted(self) -> torch.Tensor:
         """Which rows of the step the logits are wanted of: i32 [wanted_rows]"""
-        return self.packed[2 : 2 + self._wanted_rows]
+        return self.packed[_COUNT : _COUNT + self._wanted_rows]
 
     def shape_of(self, entries: Sequence[StepEntry], rows: int) -> StepShape:
         """For a step whose rows are padded to `rows`."""
@@ -204,11 +210,11 @@ class StepInputs:
     def _measure(self, shape: StepShape) -> int:
         tile = default_tile(shape.tile_rows, self._head_dim)
         work = self._work_shape.capacity(shape.rows, tile) * FIELDS * len(self._windows)
-        rows = shape.rows + shape.rows % 2
+        rows = _aligned(shape.rows)
         return self._header + 4 * rows + 2 * (rows + _CHANGES) + work
 
     def _cut(self, buffer: torch.Tensor, shape: StepShape) -> StepViews:
-        rows, even = shape.rows, shape.rows + shape.rows % 2
+        rows, padded = shape.rows, _aligned(shape.rows)
         tile = default_tile(shape.tile_rows, self._head_dim)
         items = self._work_shape.capacity(rows, tile)
         at = self._header
@@ -218,9 +224,9 @@ class StepInputs:
             at += count
             return buffer[at - count : at]
 
-        slots = take(2 * even).view(torch.int64)[:rows]
-        token_ids, positions = take(even)[:rows], take(even)[:rows]
-        places, blocks = take(even + _CHANGES), take(even + _CHANGES)
+        slots = take(2 * padded).view(torch.int64)[:rows]
+        token_ids, positions = take(padded)[:rows], take(padded)[:rows]
+        places, blocks = take(padded + _CHANGES), take(padded + _CHANGES)
         work = tuple(take(items * FIELDS).view(items, FIELDS) for _ in self._windows)
         return StepViews(shape, tile, items, at, token_ids, positions, slots, places, blocks, work)
 
@@ -228,7 +234,7 @@ class StepInputs:
         key = (self._turn, shape)
         if key not in self._host_views:
             buffer = self._hosts[self._turn]
-            wanted = buffer[2 : 2 + self._wanted_rows]
+            wanted = buffer[_COUNT : _COUNT + self._wanted_rows]
             self._host_views[key] = _HostViews(buffer[:1], wanted, self._cut(buffer, shape))
         return self._host_views[key]
 

@@ -21,6 +21,7 @@ import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
 from headrace.backends.cuda.choice import Choices
+from headrace.backends.cuda.device import taking
 from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
 from headrace.backends.cuda.inputs import StepInputs, StepShape
 from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
@@ -86,18 +87,22 @@ class CudaRunner:
                 choices = Choices.load(torch.cuda.get_device_name(self._device))
             loader = Loader(self._device, dtype, quantization, release)
             self._load(weights, loader, kv_dtype)
-            self._record(dtype, choices, dependent)
+            with taking("activations"):
+                self._record(dtype, choices, dependent)
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
-                self.capture_graphs()
+                with taking("graphs"):
+                    self.capture_graphs()
 
     def _load(self, weights: DecoderWeights[Weight], loader: Loader, kv_dtype: str) -> None:
-        self._weights = loader.load(weights)
+        with taking("weights"):
+            self._weights = loader.load(weights)
         self.weight_bytes = prepared_bytes(self._weights)
         limits = self._limits
-        self._kv = KvPool(
-            self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
-        )
+        with taking("the KV pool"):
+            self._kv = KvPool(
+                self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
+            )
 
     def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
