@@ -24,10 +24,35 @@ static void norm(const float* x, const float* weight, float eps, int n, float* o
     store_part(out + i, load_part(x + i, n - i) * scale * load_part(weight + i, n - i), n - i);
 }
 
+// Pairs beside each other, a register of them at a time: x * cosines + (x with its pairs swapped)
+// * (-sines, sines).
+HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* sines, int half) {
+  constexpr int pairs = PART_LANES / 2;
+  IntRegister twice, swapped;
+  FloatRegister sign;
+  for (int i = 0; i < PART_LANES; ++i) {
+    twice[i] = i / 2;
+    swapped[i] = i ^ 1;
+    sign[i] = i % 2 ? 1.0f : -1.0f;
+  }
+  const auto doubled = [&](const float* p) {
+    FloatRegister v{};
+    std::memcpy(&v, p, sizeof(float) * pairs);
+    return __builtin_shuffle(v, twice);
+  };
+  int i = 0;
+  for (; i + pairs <= half; i += pairs) {
+    const FloatRegister x = load_register(head + 2 * i);
+    const FloatRegister turned = __builtin_shuffle(x, swapped) * (doubled(sines + i) * sign);
+    store_register(head + 2 * i, multiply_add(x, doubled(cosines + i), turned));
+  }
+  return i;
+}
+
 static void rope(float* head, const float* cosines, const float* sines, int half,
                  bool interleaved) {
   if (interleaved) {
-    for (int i = 0; i < half; ++i) {
+    for (int i = rope_pairs(head, cosines, sines, half); i < half; ++i) {
       const float a = head[2 * i], b = head[2 * i + 1];
       head[2 * i] = a * cosines[i] - b * sines[i];
       head[2 * i + 1] = a * sines[i] + b * cosines[i];

@@ -65,12 +65,9 @@ struct Group {
   }
 };
 
-// The first level of cache for what a stream reads next, the second for what may wait for a while.
-template <int B>
 HEADRACE_INLINE void ask_ahead(const Tile& t, int b, int record) {
   const uint8_t* p = t.ahead[b] + static_cast<size_t>(record) * t.ahead_lines * 64;
-  for (int line = 0; line < t.ahead_lines; ++line)
-    __builtin_prefetch(p + line * 64, 0, B > 2 ? 3 : 2);
+  for (int line = 0; line < t.ahead_lines; ++line) __builtin_prefetch(p + line * 64, 0, 3);
 }
 
 // Where a tile finds 4-bit codes. Taking nibbles apart is a sixth of its work, and every row tile of
@@ -128,7 +125,7 @@ HEADRACE_INLINE Unit::Values read_factors(const uint8_t* halves, uint8_t* kept) 
 }
 
 // One pass: U registers of outputs, from output `lane` of their blocks on.
-template <Kind K, Nibbles N, int B, int U, int R>
+template <Kind K, Nibbles N, int U, int R>
 HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
                                     Unit::Values (&sums)[U][R]) {
   using S = Shape<K>;
@@ -140,7 +137,7 @@ HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
     const uint8_t* w[U];
     for (int u = 0; u < U; ++u) {
       w[u] = t.streams[block + u] + static_cast<size_t>(record) * S::record_bytes;
-      if (lane == 0) ask_ahead<B>(t, block + u, record);
+      if (lane == 0) ask_ahead(t, block + u, record);
     }
     for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES, bytes += U * S::unpacked_bytes) {
       const Group<R> group(rows);
@@ -184,7 +181,7 @@ template <Kind K, Nibbles N, int B, int R>
 HEADRACE_INLINE void quantized_tile(const Tile& t) {
   if constexpr (Unit::outputs == LANES) {
     typename Unit::Values sums[B][R];
-    quantized_pass<K, N, B, B, R>(t, 0, 0, sums);
+    quantized_pass<K, N, B, R>(t, 0, 0, sums);
     for (int b = 0; b < B; ++b)
       for (int r = 0; r < R; ++r) {
         Floats all;
@@ -195,8 +192,8 @@ HEADRACE_INLINE void quantized_tile(const Tile& t) {
     for (int b = 0; b < B; ++b) {
       // Half a block after the other: the sums of six rows just fit sixteen registers.
       typename Unit::Values low[1][R], high[1][R];
-      quantized_pass<K, N, B, 1, R>(t, b, 0, low);
-      quantized_pass<K, N, B, 1, R>(t, b, LANES / 2, high);
+      quantized_pass<K, N, 1, R>(t, b, 0, low);
+      quantized_pass<K, N, 1, R>(t, b, LANES / 2, high);
       for (int r = 0; r < R; ++r) {
         Floats all;
         std::memcpy(&all, &low[0][r], sizeof all / 2);
