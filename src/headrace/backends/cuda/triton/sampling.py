@@ -132,26 +132,26 @@ def _crossing_kernel(
             high = highest
             while low + 1 < high:
                 middle = (low >> 1) + (high >> 1) + (low & high & 1)
-                count, unused = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
+                count, _sum = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
                 low = tl.where(count >= top_k, middle, low)
                 high = tl.where(count >= top_k, high, middle)
             start = low
-        taken, total = _sum_from(row, largest, temperature, least, start, VOCAB, BLOCK)
+        _taken, total = _sum_from(row, largest, temperature, least, start, VOCAB, BLOCK)
         if top_p < 1.0:
             low = start
             high = highest
             while low + 1 < high:
                 middle = (low >> 1) + (high >> 1) + (low & high & 1)
-                taken, mass = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
+                _taken, mass = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
                 low = tl.where(mass >= top_p * total, middle, low)
                 high = tl.where(mass >= top_p * total, high, middle)
             start = low
-            taken, total = _sum_from(row, largest, temperature, least, start, VOCAB, BLOCK)
+            _taken, total = _sum_from(row, largest, temperature, least, start, VOCAB, BLOCK)
         low = start
         high = highest
         while low + 1 < high:
             middle = (low >> 1) + (high >> 1) + (low & high & 1)
-            taken, mass = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
+            _taken, mass = _sum_from(row, largest, temperature, least, middle, VOCAB, BLOCK)
             low = tl.where(mass > uniform * total, middle, low)
             high = tl.where(mass > uniform * total, high, middle)
         tl.store(found + number, 4294967295 - (low & 4294967295))
