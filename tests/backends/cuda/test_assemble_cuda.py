@@ -1,0 +1,96 @@
+"""A model put together for a GPU: the whole way from settings to tokens, with a GPU made up where
+there is none."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.assemble import assemble
+from headrace.backends.cuda import device as device_module
+from headrace.backends.cuda import runner as runner_module
+from headrace.backends.cuda.device import Gpu
+from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.core.sizes import GIB
+
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
+    if device.type == "cpu":
+        gpu = Gpu(
+            index=0,
+            name="made up",
+            capability=(9, 0),
+            multiprocessors=runner_module.multiprocessors_of(device),
+            total_bytes=4 * GIB,
+            free_bytes=3 * GIB,
+        )
+        monkeypatch.setattr(device_module, "find_gpu", lambda: gpu)
+        made = partial(runner_module.CudaRunner, device=device)
+        monkeypatch.setattr(runner_module, "CudaRunner", made)
+    return tmp_path
+
+
+def test_random_weights_without_a_tokenizer(folder: Path) -> None:
+    model = assemble(
+        str(folder),
+        device="cuda",
+        load_format="dummy",
+        max_batch_tokens=16,
+        max_sequences=4,
+        kv_tokens=512,
+        gpu_memory="2GiB",
+    )
+    assert model.runner.limits.steps_in_flight == 2
+    assert model.allocated is not None
+    assert model.notes == ()
+    for row in model.ledger.compare(model.allocated):
+        assert abs(row.share) <= 0.03, row
+    assert model.ledger.graphs_bytes > 0
+    assert "graphs" in model.ledger.render(model.allocated)
+    for name in ("a", "b"):
+        params = SamplingParams(temperature=0, max_tokens=3)
+        model.engine.add(
+            GenerateRequest(request_id=name, prompt_token_ids=[1, 2, 3, 4, 5], params=params)
+        )
+    found: dict[str, list[int]] = {"a": [], "b": []}
+    while model.engine.has_work:
+        for token in model.engine.step():
+            assert token.error is None
+            found[token.request_id].append(token.token_id)
+    assert len(found["a"]) == 3
+    assert found["a"] == found["b"]
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        _ = model.tokenizer
+    model.close()
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(folder: Path) -> None:
+    with pytest.raises(MemoryFitError, match="does not fit"):
+        assemble(str(folder), device="cuda", load_format="dummy", gpu_memory="1MiB")
+
+
+def test_the_cpu_refuses_to_quantize(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization is 'fp8'; on a CPU"):
+        assemble(str(folder), device="cpu", load_format="dummy", quantization="fp8")
