@@ -15,13 +15,16 @@ Needs numpy and what the device's backend needs; with --model tokenizers too; no
 from __future__ import annotations
 
 import argparse
+import contextlib
+import cProfile
 import json
 import os
 import platform
+import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, help="begin no workload after so long")
     parser.add_argument("--gpu-memory", help="as for `headrace serve`")
     parser.add_argument("--max-batch-tokens", type=int)
+    parser.add_argument("--max-step-growth", type=float)
+    parser.add_argument("--profile", type=Path, help="write what Python spent its time on here")
     parser.add_argument("--threads", type=int, help="of the CPU backend")
     parser.add_argument(
         "--started-at", type=float, help="$(date +%%s.%%N), where /proc can't be trusted"
@@ -85,6 +90,7 @@ def engine_settings(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "max_sequences": sizes.most_sequences,
         "max_batch_tokens": args.max_batch_tokens,
+        "max_step_growth": args.max_step_growth,
         "kv_dtype": args.kv_dtype,
         "load_format": "dummy" if args.model is None else None,
         "context_tokens": sizes.longest_tokens,
@@ -231,6 +237,20 @@ def _verdict(row: dict[str, Any]) -> str:
     return "met" if better >= 0 else f"short by {-better:.1%}"
 
 
+@contextlib.contextmanager
+def profiled(path: Path | None, name: str) -> Iterator[None]:
+    """With a path: appends the functions that a workload spent most time in."""
+    if path is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    with profile:
+        yield
+    with path.open("a") as file:
+        file.write(f"== {name}\n")
+        pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(28)
+
+
 def measure(args: argparse.Namespace, model: str) -> Report:
     sizes = choose_sizes(args)
     assembled = assemble(model, offline=True, **engine_settings(args, sizes))
@@ -249,8 +269,9 @@ def measure(args: argparse.Namespace, model: str) -> Report:
             if is_late():
                 report.leave_out(name)
                 continue
-            for figure in WORKLOADS[name](bench, sizes):
-                report.add(figure)
+            with profiled(args.profile, name):
+                for figure in WORKLOADS[name](bench, sizes):
+                    report.add(figure)
         return report
     finally:
         assembled.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -100,6 +100,8 @@ def assemble(
     notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
+    device = Device.CUDA if chosen == "cuda" else Device.CPU
+    paced = replace(config, max_step_growth=config.sizes(device).max_step_growth)
     return Assembled(
         model_path=path,
         file=file,
@@ -108,7 +110,7 @@ def assemble(
         chat_template=None if tokenizer is None else read_chat_template(tokenizer),
         config=config,
         runner=runner,
-        engine=Engine(runner, eos_ids, config),
+        engine=Engine(runner, eos_ids, paced),
         ledger=sizing.ledger,
         allocated=allocated,
         notes=notes,
@@ -285,6 +287,7 @@ def _load_cuda(
         quantization=config.quantization,
         overlap=sizes.overlap,
         graphs=config.graphs,
+        dependent=True,
         release=file.release,
     )
     return runner, Allocated(

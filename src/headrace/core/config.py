@@ -42,8 +42,13 @@ class SchedulerConfig:
     watermark: float = 0.02
     # SHORTEST: a second of waiting counts as so many prompt tokens less.
     ageing_tokens_per_s: float = 200.0
-    # A step in which prompts join others' decoding may take so many times as long as one without.
-    max_step_growth: float = 2.0
+    max_step_growth: float | None = field(
+        default=None,
+        metadata=flag(
+            "A step in which prompts join others' decoding may take so many times as long as one "
+            "without; default: 2, on a GPU 8."
+        ),
+    )
     debug_invariants: bool = field(
         default=False, metadata=flag("Check the pool's integrity after every step.")
     )
@@ -61,7 +66,7 @@ class SchedulerConfig:
             ("max_step_growth", 1.0, 1e9),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ConfigError(
                     f"{name} is {value!r}; expected a number from {low:g} to {high:g}.",
                     f"Set {name} accordingly.",
@@ -118,11 +123,17 @@ class StepSizes:
     block_tokens: int
     kv_dtype: KvDtype
     overlap: bool
+    max_step_growth: float
 
 
 DEVICE_SIZES = {
     Device.CPU: StepSizes(
-        max_batch_tokens=512, max_sequences=64, block_tokens=16, kv_dtype=KvDtype.F16, overlap=False
+        max_batch_tokens=512,
+        max_sequences=64,
+        block_tokens=16,
+        kv_dtype=KvDtype.F16,
+        overlap=False,
+        max_step_growth=2.0,
     ),
     # A GPU's matrix units are busy from some thousand rows on: a step holds as many prompt tokens,
     # and as many sequences as still gain from one another. Blocks as an attention tile likes them.
@@ -132,6 +143,7 @@ DEVICE_SIZES = {
         block_tokens=32,
         kv_dtype=KvDtype.BF16,
         overlap=True,
+        max_step_growth=8.0,  # a step that only decodes leaves most of the matrix units idle
     ),
 }
 
@@ -238,6 +250,8 @@ class EngineConfig(SchedulerConfig):
 
     def _check_type(self, name: str, default: object) -> None:
         value = getattr(self, name)
+        if name == "max_step_growth" and value is not None and not _is_number(value):
+            raise _refuse(name, value, "a number")
         if isinstance(default, bool) and not isinstance(value, bool):
             raise _refuse(name, value, "True or False")
         if isinstance(default, float) and not _is_number(value):

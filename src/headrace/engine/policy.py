@@ -35,9 +35,10 @@ class StepTimes:
 
     SMOOTHING = 0.25
     MIXED_STEPS = 64  # in a row, before the measure is taken again
+    GROWTH = 2.0  # where nothing was asked for
 
-    def __init__(self, growth: float, first_tokens: int) -> None:
-        self._growth = growth
+    def __init__(self, growth: float | None, first_tokens: int) -> None:
+        self._growth = self.GROWTH if growth is None else growth
         self._first = first_tokens  # as long as nothing is known
         self._decode_s: float | None = None  # a step without prompts
         self._prompt_token_s: float | None = None  # what a prompt token adds

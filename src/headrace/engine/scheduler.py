@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 STARTED_KEPT = 4096
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
+# Of a step's tokens: how many of a prompt join others' decoding before it is known what they cost.
+FIRST_PROMPT_SHARE = 32
+
 
 class Scheduler:
     def __init__(
@@ -70,7 +73,8 @@ class Scheduler:
         self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
         self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
         self._flights: deque[Flight] = deque()
-        self._times = StepTimes(config.max_step_growth, limits.block_tokens)
+        first_tokens = max(1, limits.max_batch_tokens // FIRST_PROMPT_SHARE)
+        self._times = StepTimes(config.max_step_growth, first_tokens)
         self._admission = Admission(self.blocks, config.watermark)
         self._slots = min(limits.max_sequences, limits.max_batch_tokens)
         self._next_id = 0
