@@ -46,7 +46,7 @@ class SchedulerConfig:
         default=None,
         metadata=flag(
             "A step in which prompts join others' decoding may take so many times as long as one "
-            "without; default: 2, on a GPU 8."
+            "without; default: 2, on a GPU 24."
         ),
     )
     debug_invariants: bool = field(
@@ -143,7 +143,7 @@ DEVICE_SIZES = {
         block_tokens=32,
         kv_dtype=KvDtype.BF16,
         overlap=True,
-        max_step_growth=8.0,  # a step that only decodes leaves most of the matrix units idle
+        max_step_growth=24.0,  # a step that only decodes leaves most of the matrix units idle
     ),
 }
 

@@ -91,6 +91,15 @@ class Admission:
     def learn(self, generated_tokens: int) -> None:
         self._output_tokens += self.SMOOTHING * (generated_tokens - self._output_tokens)
 
+    def spare_blocks(self, running: Iterable[Sequence]) -> int:
+        """What is left if every running sequence becomes as long as it may; below 0 if they can't
+        all. One that needs no more than this may start without looking ahead."""
+        taken = sum(self.most_blocks(sequence) for sequence in running)
+        return self._pool.total_blocks - self._watermark_blocks - taken
+
+    def most_blocks(self, sequence: Sequence) -> int:
+        return sequence.most_tokens // self._pool.block_tokens + 1
+
     def fits(
         self, sequence: Sequence, found: list[int], running: Collection[Sequence], held_blocks: int
     ) -> bool:

@@ -181,6 +181,7 @@ class Scheduler:
         return StepPlan(entries=[entry for _, entry in drafted], copies=draft.copies)
 
     def _admit(self, draft: Draft) -> None:
+        spare: int | None = None  # looking ahead for each of many would cost their square
         while draft.room and len(self._running) < self._slots:
             sequence = self._waiting.first()
             # One that was preempted while its last token is being drawn must know that token first.
@@ -188,9 +189,15 @@ class Scheduler:
                 return
             found = self._find_prefix(sequence)
             held = sum(len(s.blocks) for s in self._idle_holders() if s is not sequence)
-            if not self._admission.fits(sequence, found, self._running.values(), held):
+            if spare is None:
+                spare = self._admission.spare_blocks(self._running.values())
+            spare -= self._admission.most_blocks(sequence)
+            if spare < held and not self._admission.fits(
+                sequence, found, self._running.values(), held
+            ):
                 if self._running or not self._reclaim_waiting(sequence):
                     return
+                spare = None
                 continue
             self._waiting.remove(sequence)
             self._forks.pop(sequence.sequence_id, None)

@@ -19,13 +19,16 @@ import torch
 _BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
+_LARGE_STEP = 128  # rows between the buckets past those: what a large tile computes anyway
+_SIGHTINGS = 3  # of a large shape, before it is worth the time of a capture
 LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate
 MOST_GRAPHS = 96
 
 
 def row_bucket(rows: int, most: int) -> int:
-    """What `rows` are padded to; those past the buckets are not padded."""
-    return min(next((bucket for bucket in _BUCKETS if rows <= bucket), rows), most)
+    """What `rows` are padded to."""
+    large = -(-rows // _LARGE_STEP) * _LARGE_STEP
+    return min(next((bucket for bucket in _BUCKETS if rows <= bucket), large), most)
 
 
 def row_buckets(most: int) -> list[int]:
@@ -38,6 +41,7 @@ class Graphs:
         self._enabled = enabled and device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
+        self._seen: dict[Hashable, int] = {}
         self.nbytes = 0  # what captures took of the device's memory
 
     def __len__(self) -> int:
@@ -45,11 +49,14 @@ class Graphs:
 
     def run(self, key: Hashable, launch: Callable[[], None], *, small: bool = True) -> None:
         """Replay what was captured under `key`; capture it first if there is room and it is
-        `small`, and otherwise launch."""
+        `small` or comes again and again, and otherwise launch."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-        elif self._enabled and small and len(self._graphs) < MOST_GRAPHS:
+            return
+        self._seen[key] = self._seen.get(key, 0) + 1
+        often = small or self._seen[key] >= _SIGHTINGS
+        if self._enabled and often and len(self._graphs) < MOST_GRAPHS:
             self.capture(key, launch)
             self._graphs[key].replay()
         else:
