@@ -179,8 +179,9 @@ class Report:
         self._floors = Floors(assembled.spec, precision, kv_bytes) if is_known else None
         self.add(Figure("start-up", "s", start_up_s, [start_up_s]))
 
-    def add(self, figure: Figure) -> None:
-        row: dict[str, Any] = asdict(figure)
+    def add(self, figure: Figure, busy: float | None = None) -> None:
+        """`busy`: the share of the last round in which the device computed."""
+        row: dict[str, Any] = asdict(figure) | {"busy": busy}
         if self._floors is not None:
             row["vllm"] = VLLM.get(self._key, {}).get(figure.name)
             row["target"] = TARGETS.get(self._key, {}).get(figure.name)
@@ -202,14 +203,14 @@ class Report:
         lines = [
             f"{content['model']} on {content.get('gpu', content['device'])}, quantization "
             f"{content['quantization']}, KV {content['kv_dtype']}",
-            f"{'':16} {'median':>9} {'':8} {'spread':>17} {'vLLM':>9} {'target':>9} {'floor':>9}",
+            f"{'':16} {'median':>9} {'':8} {'spread':>17} {'vLLM':>9} {'target':>9} {'floor':>9}  busy",
         ]
         for row in content["figures"]:
             spread = f"{min(row['samples']):.4g} to {max(row['samples']):.4g}"
             known = " ".join(f"{_show(row.get(k)):>9}" for k in ("vllm", "target", "floor"))
             lines.append(
                 f"{row['name']:16} {_show(row['value']):>9} {row['unit']:8} {spread:>17} {known}"
-                f"  {_verdict(row)}".rstrip()
+                f"  {_busy(row)}  {_verdict(row)}".rstrip()
             )
         for name, row in content["memory"].items():
             more = row["allocated_bytes"] / max(1, row["predicted_bytes"]) - 1
@@ -226,6 +227,10 @@ def _show(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _busy(row: dict[str, Any]) -> str:
+    return "    " if row.get("busy") is None else f"{row['busy']:4.0%}"
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -271,7 +276,7 @@ def measure(args: argparse.Namespace, model: str) -> Report:
                 continue
             with profiled(args.profile, name):
                 for figure in WORKLOADS[name](bench, sizes):
-                    report.add(figure)
+                    report.add(figure, bench.busy)
         return report
     finally:
         assembled.close()

@@ -106,6 +106,7 @@ class Bench:
         self._is_late = is_late
         self._chooser = random.Random(20260801)
         self._numbers = itertools.count()
+        self.busy = 0.0  # of the last run: the share of its time that the runner was computing
 
     def prompt(self, tokens: int) -> Prompt:
         """One that nobody has seen."""
@@ -129,6 +130,8 @@ class Bench:
             for prompt, tokens in jobs
         ]
         engine, count = self._engine, 0
+        stats = engine.stats
+        computed_s = stats.compute_s + stats.sample_s
         began = time.perf_counter()
         for request in requests:
             engine.add(request)
@@ -138,6 +141,7 @@ class Bench:
                     raise SystemExit(f"request {token.request_id} failed: {token.error}")
                 count += 1
         took = time.perf_counter() - began
+        self.busy = (stats.compute_s + stats.sample_s - computed_s) / took
         expected = sum(tokens for _, tokens in jobs)
         if count != expected:
             raise SystemExit(f"{count} tokens came out; expected {expected}")
