@@ -203,7 +203,8 @@ class Report:
         lines = [
             f"{content['model']} on {content.get('gpu', content['device'])}, quantization "
             f"{content['quantization']}, KV {content['kv_dtype']}",
-            f"{'':16} {'median':>9} {'':8} {'spread':>17} {'vLLM':>9} {'target':>9} {'floor':>9}  busy",
+            f"{'':16} {'median':>9} {'':8} {'spread':>17} {'vLLM':>9} {'target':>9} {'floor':>9}"
+            "  busy",
         ]
         for row in content["figures"]:
             spread = f"{min(row['samples']):.4g} to {max(row['samples']):.4g}"
