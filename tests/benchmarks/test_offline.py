@@ -7,13 +7,13 @@ import math
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import offline
 from headrace.core.config import EngineConfig
 from headrace.core.request import FinishReason, SampledToken
-from headrace.engine.stats import EngineStats
 from headrace.models.registry import describe_config
 from headrace.models.spec import ModelSpec
 from offline_anchors import TARGETS, VLLM, Floors
@@ -62,7 +62,7 @@ class FakeEngine:
     """Gives each request its tokens, or an error, or one too few."""
 
     def __init__(self, fault: str | None = None) -> None:
-        self.stats = EngineStats()
+        self.stats = SimpleNamespace(compute_s=0.0, sample_s=0.0)
         self.fault = fault
         self.prompts: list[list[int]] = []
         self.outputs: list[int] = []
