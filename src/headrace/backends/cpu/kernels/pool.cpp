@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <chrono>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -7,9 +9,11 @@
 namespace headrace {
 namespace {
 
-// About 50 us of pauses: longer than the gap between two steps of a busy engine, short enough that
-// an idle one does not burn a core.
-constexpr int SPINS_BEFORE_PARKING = 2000;
+// Longer than the gap between two steps of a busy engine, in which Python plans the next one: waking
+// a thread costs tens of microseconds, and more where its core is a virtual one. Short enough that
+// an idle engine does not burn a core.
+constexpr std::chrono::microseconds SPIN_BEFORE_PARKING{400};
+constexpr int SPINS_BETWEEN_CLOCKS = 64;
 // A barrier waits for threads that are running; past this the other was descheduled: let it in.
 constexpr int SPINS_BEFORE_YIELDING = 20000;
 
@@ -62,12 +66,12 @@ void Pool::work(int thread) {
   for (;;) {
     int spins = 0;
     uint32_t now;
+    const auto since = std::chrono::steady_clock::now();
     while ((now = jobs_started_.load(std::memory_order_acquire)) == seen) {
-      if (++spins < SPINS_BEFORE_PARKING) {
-        pause();
-      } else {
+      pause();
+      if (++spins % SPINS_BETWEEN_CLOCKS == 0 &&
+          std::chrono::steady_clock::now() - since > SPIN_BEFORE_PARKING)
         jobs_started_.wait(seen, std::memory_order_acquire);
-      }
     }
     seen = now;
     if (stopping_.load()) return;
