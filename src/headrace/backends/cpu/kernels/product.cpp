@@ -55,18 +55,18 @@ void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
   tile.lanes[slot] = std::min(LANES, m.outputs - output);
 }
 
-// A thread's share of one matrix: blocks [first, last).
-class Share {
+// One matrix, some blocks of it at a time.
+class Blocks {
  public:
-  Share(const Kernels& kernels, const Call& call, const RowTiles& tiles, int first, int last)
-      : kernels_(kernels), call_(call), tiles_(tiles), m_(*call.part.matrix), first_(first),
-        last_(last), table_(kernels.tiles[static_cast<int>(m_.kind)]) {}
+  Blocks(const Kernels& kernels, const Call& call, const RowTiles& tiles)
+      : kernels_(kernels), call_(call), tiles_(tiles), m_(*call.part.matrix),
+        table_(kernels.tiles[static_cast<int>(m_.kind)]) {}
 
-  void run() const {
-    int b = first_;
+  void run(int first, int last) const {
+    int b = first;
     if (tiles_.count == 1 && table_[3][tiles_.rows - 1]) {
       // Bound by memory: four streams far apart keep more of it busy than one.
-      const int quarter = (last_ - first_) / 4;
+      const int quarter = (last - first) / 4;
       for (int i = 0; i < quarter; ++i) {
         Tile tile = make(0, 4, {b + i, b + quarter + i, b + 2 * quarter + i, b + 3 * quarter + i});
         for (int s = 0; s < 4; ++s) tile.ahead[s] = tile.streams[s] + STREAM_AHEAD_BYTES;
@@ -75,17 +75,29 @@ class Share {
       }
       b += 4 * quarter;
     }
-    for (int blocks; b < last_; b += blocks) {
-      blocks = b + 1 < last_ && table_[1][0] ? 2 : 1;
-      for (int i = 0; i < tiles_.count; ++i) {
-        Tile tile = make(i, blocks, {b, b + 1});
-        look_ahead(tile, i, b + blocks, blocks);
-        kernel(i, blocks)(tile);
-      }
+    for (int blocks; b < last; b += blocks) {
+      blocks = b + 1 < last && table_[1][0] ? 2 : 1;
+      panel(b, blocks, b + blocks);
     }
   }
 
+  // One panel, of two blocks if it has a second; the one that begins with block `next` comes after it.
+  void run_panel(int b, int next) const {
+    const int blocks = std::min(2, m_.blocks - b);
+    if (blocks == 1 || table_[1][0]) return panel(b, blocks, next);
+    panel(b, 1, b + 1);
+    panel(b + 1, 1, next);
+  }
+
  private:
+  void panel(int b, int blocks, int next) const {
+    for (int i = 0; i < tiles_.count; ++i) {
+      Tile tile = make(i, blocks, {b, b + 1});
+      look_ahead(tile, i, next, blocks);
+      kernel(i, blocks)(tile);
+    }
+  }
+
   Tile make(int i, int blocks, const int (&block)[MAX_TILE_BLOCKS]) const {
     const int row = tiles_.first(i);
     Tile tile;
@@ -108,7 +120,7 @@ class Share {
     tile.ahead_lines = (record_lines() + tiles_.count - 1) / tiles_.count;
     if (i * tile.ahead_lines >= record_lines()) tile.ahead_lines = 0;
     for (int s = 0; s < blocks; ++s)
-      tile.ahead[s] = m_.stream(std::min(next + s, m_.blocks - 1)) +
+      tile.ahead[s] = m_.stream(std::clamp(next + s, 0, m_.blocks - 1)) +
                       static_cast<size_t>(i) * tile.ahead_lines * m_.records * CACHE_LINE_BYTES;
   }
 
@@ -127,7 +139,6 @@ class Share {
   const Call& call_;
   const RowTiles& tiles_;
   const Packed& m_;
-  int first_, last_;
   const TileKernel (&table_)[MAX_TILE_BLOCKS][MAX_TILE_ROWS];
 };
 
@@ -156,7 +167,14 @@ ProductScratch::ProductScratch(int threads, int max_inputs)
       unpacked_at_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MAX_TILE_ROWS),
       own_bytes_(unpacked_at_ + unpacked_bytes(max_inputs)),
       shared_(std::max(SHARED_BYTES, quantized_bytes_)),
-      own_(own_bytes_ * threads) {}
+      own_(own_bytes_ * threads),
+      shares_(threads) {}
+
+void Shares::begin(int thread) {
+  // The other counter was last used before the barrier that all have passed since.
+  const uint32_t turn = ++turns_[thread].number;
+  if (thread % 2 == 0) counters_[thread / 2].taken[(turn + 1) % 2].store(0, std::memory_order_relaxed);
+}
 
 void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
               const Linear& weight, const ProductRows& rows) {
@@ -187,12 +205,19 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
       }
       if (!alone) pool.barrier();
     }
+    scratch.shares().begin(thread);
     for (const Linear::Part& part : weight.parts) {
       const Call call{weight, part, rows, start, area, scratch.unpacked(thread)};
-      const int64_t blocks = part.matrix->blocks;
-      Share(kernels, call, tiles, static_cast<int>(blocks * thread / pool.threads()),
-            static_cast<int>(blocks * (thread + 1) / pool.threads()))
-          .run();
+      const Blocks blocks(kernels, call, tiles);
+      const int64_t all = part.matrix->blocks;
+      // Few rows wait for memory, which comes best in long runs; many take panels as they can.
+      if (tiles.count == 1 || weight.parts.size() > 1)
+        blocks.run(static_cast<int>(all * thread / pool.threads()),
+                   static_cast<int>(all * (thread + 1) / pool.threads()));
+      else
+        scratch.shares().each(thread, static_cast<int>((all + 1) / 2), [&](int panel) {
+          blocks.run_panel(2 * panel, 2 * panel + (thread % 2 == 0 ? 2 : -2));
+        });
     }
   }
 }

@@ -3,6 +3,8 @@
 // Knows tiles, streams and threads; not what the rows are.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -40,6 +42,39 @@ struct ProductRows {
   const float* added;  // [rows][outputs], out_stride apart: what the product is added to; or null
 };
 
+// Shares a run of units among neighbouring threads, one from each end: whoever is faster takes more.
+// Two threads share a counter, and nobody else looks at it. Every thread of a job begins the same
+// shares in the same order, with a barrier between one and the next.
+class Shares {
+ public:
+  explicit Shares(int threads) : threads_(threads), counters_((threads + 1) / 2), turns_(threads) {}
+
+  void begin(int thread);
+  // Calls take(unit) for units of [0, units) until its pair's part of them is used up.
+  template <typename Take>
+  void each(int thread, int units, Take take) {
+    const int pair = thread / 2, first = 2 * pair, last = std::min(first + 2, threads_);
+    const int from = units_before(units, first), to = units_before(units, last);
+    std::atomic<int>& taken = counters_[pair].taken[turns_[thread].number % 2];
+    for (int mine = 0; taken.fetch_add(1, std::memory_order_relaxed) < to - from; ++mine)
+      take(thread % 2 == 0 ? from + mine : to - 1 - mine);
+  }
+
+ private:
+  int units_before(int units, int thread) const {
+    return static_cast<int>(static_cast<int64_t>(units) * thread / threads_);
+  }
+  struct alignas(64) Counter {
+    std::atomic<int> taken[2] = {0, 0};
+  };
+  struct alignas(64) Turn {
+    uint32_t number = 0;
+  };
+  int threads_;
+  std::vector<Counter> counters_;  // one a pair; shares use the two in turn
+  std::vector<Turn> turns_;        // one a thread
+};
+
 // Memory that products need: one shared area, and one for each thread.
 class ProductScratch {
  public:
@@ -52,11 +87,13 @@ class ProductScratch {
   }
   // A panel's 4-bit codes at a byte each.
   uint8_t* unpacked(int thread) const { return own(thread) + unpacked_at_; }
+  Shares& shares() const { return shares_; }
   size_t bytes() const { return shared_.bytes() + own_.bytes(); }
 
  private:
   size_t quantized_bytes_, unpacked_at_, own_bytes_;
   Buffer shared_, own_;
+  mutable Shares shares_;
 };
 
 // rows.out = rows.x * weight + bias [+ rows.added]. Called by every thread of a job; the caller places
