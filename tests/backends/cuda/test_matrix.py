@@ -37,7 +37,7 @@ def test_rounding(device: torch.device, format: Format, tolerance: float, bits: 
     assert np.linalg.norm(found - values) / np.linalg.norm(values) < tolerance
     assert (matrix.rows, matrix.columns, matrix.format) == (200, 384, format)
     codes = 200 * 384 * bits // 8
-    assert codes < matrix.bytes < 1.1 * codes
+    assert codes < matrix.bytes < 1.13 * codes
 
 
 def test_gate_and_up_lie_side_by_side(device: torch.device) -> None:
@@ -77,8 +77,7 @@ def test_int4_scales_keep_their_precision(device: torch.device) -> None:
     ):
         matrix = int4_matrix(codes, scales, device)  # one group a row: as groups of 128
         assert matrix.group == 128
-        assert matrix.scales is not None
-        assert matrix.scales.dtype == dtype
+        assert matrix.scale_dtype == dtype
         want = (torch.from_numpy(codes).float() - 8) * scales.float()
         assert torch.equal(dequantize_matrix(matrix).cpu(), want)
 

@@ -220,12 +220,48 @@ def test_fp8_widened_beside_whole_rows(device: torch.device, parts: int, swap: b
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("swap", [False, True])
-def test_int4_groups(device: torch.device, group: int, swap: bool) -> None:
+def test_int4_groups(device: torch.device, group: int) -> None:
+    """Each tile height; parts that share 3 chunks evenly, unevenly, and with one left over."""
     matrix = make(Format.INT4, 50, 384, device, group=group, bias=True)
-    for rows, parts in ((1, 1), (18, 3)):
-        launch = Launch(kernel="dot", block_n=32, parts=parts, swap=swap)
+    for rows, block_m, parts in ((1, 8, 1), (7, 8, 4), (9, 8, 2), (18, 16, 3), (33, 64, 1)):
+        launch = Launch(kernel="dot", block_m=block_m, block_n=32, parts=parts, warps=2)
         check(matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16)
+
+
+@pytest.mark.parametrize(("columns", "group"), [(96, 32), (160, 32), (192, 64), (448, 64)])
+def test_int4_columns_that_end_inside_a_chunk(
+    device: torch.device, columns: int, group: int
+) -> None:
+    matrix = make(Format.INT4, 48, columns, device, group=group)
+    launch = Launch(kernel="dot", block_m=8, block_n=32, parts=2, warps=2)
+    check(matrix, launch, 3, dtype=torch.bfloat16, add=True, tolerance=BF16)
+    check(matrix, Launch(kernel="widened"), 3, dtype=torch.bfloat16, tolerance=BF16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kernel", ["dot", "widened"])
+def test_int4_scales_of_each_type(device: torch.device, dtype: torch.dtype, kernel: str) -> None:
+    """Of either sign, and with zero points past the codes."""
+    generator = torch.Generator().manual_seed(9)
+    codes = torch.randint(0, 16, (40, 256), dtype=torch.uint8, generator=generator)
+    sizes = 2.0 ** torch.randint(-20, 30, (40, 4), generator=generator)
+    if dtype == torch.float16:
+        sizes = sizes.clamp(2.0**-6, 1.0)
+    scales = (torch.randn(40, 4, generator=generator) * sizes).to(dtype)
+    zeros = torch.randint(0, 128, (40, 4), generator=generator)
+    matrix = int4_matrix(codes, scales, device, zeros=zeros)
+    assert matrix.scale_dtype == dtype
+    wide = (codes.reshape(40, 4, 64).float() - zeros[:, :, None]) * scales[:, :, None].float()
+    assert torch.equal(dequantize_matrix(matrix).cpu(), wide.reshape(40, 256))
+    launch = Launch(kernel=kernel, block_m=8, block_n=16, warps=1)
+    check(
+        matrix,
+        launch,
+        5,
+        dtype=torch.bfloat16,
+        out_dtype=torch.float32,
+        tolerance=BF16,
+    )
 
 
 @pytest.mark.parametrize("permuted", [False, True])
@@ -245,7 +281,7 @@ def test_int4_of_a_checkpoint(device: torch.device, permuted: bool) -> None:
     for norm in (False, True):
         check(
             matrix,
-            Launch(kernel="dot", block_n=16),
+            Launch(kernel="dot", block_m=8, block_n=16),
             3,
             dtype=torch.bfloat16,
             norm=norm,

@@ -111,12 +111,14 @@ def rule(format: Format, outputs: int, columns: int, rows: int) -> Launch:
     """What the measured shapes have in common, for shapes that were not measured."""
     if rows == 1 and (format.dense or format is Format.FP8):
         return Launch(kernel="row", block_n=8, block_k=512 if columns <= 2048 else 1024, stages=1)
+    if format in (Format.INT4, Format.FP8_BLOCK) and rows > 256:
+        return Launch(kernel="widened")
+    if format is Format.INT4:
+        return _int4(outputs, columns, rows)
     if rows <= 64:
         return _skinny(format, outputs, columns, rows)
     if format.dense or format is Format.FP8:
         return Launch(kernel="library")
-    if format in (Format.INT4, Format.FP8_BLOCK) and rows > 256:
-        return Launch(kernel="widened")
     return Launch(kernel="dot", block_m=64, block_n=128, warps=4, stages=3)
 
 
@@ -139,12 +141,31 @@ def _skinny(format: Format, outputs: int, columns: int, rows: int) -> Launch:
     )
 
 
+def _int4(outputs: int, columns: int, rows: int) -> Launch:
+    """About four programs a multiprocessor: what each has on its way is little."""
+    block_m = min(128, max(8, 1 << (rows - 1).bit_length()))
+    block_n, warps, stages = {8: (64, 2, 4), 16: (64, 2, 4), 32: (64, 2, 4), 64: (128, 4, 3)}.get(
+        block_m, (128, 8, 3)
+    )
+    tiles = -(-outputs // block_n) * -(-rows // block_m)
+    parts = 1
+    while parts < 8 and tiles * parts < (400 if block_m < 64 else 200):
+        if columns // (2 * parts) < 3 * 128:
+            break
+        parts *= 2
+    return Launch(
+        kernel="dot", block_m=block_m, block_n=block_n, parts=parts, warps=warps, stages=stages
+    )
+
+
 def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[Launch]:
     """Launches worth timing: few, since each must be compiled."""
     found = [rule(format, outputs, columns, rows)]
     if rows == 1 and (format.dense or format is Format.FP8):
         found += _row_candidates()
-    if rows <= 256 or format is Format.INT8:
+    if format is Format.INT4:
+        found += _int4_candidates(outputs <= 8192, rows)
+    elif rows <= 256 or format is Format.INT8:
         found += _dot_candidates(format, outputs <= 8192, rows)
     if format.dense or format is Format.FP8:
         found.append(Launch(kernel="library"))
@@ -195,14 +216,12 @@ def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]
             kernel="dot",
             block_m=block_m,
             block_n=block_n,
-            block_k=128 if format in (Format.FP8_BLOCK, Format.INT4) else deep,
+            block_k=128 if format is Format.FP8_BLOCK else deep,
             parts=parts,
             warps=4 if block_m * block_n < 64 * 128 else 8,
             stages=4 if block_m <= 32 or (format.dense and many) else 3,
             swap=swap,
         )
-    if format is Format.INT4 and rows <= 16 and not narrow:
-        yield Launch(kernel="dot", block_n=256, parts=2, warps=8, stages=4)
     if format.dense and rows <= 16:  # the norm inside, where nobody shares a tile
         for block_n in (32, 64):
             yield Launch(kernel="dot", block_n=block_n, stages=4, fuse_norm=True)
@@ -216,6 +235,58 @@ def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]
             fuse_norm=True,
             whole_rows=True,
         )
+
+
+# (outputs a tile, programs that share it, warps, stages) of INT4, by rows and by whether outputs
+# are few. Two warps or one, or 8 rows, make the compiler take the matrix instructions of a warp;
+# else those of four warps together, which are faster from 64 rows on.
+_INT4_TILES: dict[tuple[int, bool], tuple[tuple[int, int, int, int], ...]] = {
+    (16, True): (
+        (64, 4, 2, 4),
+        (64, 8, 2, 4),
+        (64, 8, 2, 6),
+        (64, 11, 2, 4),
+        (32, 4, 1, 4),
+        (64, 8, 1, 4),
+        (128, 8, 4, 4),
+        (128, 8, 2, 4),
+    ),
+    (16, False): (
+        (64, 1, 2, 4),
+        (64, 2, 2, 4),
+        (64, 2, 2, 6),
+        (32, 1, 1, 5),
+        (64, 1, 1, 4),
+        (128, 1, 4, 5),
+        (128, 2, 4, 4),
+        (128, 2, 2, 4),
+    ),
+    (32, True): ((64, 4, 2, 4), (64, 8, 2, 4), (128, 4, 4, 4), (128, 8, 4, 4), (32, 4, 1, 4)),
+    (32, False): ((64, 1, 2, 4), (64, 2, 2, 4), (128, 1, 4, 4), (128, 2, 4, 4), (32, 1, 1, 4)),
+    (64, True): ((64, 4, 2, 4), (64, 4, 4, 4), (64, 8, 4, 3), (128, 4, 4, 3), (128, 8, 4, 3)),
+    (64, False): ((64, 1, 2, 4), (64, 1, 4, 4), (128, 1, 4, 3), (128, 2, 4, 3), (128, 1, 8, 3)),
+    (256, True): ((64, 2, 4, 3), (64, 4, 4, 3), (128, 2, 8, 3), (128, 4, 8, 3)),
+    (256, False): ((64, 1, 4, 3), (128, 1, 8, 3), (128, 2, 8, 3)),
+}
+
+
+def _int4_candidates(narrow: bool, rows: int) -> Iterable[Launch]:
+    if rows > 256:  # one, to see how far it is from the library
+        yield Launch(kernel="dot", block_m=128, block_n=128, warps=8)
+        return
+    block_m = min(128, max(8, 1 << (rows - 1).bit_length()))
+    size = max(16, block_m) if block_m <= 64 else 256
+    for block_n, parts, warps, stages in _INT4_TILES[size, narrow]:
+        yield Launch(
+            kernel="dot",
+            block_m=block_m,
+            block_n=block_n,
+            parts=parts,
+            warps=warps,
+            stages=stages,
+        )
+    if block_m == 128:  # fewer rows a program, more programs
+        yield Launch(kernel="dot", block_m=64, block_n=128, parts=2 if narrow else 1, stages=3)
 
 
 def _fits(launch: Launch, format: Format) -> bool:

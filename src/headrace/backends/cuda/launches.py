@@ -6,13 +6,12 @@ nothing is allocated, except by the library where it has no other way.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 
-from headrace.backends.cuda.matrix import Format, Matrix
+from headrace.backends.cuda.matrix import INT4_CHUNK, Format, Matrix
 from headrace.backends.cuda.triton.dot import (
     SCALES_BLOCK,
     SCALES_CHANNEL,
@@ -21,7 +20,14 @@ from headrace.backends.cuda.triton.dot import (
 )
 from headrace.backends.cuda.triton.epilogue import finish_kernel
 from headrace.backends.cuda.triton.gated import gated_kernel
-from headrace.backends.cuda.triton.int4 import int4_kernel, unpack_kernel, widen_kernel
+from headrace.backends.cuda.triton.int4 import (
+    SCALE_BF16,
+    SCALE_F16,
+    SCALE_F32,
+    int4_kernel,
+    unpack_kernel,
+    widen_kernel,
+)
 from headrace.backends.cuda.triton.norm import QUANTIZE_NONE, add_normed_kernel, prepare_kernel
 from headrace.backends.cuda.triton.row import row_kernel
 
@@ -39,6 +45,12 @@ _SCALES = {
     Format.FP8: SCALES_CHANNEL,
     Format.INT8: SCALES_CHANNEL,
     Format.FP8_BLOCK: SCALES_BLOCK,
+}
+
+_INT4_SCALES = {
+    torch.float16: SCALE_F16.value,
+    torch.bfloat16: SCALE_BF16.value,
+    torch.float32: SCALE_F32.value,
 }
 
 
@@ -247,13 +259,12 @@ def dot(
 def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -> None:
     matrix, rows = product.matrix, place.x.shape[0]
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
-    span = math.gcd(max(1, 128 // matrix.group), matrix.columns // matrix.group)
+    assert matrix.scale_dtype is not None
     int4_kernel[(tiles, launch.parts)](
         place.x,
         matrix.data,
+        matrix.factors,
         place.out,
-        matrix.scales,
-        matrix.zeros,
         matrix.bias,
         place.residual,
         workspace.partials,
@@ -267,11 +278,10 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         GROUP=matrix.group,
-        SPAN=span,
+        SCALE=_INT4_SCALES[matrix.scale_dtype],
         PARTS=launch.parts,
         STAGES=launch.stages,
-        SWAP=launch.swap,
-        ZEROS=matrix.zeros is not None,
+        EVEN=matrix.columns % INT4_CHUNK == 0,
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
@@ -287,16 +297,16 @@ def widen(matrix: Matrix, workspace: Workspace) -> torch.Tensor:
     """The matrix dequantized into the workspace -> [rows, columns]"""
     out = workspace.widened[: matrix.rows * matrix.columns].view(matrix.rows, matrix.columns)
     if matrix.format is Format.INT4:
-        unpack_kernel[(matrix.columns // matrix.group, triton.cdiv(matrix.rows, 64))](
+        assert matrix.scale_dtype is not None
+        unpack_kernel[(triton.cdiv(matrix.columns, INT4_CHUNK), triton.cdiv(matrix.rows, 64))](
             matrix.data,
-            matrix.scales,
-            matrix.zeros,
+            matrix.factors,
             out,
             matrix.rows,
             matrix.columns,
             BLOCK_N=64,
             GROUP=matrix.group,
-            ZEROS=matrix.zeros is not None,
+            SCALE=_INT4_SCALES[matrix.scale_dtype],
             **_flags(workspace.pdl),
         )
         return out

@@ -19,7 +19,7 @@ from headrace.backends.cuda.loading import (
     VECTORS,
     int4_group,
 )
-from headrace.backends.cuda.matrix import Format, Matrix, dense_matrix
+from headrace.backends.cuda.matrix import INT4_CHUNK, Format, Matrix, dense_matrix
 from headrace.backends.cuda.program import Prepared, Program, Table, attention_windows
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
@@ -155,12 +155,20 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
         return Matrix(
             format=Format.BF16, rows=rows, columns=columns, data=data, bias=bias, gated=gated
         )
-    half = format is Format.INT4
-    data = _empty(rows, columns // 2 if half else columns, dtype=torch.uint8)
+    if format is Format.INT4:
+        chunks = -(-columns // INT4_CHUNK)
+        groups = chunks * (INT4_CHUNK // _group(parts, columns))
+        return Matrix(
+            format=format,
+            rows=rows,
+            columns=columns,
+            data=_empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16),
+            factors=_empty(groups, rows, dtype=torch.int32),
+            bias=bias,
+            gated=gated,
+        )
     scales = _empty(rows, dtype=torch.float32)
-    if half:
-        scales = _empty(rows, columns // _group(parts, columns), dtype=torch.float16)
-    elif any(
+    if any(
         len(source.shape) == 2 and source.shape[1] > 1 for p in parts for source in p.sources[1:]
     ):
         scales = _empty(-(-columns // _FP8_BLOCK), rows, dtype=torch.float32)  # one a block
@@ -168,9 +176,8 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
         format=format,
         rows=rows,
         columns=columns,
-        data=data,
+        data=_empty(rows, columns, dtype=torch.uint8),
         scales=scales,
-        zeros=_empty(*scales.shape, dtype=torch.uint8) if half and parts else None,
         bias=bias,
         gated=gated,
     )

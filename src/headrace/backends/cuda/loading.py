@@ -174,7 +174,7 @@ def prepared_bytes(weights: DecoderWeights[Prepared]) -> int:
         elif isinstance(weight, Table):
             keep(weight.data)
         else:
-            for tensor in (weight.data, weight.scales, weight.zeros, weight.bias):
+            for tensor in (weight.data, weight.scales, weight.factors, weight.bias):
                 keep(tensor)
             keep(weight.permutation)
 

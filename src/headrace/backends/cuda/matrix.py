@@ -9,9 +9,10 @@ How each format lies in memory (n outputs, k columns):
   fp8_block  data [n, k] e4m3, scales [n, k / 128]: a block's scale is repeated for its outputs, so
              that gate and up outputs may be interleaved
   int8       data [n, k], scales [n]
-  int4       data [k / group, n, group / 2]: in a group's bytes the low halves are its first columns
-             and the high halves the others, so that neither needs shuffling; scales and zeros
-             [n, k / group]
+  int4       data [k / 128, n, 32], words of 16 bits: bits 4j to 4j + 3 are columns of the j-th
+             quarter of 128. factors [k / group, n]: a group's scale in the high half of a number
+             (16 bits of 32; 32 of 64 where 16 would round it), in the low half 128 + its zero point
+             as bf16. Columns that 128 does not divide are filled up, with scales of 0
 A gated matrix has output 2i = gate i and 2i + 1 = up i: a tile then holds both.
 """
 
@@ -29,6 +30,7 @@ from headrace.core.errors import UnsupportedModelError, WeightsError
 FP8_BLOCK = 128
 FP8_MAX = 448.0
 INT4_GROUPS = (128, 64, 32)
+INT4_CHUNK = 128  # columns whose codes lie together
 
 Values = torch.Tensor | NDArray[np.generic]
 
@@ -60,9 +62,10 @@ class Matrix:
     rows: int  # outputs
     columns: int
     data: torch.Tensor
-    scales: torch.Tensor | None = None
-    zeros: torch.Tensor | None = None  # int4, u8; None: 8
+    scales: torch.Tensor | None = None  # fp8, int8
+    factors: torch.Tensor | None = None  # int4
     group: int = 0  # int4
+    scale_dtype: torch.dtype | None = None  # int4: of the scales in the factors
     permutation: torch.Tensor | None = None  # i32: stored column j takes x[permutation[j]]
     bias: torch.Tensor | None = None  # f32 [rows]
     gated: bool = False
@@ -206,11 +209,9 @@ def int4_matrix(
     """value = (code - zero) * scale, exactly: scales keep the precision that they came with."""
     data = _on(device, codes)
     rows, columns = data.shape
-    factors = _on(device, scales)
-    group, repeat = _kernel_group(columns, factors.shape[1])
-    packed = _interleave(data, gated).reshape(rows, columns // group, 2, group // 2)
-    packed = (packed[:, :, 0] | (packed[:, :, 1] << 4)).transpose(0, 1).contiguous()
-    laid_zeros = None
+    found = _on(device, scales)
+    group, repeat = _kernel_group(columns, found.shape[1])
+    points = torch.full(found.shape, 8.0, device=data.device)
     if zeros is not None:
         points = _on(device, zeros).to(torch.float32)
         if not torch.equal(points, points.round()) or points.min() < 0 or points.max() > 127:
@@ -218,17 +219,19 @@ def int4_matrix(
                 "INT4 weights have zero points that are not whole numbers from 0 to 127.",
                 "Use a checkpoint with integer zero points, or an unquantized one.",
             )
-        laid_zeros = _interleave(points.to(torch.uint8).repeat_interleave(repeat, 1), gated)
-        laid_zeros = laid_zeros.contiguous()
-    laid = _interleave(_narrow(factors).repeat_interleave(repeat, 1), gated)
+    narrow = _narrow(found)
+    missing = -columns % INT4_CHUNK // group
+    factors = torch.nn.functional.pad(
+        _join_factors(narrow, points).repeat_interleave(repeat, 1), (0, missing)
+    )
     return Matrix(
         format=Format.INT4,
         rows=rows,
         columns=columns,
-        data=packed,
-        scales=laid.contiguous(),
-        zeros=laid_zeros,
+        data=_pack_words(_interleave(data, gated)),
+        factors=_interleave(factors, gated).t().contiguous(),
         group=group,
+        scale_dtype=narrow.dtype,
         permutation=None if permutation is None else _on(device, permutation).to(torch.int32),
         bias=_bias(bias, device, gated),
         gated=gated,
@@ -242,31 +245,23 @@ def q4_0_matrix(
     bias: Values | None = None,
     gated: bool = False,
 ) -> Matrix:
-    """GGUF's Q4_0 exactly: its bytes already lie as groups of 32 do here."""
+    """GGUF's Q4_0 exactly: in its groups of 32 the low halves of bytes come first."""
     found = _on(device, blocks)
-    rows = found.shape[0]
-    found = _interleave(found.reshape(rows, -1, 18), gated)
-    return Matrix(
-        format=Format.INT4,
-        rows=rows,
-        columns=found.shape[1] * 32,
-        data=found[:, :, 2:].transpose(0, 1).contiguous(),
-        scales=found[:, :, :2].contiguous().view(torch.float16)[:, :, 0],
-        group=32,
-        bias=_bias(bias, device, gated),
-        gated=gated,
-    )
+    found = found.reshape(found.shape[0], -1, 18)
+    scales = found[:, :, :2].contiguous().view(torch.float16)[:, :, 0]
+    codes = torch.cat((found[:, :, 2:] & 15, found[:, :, 2:] >> 4), 2).flatten(1)
+    return int4_matrix(codes, scales, device, bias=bias, gated=gated)
 
 
 def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
     """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
     if matrix.format is Format.INT4:
-        low, high = matrix.data & 15, matrix.data >> 4
-        codes = torch.cat((low, high), 2).transpose(0, 1).to(torch.float32)  # [n, groups, group]
-        assert matrix.scales is not None
-        zeros = 8.0 if matrix.zeros is None else matrix.zeros[:, :, None].to(torch.float32)
-        values = (codes - zeros) * matrix.scales[:, :, None].to(torch.float32)
-        return values.reshape(matrix.rows, matrix.columns)
+        assert matrix.factors is not None
+        assert matrix.scale_dtype is not None
+        scales, points = _split_factors(matrix.factors.t(), matrix.scale_dtype)
+        codes = _unpack_words(matrix.data).reshape(matrix.rows, -1, matrix.group).float()
+        values = (codes - points[:, :, None]) * scales[:, :, None]
+        return values.reshape(matrix.rows, -1)[:, : matrix.columns]
     values = matrix.data.to(torch.float32)
     if matrix.format is Format.FP8_BLOCK:
         assert matrix.scales is not None
@@ -313,6 +308,42 @@ def _narrow(scales: torch.Tensor) -> torch.Tensor:
         if torch.equal(scales.to(dtype).to(scales.dtype), scales):
             return scales.to(dtype)
     return scales.to(torch.float32)
+
+
+def _pack_words(codes: torch.Tensor) -> torch.Tensor:
+    """u8 [n, k], one a value -> i16 [k / 128, n, 32]"""
+    filled = torch.nn.functional.pad(codes, (0, -codes.shape[1] % INT4_CHUNK))
+    quarters = filled.reshape(codes.shape[0], -1, 4, INT4_CHUNK // 4)
+    low = quarters[:, :, 0] | (quarters[:, :, 1] << 4)
+    high = quarters[:, :, 2] | (quarters[:, :, 3] << 4)
+    words = torch.stack((low, high), 3).view(torch.int16)[..., 0]
+    return words.transpose(0, 1).contiguous()
+
+
+def _unpack_words(words: torch.Tensor) -> torch.Tensor:
+    """The other way, columns filled up -> u8 [n, k]"""
+    halves = words.transpose(0, 1).contiguous().view(torch.uint8)
+    low, high = halves[:, :, 0::2], halves[:, :, 1::2]
+    quarters = torch.stack((low & 15, low >> 4, high & 15, high >> 4), 2)
+    return quarters.reshape(words.shape[1], -1)
+
+
+def _join_factors(scales: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    whole, bits = (
+        (torch.int64, torch.int32) if scales.dtype == torch.float32 else (torch.int32, torch.int16)
+    )
+    low = (points + 128.0).to(torch.bfloat16).view(torch.int16).to(whole)
+    return (scales.contiguous().view(bits).to(whole) << 8 * scales.itemsize) | low
+
+
+def _split_factors(
+    factors: torch.Tensor, scale_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 scales, zero points"""
+    bits = torch.int32 if scale_dtype == torch.float32 else torch.int16
+    scales = (factors >> 8 * scale_dtype.itemsize).to(bits).view(scale_dtype)
+    points = (factors & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(torch.float32) - 128.0
+    return scales.to(torch.float32), points
 
 
 def _round_to_int4(data: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

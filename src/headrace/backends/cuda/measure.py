@@ -42,8 +42,8 @@ def graph_seconds(work: Callable[[], None], repeats: int = REPEATS) -> float:
 def copy_of(matrix: Matrix) -> Matrix:
     """The same weight in other memory."""
     scales = None if matrix.scales is None else matrix.scales.clone()
-    zeros = None if matrix.zeros is None else matrix.zeros.clone()
-    return replace(matrix, data=matrix.data.clone(), scales=scales, zeros=zeros)
+    factors = None if matrix.factors is None else matrix.factors.clone()
+    return replace(matrix, data=matrix.data.clone(), scales=scales, factors=factors)
 
 
 def time_launches(

@@ -80,7 +80,7 @@ def gather_parts(sums, partials, counters, tile, part, PARTS: tl.constexpr):
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
     if last:
         sums = tl.zeros((BM, BN), tl.float32)
-        for other in range(PARTS):
+        for other in tl.static_range(PARTS):  # unrolled: all are on their way at once
             sums += tl.load(base + other * (BM * BN) + offsets, cache_modifier=".cg")
         tl.store(counters + tile, 0)  # ready for the next launch
     return sums, last

@@ -1,8 +1,14 @@
 """A product with INT4 weights on the matrix units, for any number of rows, and their unpacking.
 
-A byte holds two codes. Bytes become bf16 pairs by moving them under a fixed exponent (0x43..: 128
-plus the code), then 128 and the zero point are taken off: exact, and about one instruction a
-weight. A group's scale multiplies the group's sums, not its weights.
+Weights come 128 columns at a time, 32 words of 16 bits for an output: part j of a word (bits 4j to
+4j + 3) is a column of the j-th quarter. A part becomes bf16 in place, under a fixed exponent
+(0x43..: 128 plus the code), two words a register; then 128 and the zero point are taken off: exact,
+and 1.4 instructions a weight. Words lie as the matrix units read 16-bit values, so nothing is shuffled on
+the way, and their rows are the outputs: up to 8 rows of x cost no more than one. A group's scale
+multiplies the group's sums, not its weights.
+
+A group's scale and zero point are one number: both then come with the weights, ahead of use. The
+compiler fetches ahead only what the matrix units read, and that the zero point is.
 """
 
 from __future__ import annotations
@@ -13,74 +19,61 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headrace.backends.cuda.triton.epilogue import finish, gather_parts, multiply, prefetch
 
+SCALE_F16 = tl.constexpr(0)
+SCALE_BF16 = tl.constexpr(1)
+SCALE_F32 = tl.constexpr(2)
+
+_TAKE = (
+    "{{ .reg .b32 c; {} lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, c, $2; }}"
+)
+_TAKE_0 = tl.constexpr(_TAKE.format("mov.b32 c, $1;"))
+_TAKE_1 = tl.constexpr(_TAKE.format("shr.u32 c, $1, 4;"))
+_TAKE_2 = tl.constexpr(_TAKE.format("shr.u32 c, $1, 8;"))
+_TAKE_3 = tl.constexpr(_TAKE.format("shr.u32 c, $1, 12;"))
+
 
 @triton.jit
-def low_codes(codes, zeros, INTERPRETED: tl.constexpr):
-    """The low halves of bytes, less zeros (bf16, 128 + zero point): bf16."""
+def _taken(words, points, ASM: tl.constexpr):
+    return tl.inline_asm_elementwise(
+        ASM, "=r,r,r", [words, points], dtype=tl.bfloat16, is_pure=True, pack=2
+    )
+
+
+@triton.jit
+def take_codes(words, points, PART: tl.constexpr, INTERPRETED: tl.constexpr):
+    """The codes in one part of the words, less the zero points (bf16, 128 + zero point): bf16."""
     if INTERPRETED:
-        return ((codes & 15).to(tl.float32) + 128.0 - zeros.to(tl.float32)).to(tl.bfloat16)
+        codes = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32)
+        return (codes + 128.0 - points.to(tl.float32)).to(tl.bfloat16)
+    elif PART == 0:
+        return _taken(words, points, _TAKE_0)
+    elif PART == 1:
+        return _taken(words, points, _TAKE_1)
+    elif PART == 2:
+        return _taken(words, points, _TAKE_2)
     else:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 c;
-            and.b32 c, $2, 0x0F0F0F0F;
-            prmt.b32 $0, c, 0x43434343, 0x4140;
-            prmt.b32 $1, c, 0x43434343, 0x4342;
-            sub.rn.bf16x2 $0, $0, $3;
-            sub.rn.bf16x2 $1, $1, $4;
-            }
-            """,
-            "=r,=r,r,r,r",
-            [codes, zeros],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
+        return _taken(words, points, _TAKE_3)
 
 
 @triton.jit
-def high_codes(codes, zeros, INTERPRETED: tl.constexpr):
-    """The high halves of bytes, less zeros."""
-    if INTERPRETED:
-        return ((codes >> 4).to(tl.float32) + 128.0 - zeros.to(tl.float32)).to(tl.bfloat16)
+def split_factors(both, SCALE: tl.constexpr):
+    """A group's scale (f32) and 128 + its zero point (bf16)."""
+    points = (both & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    if SCALE == SCALE_F16:
+        scales = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif SCALE == SCALE_BF16:
+        scales = ((both >> 16) << 16).to(tl.float32, bitcast=True)
     else:
-        return tl.inline_asm_elementwise(
-            """
-            {
-            .reg .b32 c;
-            shr.u32 c, $2, 4;
-            and.b32 c, c, 0x0F0F0F0F;
-            prmt.b32 $0, c, 0x43434343, 0x4140;
-            prmt.b32 $1, c, 0x43434343, 0x4342;
-            sub.rn.bf16x2 $0, $0, $3;
-            sub.rn.bf16x2 $1, $1, $4;
-            }
-            """,
-            "=r,=r,r,r,r",
-            [codes, zeros],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-
-
-@triton.jit
-def load_zeros(zeros, places, ZEROS: tl.constexpr):
-    """128 + the zero point of each place, as bf16: exact up to 127."""
-    if ZEROS:
-        return (tl.load(zeros + places).to(tl.float32) + 128.0).to(tl.bfloat16)
-    else:
-        return tl.full(places.shape, 136.0, tl.float32).to(tl.bfloat16)
+        scales = (both >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return scales, points
 
 
 @triton.jit(do_not_specialize=["rows"])
 def int4_kernel(
     x,  # [rows, columns]
-    weight,  # [columns / GROUP, outputs, GROUP / 2] bytes
+    weight,  # [chunks, outputs, 32] words; a chunk: 128 columns
+    factors,  # [groups, outputs]: scale and zero point; as many groups as whole chunks have
     out,
-    weight_scales,  # [outputs, columns / GROUP]
-    zeros,  # [outputs, columns / GROUP] bytes, with ZEROS
     bias,
     residual,
     partials,
@@ -94,72 +87,70 @@ def int4_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
-    SPAN: tl.constexpr,  # groups at a time, a divisor of all groups: small ones need several
+    SCALE: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
-    SWAP: tl.constexpr,
-    ZEROS: tl.constexpr,
+    EVEN: tl.constexpr,  # columns are whole chunks
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,  # groups of weights to ask for before x is there: a power of two
+    PREFETCH: tl.constexpr,  # chunks of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
-    HALF: tl.constexpr = GROUP // 2
+    WORDS: tl.constexpr = 32
+    GROUPS: tl.constexpr = 128 // GROUP  # in a chunk
+    QUARTERS: tl.constexpr = 4 // GROUPS  # of a chunk, in a group
     tile, part = tl.program_id(0), tl.program_id(1)
     tiles_m = tl.cdiv(rows, BLOCK_M)
     row_start, start = (tile % tiles_m) * BLOCK_M, (tile // tiles_m) * BLOCK_N
-    groups = columns // GROUP
-    steps = tl.cdiv(groups // SPAN, PARTS) * SPAN
-    first, last_group = part * steps, tl.minimum((part + 1) * steps, groups)
+    chunks = tl.cdiv(columns, 128)
+    steps = tl.cdiv(chunks, PARTS)
+    first, end = part * steps, tl.minimum((part + 1) * steps, chunks)
 
     m = row_start + tl.arange(0, BLOCK_M)
-    n = start + tl.arange(0, BLOCK_N)
-    n_inside = tl.minimum(n, outputs - 1)
-    k = tl.arange(0, HALF)
+    # Outputs past the last are others again, and not stored: cheaper than a mask, and the compiler
+    # still sees that they lie side by side.
+    n = (start + tl.arange(0, BLOCK_N)) % outputs
+    k = tl.arange(0, WORDS)
     x_lines = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
     m_inside = (m < rows)[:, None]  # rows that aren't there cost no traffic
-    w_tile = weight + n_inside[:, None] * HALF + k[None, :]
-    group_stride = outputs.to(tl.int64) * HALF
-    # The compiler fetches ahead only what the matrix units read. An output's scales and zero points
-    # lie side by side, so that one wait brings those of the next groups to the L1 cache as well.
-    factors = n_inside.to(tl.int64) * groups
+    w_tile = weight + n[:, None] * WORDS + k[None, :]
+    f_tile = factors + n
+    group_stride = outputs.to(tl.int64)
+    chunk_stride = group_stride * WORDS
     if PREFETCH > 0:
-        ahead = tl.minimum(first + tl.arange(0, PREFETCH), groups - 1)
-        lines = weight + n_inside[:, None] * HALF + ahead[None, :] * group_stride
+        ahead = tl.minimum(first + tl.arange(0, PREFETCH), chunks - 1)
+        # Two outputs a line of 128 bytes.
+        pairs = (start + tl.arange(0, BLOCK_N // 2) * 2) % outputs
+        lines = weight + pairs[:, None] * WORDS + ahead[None, :] * chunk_stride
         prefetch(lines, INTERPRETED)
-        prefetch(weight_scales + factors + tl.minimum(first, groups - 1), INTERPRETED)
-        if ZEROS:
-            prefetch(zeros + factors + tl.minimum(first, groups - 1), INTERPRETED)
+        each = (start + tl.arange(0, BLOCK_N // 16) * 16) % outputs
+        prefetch(factors + each[:, None] + (ahead * GROUPS)[None, :] * group_stride, INTERPRETED)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
 
-    if SWAP:
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start_group in tl.range(first, last_group, SPAN, num_stages=STAGES):
-        for step in tl.static_range(SPAN):
-            group = start_group + step
-            scales = tl.load(weight_scales + factors + group).to(tl.float32)
-            points = load_zeros(zeros, factors + group, ZEROS)[:, None]
-            codes = tl.load(w_tile + group * group_stride)
-            here = x_lines + group * GROUP
-            low_x = tl.load(here, mask=m_inside, other=0.0).to(tl.bfloat16)
-            high_x = tl.load(here + HALF, mask=m_inside, other=0.0).to(tl.bfloat16)
-            low = low_codes(codes, points, INTERPRETED)
-            high = high_codes(codes, points, INTERPRETED)
-            fresh = tl.zeros(sums.shape, tl.float32)
-            if SWAP:
-                fresh = multiply(low, tl.trans(low_x), fresh, INTERPRETED)
-                sums += multiply(high, tl.trans(high_x), fresh, INTERPRETED) * scales[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for chunk in tl.range(first, end, num_stages=STAGES):
+        words = tl.load(w_tile + chunk * chunk_stride)
+        for quarter in tl.static_range(4):
+            if quarter % QUARTERS == 0:
+                both = tl.load(f_tile + (chunk * GROUPS + quarter // QUARTERS) * group_stride)
+                scales, points = split_factors(both, SCALE)
+                fresh = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            column = chunk * 128 + quarter * WORDS
+            if EVEN:
+                a = tl.load(x_lines + column, mask=m_inside, other=0.0)
             else:
-                fresh = multiply(low_x, tl.trans(low), fresh, INTERPRETED)
-                sums += multiply(high_x, tl.trans(high), fresh, INTERPRETED) * scales[None, :]
+                inside = m_inside & (k < columns - column)[None, :]
+                a = tl.load(x_lines + column, mask=inside, other=0.0)
+            w = take_codes(words, points[:, None], quarter, INTERPRETED)
+            fresh = multiply(w, tl.trans(a.to(tl.bfloat16)), fresh, INTERPRETED)
+            if quarter % QUARTERS == QUARTERS - 1:
+                sums += fresh * scales[:, None]
 
-    total = tl.trans(sums) if SWAP else sums
+    total = tl.trans(sums)
     last = True
     if PARTS > 1:
         total, last = gather_parts(total, partials, counters, tile, part, PARTS)
@@ -183,38 +174,39 @@ def int4_kernel(
 
 @triton.jit
 def unpack_kernel(
-    weight,  # [columns / GROUP, outputs, GROUP / 2] bytes
-    weight_scales,
-    zeros,
+    weight,  # [chunks, outputs, 32] words
+    factors,  # [groups, outputs]
     out,  # [outputs, columns]
     outputs,
     columns,
     BLOCK_N: tl.constexpr,
     GROUP: tl.constexpr,
-    ZEROS: tl.constexpr,
+    SCALE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The matrix in bf16, for the library's products of many rows."""
-    HALF: tl.constexpr = GROUP // 2
-    group = tl.program_id(0).to(tl.int64)
+    GROUPS: tl.constexpr = 128 // GROUP
+    chunk = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < outputs
-    k = tl.arange(0, HALF)
-    bytes_at = (group * outputs + n)[:, None] * HALF + k[None, :]
-    codes = tl.load(weight + bytes_at, mask=inside[:, None], other=0)
-    places = n.to(tl.int64) * (columns // GROUP) + group
-    scales = tl.load(weight_scales + places, mask=inside, other=0.0).to(tl.float32)[:, None]
-    low, high = (codes & 15).to(tl.float32), (codes >> 4).to(tl.float32)
-    points = tl.full((BLOCK_N,), 8.0, tl.float32)
-    if ZEROS:
-        points = tl.load(zeros + places, mask=inside, other=0).to(tl.float32)
-    low, high = (low - points[:, None]) * scales, (high - points[:, None]) * scales
-    lines = out + n.to(tl.int64)[:, None] * columns + group * GROUP + k[None, :]
+    k = tl.arange(0, 32)
+    words = tl.load(
+        weight + (chunk * outputs + n)[:, None] * 32 + k[None, :], mask=inside[:, None], other=0
+    )
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    tl.store(lines, low.to(out.dtype.element_ty), mask=inside[:, None])
-    tl.store(lines + HALF, high.to(out.dtype.element_ty), mask=inside[:, None])
+    for quarter in tl.static_range(4):
+        group = chunk * GROUPS + quarter // (4 // GROUPS)
+        both = tl.load(factors + group * outputs + n, mask=inside, other=0)
+        scales, points = split_factors(both, SCALE)
+        points = points.to(tl.float32) - 128.0
+        codes = ((words.to(tl.int32) >> (4 * quarter)) & 15).to(tl.float32)
+        values = (codes - points[:, None]) * scales[:, None]
+        column = chunk * 128 + quarter * 32 + k
+        lines = out + n.to(tl.int64)[:, None] * columns + column[None, :]
+        kept = inside[:, None] & (column < columns)[None, :]
+        tl.store(lines, values.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
