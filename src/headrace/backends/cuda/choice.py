@@ -40,6 +40,7 @@ class Launch:
     swap: bool = False
     fuse_norm: bool = False  # dense matrices and whole rows, one part
     whole_rows: bool = False  # FP8 only: the weights are widened, the rows not quantized
+    late: bool = False  # INT4 only: the next kernel may start when the sums are made, not at once
 
 
 def key_of(format: Format, outputs: int, columns: int, rows: int) -> str:
@@ -249,7 +250,7 @@ _INT4_TILES: dict[tuple[int, bool], tuple[tuple[int, int, int, int], ...]] = {
         (32, 4, 1, 4),
         (64, 8, 1, 4),
         (128, 8, 4, 4),
-        (128, 8, 2, 4),
+        (32, 8, 1, 5),
     ),
     (16, False): (
         (64, 1, 2, 4),

@@ -41,6 +41,9 @@ PREFETCH_TILES = 4
 # A matrix of so many bytes or fewer is asked for whole while the kernel before it still runs:
 # attention over a few sequences leaves the memory idle, and the second-level cache holds it.
 PREFETCH_WHOLE_BYTES = 64 << 20
+# Of INT4, chunks a program asks for at most: a small matrix whole, some 16 MB of a large one, so that
+# those of several kernels that wait have room in the cache.
+PREFETCH_CHUNKS = 8
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
     Format.INT8: SCALES_CHANNEL,
@@ -259,6 +262,7 @@ def dot(
 def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -> None:
     matrix, rows = product.matrix, place.x.shape[0]
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
+    steps = triton.cdiv(triton.cdiv(matrix.columns, INT4_CHUNK), launch.parts)
     assert matrix.scale_dtype is not None
     int4_kernel[(tiles, launch.parts)](
         place.x,
@@ -285,7 +289,8 @@ def int4(product: Product, workspace: Workspace, launch: Launch, place: Place) -
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
+        LATE=launch.late,
+        PREFETCH=min(PREFETCH_CHUNKS, triton.next_power_of_2(steps)) if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,

@@ -80,8 +80,12 @@ def gather_parts(sums, partials, counters, tile, part, PARTS: tl.constexpr):
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
     if last:
         sums = tl.zeros((BM, BN), tl.float32)
-        for other in tl.static_range(PARTS):  # unrolled: all are on their way at once
-            sums += tl.load(base + other * (BM * BN) + offsets, cache_modifier=".cg")
+        if BM * BN <= 1024:  # unrolled, all are on their way at once; many would need registers
+            for other in tl.static_range(PARTS):
+                sums += tl.load(base + other * (BM * BN) + offsets, cache_modifier=".cg")
+        else:
+            for other in range(PARTS):
+                sums += tl.load(base + other * (BM * BN) + offsets, cache_modifier=".cg")
         tl.store(counters + tile, 0)  # ready for the next launch
     return sums, last
 

@@ -2,10 +2,10 @@
 
 Weights come 128 columns at a time, 32 words of 16 bits for an output: part j of a word (bits 4j to
 4j + 3) is a column of the j-th quarter. A part becomes bf16 in place, under a fixed exponent
-(0x43..: 128 plus the code), two words a register; then 128 and the zero point are taken off: exact,
-and 1.4 instructions a weight. Words lie as the matrix units read 16-bit values, so nothing is shuffled on
-the way, and their rows are the outputs: up to 8 rows of x cost no more than one. A group's scale
-multiplies the group's sums, not its weights.
+(0x43..: 128 plus the code), two words a register; then 128 and the zero point are taken off:
+exact, and 1.4 instructions a weight. Words lie as the matrix units read 16-bit values, so nothing
+is shuffled on the way, and their rows are the outputs: up to 8 rows of x cost no more than one. A
+group's scale multiplies the group's sums, not its weights.
 
 A group's scale and zero point are one number: both then come with the weights, ahead of use. The
 compiler fetches ahead only what the matrix units read, and that the zero point is.
@@ -95,6 +95,7 @@ def int4_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
+    LATE: tl.constexpr,  # with PDL: the next kernel may start when the sums are made, not at once
     PREFETCH: tl.constexpr,  # chunks of weights to ask for before x is there: a power of two
     INTERPRETED: tl.constexpr,
 ):
@@ -120,7 +121,7 @@ def int4_kernel(
     group_stride = outputs.to(tl.int64)
     chunk_stride = group_stride * WORDS
     if PREFETCH > 0:
-        ahead = tl.minimum(first + tl.arange(0, PREFETCH), chunks - 1)
+        ahead = tl.minimum(first + tl.arange(0, PREFETCH), tl.maximum(end - 1, 0))
         # Two outputs a line of 128 bytes.
         pairs = (start + tl.arange(0, BLOCK_N // 2) * 2) % outputs
         lines = weight + pairs[:, None] * WORDS + ahead[None, :] * chunk_stride
@@ -128,7 +129,8 @@ def int4_kernel(
         each = (start + tl.arange(0, BLOCK_N // 16) * 16) % outputs
         prefetch(factors + each[:, None] + (ahead * GROUPS)[None, :] * group_stride, INTERPRETED)
     if PDL:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
 
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -150,6 +152,8 @@ def int4_kernel(
             if quarter % QUARTERS == QUARTERS - 1:
                 sums += fresh * scales[:, None]
 
+    if PDL and LATE:
+        gdc_launch_dependents()
     total = tl.trans(sums)
     last = True
     if PARTS > 1:
