@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -99,6 +99,10 @@ MODELS = (
         ),
     ),
 )
+
+
+def models_of(format: Format) -> tuple[Model, ...]:
+    return MODELS if format is Format.BF16 else MODELS[:1]
 
 
 def format_of(shape: Shape, format: Format) -> Format:
@@ -188,19 +192,16 @@ def reference(product: Product, x: torch.Tensor, shape: Shape) -> torch.Tensor:
     return sums
 
 
-def small_cases(formats: Iterable[Format]) -> list[Case]:
+def small_cases(formats: Sequence[Format]) -> list[Case]:
     """Each kernel that will be timed, once, on a shape of its kind that is soon checked. Its
     outputs end inside a tile of 64 or more; all sizes are multiples of 16, as those that will be
     timed are, or the kernels compiled here would not be theirs."""
     found: dict[Case, None] = {}
-    for model in MODELS:
-        for shape in model.shapes:
-            small = Shape("small", 416, 2048, *shape.kind)
-            for format in formats:
-                real = format_of(shape, format)
-                for rows in MEASURED_ROWS:
-                    for launch in candidates(real, shape.outputs, shape.columns, rows):
-                        found[Case(small, real, rows, launch)] = None
+    for format, shape in ((f, s) for f in formats for model in models_of(f) for s in model.shapes):
+        small, real = Shape("small", 416, 2048, *shape.kind), format_of(shape, format)
+        for rows in MEASURED_ROWS if real in formats else ():
+            for launch in candidates(real, shape.outputs, shape.columns, rows):
+                found[Case(small, real, rows, launch)] = None
     return list(found)
 
 
@@ -311,11 +312,11 @@ def main() -> None:
     winners: dict[str, Launch] = {}
     figures: list[dict[str, object]] = []
     for format in formats:
-        for model in MODELS[: 2 if format is Format.BF16 else 1]:
+        for model in models_of(format):
             for shape in model.shapes:
                 real = format_of(shape, format)
-                if key_of(real, shape.outputs, shape.columns, 1) in winners:
-                    continue  # the output layer, once for all formats that leave it as it is
+                if real not in formats or key_of(real, shape.outputs, shape.columns, 1) in winners:
+                    continue  # the output layer, with its own format
                 for rows, times in time_shape(shape, real, banned, deadline - 40).items():
                     key = key_of(real, shape.outputs, shape.columns, rows)
                     winners[key] = min(times, key=times.__getitem__)
@@ -341,10 +342,11 @@ def time_steps(
     """Of INT4 also with kernels that let the next one start late: which is better shows only in a
     step, where kernels of different sizes follow each other. The better ones become winners."""
     steps: list[dict[str, object]] = []
+    shipped = Choices.load(torch.cuda.get_device_name())
     for format in formats:
-        for model in MODELS[: 2 if format is Format.BF16 else 1]:
+        for model in models_of(format):
             torch.cuda.empty_cache()
-            whole = Step(model, format, Choices(winners))
+            whole = Step(model, format, shipped.replaced(winners))
             floor = step_bytes(model, format) / READ_BYTES_A_SECOND
             for rows in MEASURED_ROWS:
                 if time.monotonic() > deadline:
@@ -356,7 +358,7 @@ def time_steps(
                 late_s = None
                 if format is Format.INT4 and rows <= 64:
                     late = late_winners(model, winners, rows)
-                    late_s = whole.seconds(rows, pdl=True, choices=Choices(winners | late))
+                    late_s = whole.seconds(rows, pdl=True, choices=shipped.replaced(winners | late))
                     if late_s < on:
                         winners.update(late)
                 steps.append(

@@ -67,6 +67,10 @@ class Choices:
             found |= _read(own.read_text(), str(own)).get(device_name, {})
         return cls(found)
 
+    def replaced(self, measured: dict[str, Launch]) -> Choices:
+        """These first, then what it has."""
+        return Choices(self._measured | measured)
+
     def launch(self, matrix: Matrix, rows: int) -> Launch:
         bucket = bucket_of(rows)
         if bucket is not None:
