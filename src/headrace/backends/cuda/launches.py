@@ -41,8 +41,8 @@ PREFETCH_TILES = 4
 # A matrix of so many bytes or fewer is asked for whole while the kernel before it still runs:
 # attention over a few sequences leaves the memory idle, and the second-level cache holds it.
 PREFETCH_WHOLE_BYTES = 64 << 20
-# Of INT4, chunks a program asks for at most: a small matrix whole, some 16 MB of a large one, so that
-# those of several kernels that wait have room in the cache.
+# Of INT4, chunks a program asks for at most: a small matrix whole, some 16 MB of a large one, so
+# that those of several kernels that wait have room in the cache.
 PREFETCH_CHUNKS = 8
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
@@ -81,7 +81,7 @@ def _prefetch_tiles(matrix: Matrix, launch: Launch, block_k: int, pdl: bool, til
     if matrix.data.nbytes > PREFETCH_WHOLE_BYTES:
         return tiles
     steps = triton.cdiv(triton.cdiv(matrix.columns, block_k), launch.parts)
-    return max(tiles, triton.next_power_of_2(steps))
+    return max(tiles, int(triton.next_power_of_2(steps)))
 
 
 def _row_warps(width: int) -> int:
