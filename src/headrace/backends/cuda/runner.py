@@ -88,7 +88,7 @@ class CudaRunner:
             loader = Loader(self._device, dtype, quantization, release)
             self._load(weights, loader, kv_dtype)
             with taking("activations"):
-                self._record(dtype, choices, dependent)
+                self._record(dtype, choices, dependent and self._cuda)  # no interpreter has them
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
                 with taking("graphs"):
