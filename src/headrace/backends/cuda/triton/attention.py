@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
-from headrace.backends.cuda.triton.attention_tiles import attend_keys, finish
+from headrace.backends.cuda.triton.attention_tiles import attend_keys, attend_pairs, finish
 from headrace.backends.cuda.triton.launch import (
     Launch,
     dependent_launch,
@@ -42,6 +42,7 @@ from headrace.backends.cuda.triton.launch import (
 )
 from headrace.models.spec import AttentionSpec
 
+INTERPRETED = bool(triton.knobs.runtime.interpret)
 # By rows, for head_dim up to 128; to be set by what benchmarks/cuda/attention.py finds fastest.
 _TILES = {
     16: Tile(rows=16, keys=64, warps=4, stages=5, programs_per_sm=3),
@@ -123,6 +124,8 @@ class AttentionKernel:
         out: torch.Tensor,
     ) -> None:
         descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
+        # Small tiles read values of one byte in pairs.
+        pairs = kv_layer.element_size() == 1 and tile.rows < 64 and not descriptor
         launch = self._launches.get((tile, kv_layer.dtype))
         if launch is None:
             constants = {
@@ -131,14 +134,17 @@ class AttentionKernel:
                 "BLOCK_N": tile.keys,
                 "STAGES": tile.stages,
                 "DESCRIPTOR": descriptor,
+                "PAIRS": pairs,
+                "INTERPRETED": INTERPRETED,
             }
             options = {**self._options, "num_warps": tile.warps}
             launch = Launch(_attention_kernel, constants, options)
             self._launches[tile, kv_layer.dtype] = launch
+        pool = kv_layer.view(torch.int16) if pairs else kv_layer
         launch(
             capacity * self._kv_heads,
             qkv,
-            self._describe(kv_layer, tile) if descriptor else kv_layer,
+            self._describe(kv_layer, tile) if descriptor else pool,
             block_tables,
             items,
             self._workspace.sums,
@@ -191,6 +197,8 @@ def _attention_kernel(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
+    PAIRS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -222,7 +230,8 @@ def _attention_kernel(
     q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
     # Values of one byte take part in products as halves, which hold them exactly.
     KIND: tl.constexpr = kv.dtype if DESCRIPTOR else kv.dtype.element_ty
-    DOT_TYPE: tl.constexpr = KIND if KIND.primitive_bitwidth > 8 else tl.float16
+    ONE_BYTE: tl.constexpr = PAIRS or KIND.primitive_bitwidth == 8
+    DOT_TYPE: tl.constexpr = tl.float16 if ONE_BYTE else KIND
     q = q.to(DOT_TYPE)
     positions = position + token
     table = tables + sequence.to(tl.int64) * table_stride
@@ -253,11 +262,18 @@ def _attention_kernel(
             plain_from, plain_to, end, score_scale, False, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
             BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
         )  # fmt: skip
-    total, best, weight = attend_keys(
-        total, best, weight, q, positions, kv, value_lines, table, head,
-        plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
-        BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
-    )  # fmt: skip
+    if PAIRS:
+        total, best, weight = attend_pairs(
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            begin, end, end, score_scale, KV_HEADS, HEAD_DIM, HEAD_PAD,
+            BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, STAGES, INTERPRETED,
+        )  # fmt: skip
+    else:
+        total, best, weight = attend_keys(
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
+            BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
+        )  # fmt: skip
 
     finish(
         total, best, weight, out + line * (HEADS * HEAD_DIM) + columns, rows, partial, split,
