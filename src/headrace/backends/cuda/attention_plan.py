@@ -48,6 +48,7 @@ class Tile:
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
     descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
+    whole: bool = False  # its kernel has no partial results: tiles are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
