@@ -129,7 +129,7 @@ DEVICE_SIZES = {
     Device.CUDA: StepSizes(
         max_batch_tokens=8192,
         max_sequences=512,
-        block_tokens=32,
+        block_tokens=64,
         kv_dtype=KvDtype.BF16,
         overlap=True,
     ),

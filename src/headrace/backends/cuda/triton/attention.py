@@ -43,12 +43,12 @@ from headrace.backends.cuda.triton.launch import (
 from headrace.models.spec import AttentionSpec
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-# By rows, for head_dim up to 128; to be set by what benchmarks/cuda/attention.py finds fastest.
+# By rows, for head_dim up to 128: what benchmarks/cuda/attention.py found fastest on an H200.
 _TILES = {
-    16: Tile(rows=16, keys=64, warps=4, stages=5, programs_per_sm=3),
+    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=4),
     32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
     64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
-    128: Tile(rows=128, keys=64, warps=8, stages=3, programs_per_sm=1),
+    128: Tile(rows=128, keys=64, warps=4, stages=3, programs_per_sm=2, descriptor=True),
 }
 _WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into shared memory
     rows: Tile(rows=rows, keys=32, warps=tile.warps, stages=2, programs_per_sm=1)
@@ -123,9 +123,11 @@ class AttentionKernel:
         tile: Tile,
         out: torch.Tensor,
     ) -> None:
-        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
-        # Small tiles read values of one byte in pairs.
-        pairs = kv_layer.element_size() == 1 and tile.rows < 64 and not descriptor
+        one_byte = kv_layer.element_size() == 1
+        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3] and not one_byte
+        # Small tiles read values of one byte in pairs; large ones need room to widen them.
+        pairs = one_byte and tile.rows < 64
+        warps = max(8, tile.warps) if one_byte and tile.rows == 128 else tile.warps
         launch = self._launches.get((tile, kv_layer.dtype))
         if launch is None:
             constants = {
@@ -137,7 +139,7 @@ class AttentionKernel:
                 "PAIRS": pairs,
                 "INTERPRETED": INTERPRETED,
             }
-            options = {**self._options, "num_warps": tile.warps}
+            options = {**self._options, "num_warps": warps}
             launch = Launch(_attention_kernel, constants, options)
             self._launches[tile, kv_layer.dtype] = launch
         pool = kv_layer.view(torch.int16) if pairs else kv_layer

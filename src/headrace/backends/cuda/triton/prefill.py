@@ -29,14 +29,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile
 from headrace.backends.cuda.triton.launch import Launch
-from headrace.models.spec import AttentionSpec
+from headrace.models.spec import AttentionSpec, ModelSpec
 
 PART_TOKENS = 64  # that one copy fetches: they lie in one block
+ENABLED = False  # until benchmarks/cuda/attention.py has found it right, and faster, on a GPU
 TILE = Tile(rows=128, keys=2 * PART_TOKENS, warps=8, stages=2, programs_per_sm=1, whole=True)
 
 
 def can_prefill(spec: AttentionSpec, block_tokens: int, kv_dtype: torch.dtype) -> bool:
-    """Whether this kernel does such a layer; whether the device does, device.py knows."""
+    """Whether this kernel does such a layer."""
     group = spec.heads // spec.kv_heads
     return (
         spec.head_dim in (64, 128)
@@ -44,6 +45,13 @@ def can_prefill(spec: AttentionSpec, block_tokens: int, kv_dtype: torch.dtype) -
         and kv_dtype in (torch.bfloat16, torch.float16)
         and TILE.rows % group == 0
     )
+
+
+def can_prefill_on(device: torch.device, spec: ModelSpec, kv_layer: torch.Tensor) -> bool:
+    """Whether all layers of a model whose pools are like this one are done by this kernel there."""
+    if not ENABLED or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    return all(can_prefill(a, kv_layer.shape[3], kv_layer.dtype) for a in spec.attention)
 
 
 class PrefillKernel:
@@ -240,7 +248,10 @@ def _clear_past(values, first, end, LAYOUT: gl.constexpr):
     values.store(gl.where((n < end)[:, None], held, 0.0))
 
 
-@gluon.jit(do_not_specialize=["value_lines", "table_stride"], do_not_specialize_on_alignment=["items", "tables"])
+@gluon.jit(
+    do_not_specialize=["value_lines", "table_stride"],
+    do_not_specialize_on_alignment=["items", "tables"],
+)
 def _prefill_kernel(
     qkv,  # [rows, qkv_width]
     kv,  # descriptor of [2 * total_blocks * KV_HEADS * BLOCK_TOKENS, HEAD_DIM]
