@@ -142,7 +142,8 @@ def run_on_cpu(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, w
         return None
 
     device = Device()
-    language: dict[str, Any] = dict.fromkeys(("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout"), nothing)
+    layouts = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout")
+    language: dict[str, Any] = dict.fromkeys(layouts, nothing)
     language |= {"program_id": lambda axis: device.program, "num_warps": lambda: warps}
     language |= {"load": device.load, "store": device.store, "static_range": range}
     language |= {"allocate_shared_memory": device.allocate, "thread_barrier": nothing}

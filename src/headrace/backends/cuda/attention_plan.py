@@ -94,7 +94,8 @@ class WorkShape:
         if tile.whole:
             return 0
         wave = -(-self.multiprocessors * tile.programs_per_sm // self.kv_heads)
-        return min(wave + 3 * min(rows, wave), self.partial_rows // tile.rows // 2)
+        # A wave more evens out any lengths; every item that is not there still costs a launch.
+        return min(wave + 3 * min(rows, wave // 8), self.partial_rows // tile.rows // 2)
 
     def capacity(self, rows: int, tile: Tile) -> int:
         """The most items of any step of up to `rows` rows."""

@@ -337,7 +337,7 @@ def _prefill_kernel(
     next_first = _line(table, at, end, head, KV_HEADS, BLOCK_TOKENS)
     next_second = _line(table, at + PART, end, head, KV_HEADS, BLOCK_TOKENS)
     _fetch(kv, next_first, next_second, keys_ready, keys, 0, at < end)
-    low, high, best, shrink, weight = _weigh(
+    low, high, best, _, weight = _weigh(
         low, high, best, begin, positions, True, SCALE, SOFTCAP, WINDOW, scores_layout
     )
     p_low = gl.convert_layout(low.to(kv.dtype), p_layout)
