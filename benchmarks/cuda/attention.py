@@ -1,6 +1,7 @@
 """Attention and rope kernels on a GPU: checks each variant, times it, says how far the floor is.
 
     PYTHONPATH=src python3 benchmarks/cuda/attention.py [--out FOLDER] [--seconds 150]
+        [--cases REGEX]    # of cases' names: 'prefill|fp8', say
     TRITON_INTERPRET=1 python benchmarks/cuda/attention.py --smoke    # no GPU: does it all run?
 
 First every variant is compiled (in several processes: the main one finds them in Triton's cache)
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 
 from headrace.backends.cuda.attention_plan import FIELDS, Tile, WorkShape, plan_attention
+from headrace.backends.cuda.triton import prefill
 from headrace.backends.cuda.triton.attention import (
     AttentionKernel,
     AttentionWorkspace,
@@ -44,6 +47,7 @@ from headrace.models.spec import AttentionSpec, RopeSpec
 READ_BYTES_PER_S = 4.57e12
 FLOPS = 680e12
 CACHE_BYTES = 60e6
+COMPILE_SECONDS = 45.0
 HEAD_DIM = 128
 ROPE = RopeSpec(inv_freq=tuple(500000.0 ** (-i / 64) for i in range(64)))
 LLAMA_8B = AttentionSpec(
@@ -66,7 +70,7 @@ class Variant:
     @property
     def name(self) -> str:
         t = self.tile
-        how = "tma" if t.descriptor else "ptr"
+        how = "tma" if t.descriptor else "gluon" if t.whole else "ptr"
         return (
             f"{t.rows}x{t.keys} w{t.warps} s{t.stages} p{t.programs_per_sm} {how} "
             f"b{self.block_tokens} {self.kv_type}"
@@ -127,36 +131,25 @@ def variants() -> list[Variant]:
         return Variant(tile, block)
 
     small = [
-        variant(16, 64, 4, 5, 3, "ptr", 16),
-        variant(16, 64, 4, 3, 3, "ptr", 16),
-        variant(16, 64, 4, 3, 3, "ptr", 64),
         variant(16, 64, 4, 3, 4, "ptr", 64),
+        variant(16, 64, 4, 4, 4, "ptr", 64),
         variant(16, 64, 4, 5, 3, "ptr", 64),
-        variant(16, 64, 4, 5, 2, "ptr", 64),
-        variant(16, 64, 4, 7, 2, "ptr", 64),
-        variant(16, 64, 2, 3, 3, "ptr", 64),
-        variant(16, 32, 4, 5, 3, "ptr", 32),
-        variant(16, 32, 4, 5, 4, "ptr", 64),
+        variant(16, 64, 2, 3, 4, "ptr", 64),
+        variant(16, 64, 2, 3, 6, "ptr", 64),
+        variant(16, 32, 2, 5, 6, "ptr", 64),
         variant(16, 128, 4, 3, 2, "ptr", 64),
-        variant(16, 128, 8, 3, 2, "ptr", 64),
+        variant(16, 128, 4, 3, 3, "ptr", 64),
         variant(16, 128, 8, 5, 1, "ptr", 64),
     ]
     large = [
-        variant(64, 64, 4, 3, 2, "tma", 64),
-        variant(64, 64, 4, 4, 2, "tma", 64),
         variant(64, 64, 4, 3, 2, "ptr", 64),
-        variant(64, 64, 4, 5, 2, "ptr", 16),
-        variant(64, 128, 4, 2, 1, "ptr", 64),
-        variant(128, 64, 8, 3, 1, "tma", 64),
-        variant(128, 64, 8, 4, 1, "tma", 64),
-        variant(128, 64, 8, 3, 1, "ptr", 64),
-        variant(128, 64, 8, 5, 1, "ptr", 16),
-        variant(128, 64, 4, 3, 1, "tma", 64),
-        variant(128, 128, 8, 3, 1, "tma", 128),
+        variant(64, 64, 4, 3, 3, "ptr", 64),
+        variant(128, 64, 4, 3, 2, "tma", 64),
         variant(128, 128, 8, 3, 1, "ptr", 64),
     ]
-    of_fp8 = [small[0], small[2], small[4], small[10], large[0], large[2], large[5], large[7]]
-    return small + large + [replace(v, kv_type="fp8") for v in of_fp8]
+    of_fp8 = [*small, large[0], large[3]]
+    whole = [Variant(prefill.TILE, block) for block in (64, 128)]
+    return small + large + whole + [replace(v, kv_type="fp8") for v in of_fp8]
 
 
 @cache
@@ -211,10 +204,14 @@ class Step:
         self.items = torch.from_numpy(items).to(DEVICE)
         self.workspace = AttentionWorkspace(work, HEAD_DIM, DEVICE)
         self.kernel = AttentionKernel(spec, work, block_tokens, self.workspace, dependent=dependent)
+        self.prefill = prefill.PrefillKernel(spec, block_tokens)
         self.case, self.block_tokens = case, block_tokens
 
     def launch(self, layer: int) -> None:
         pool, work = self.kv[layer], self.items
+        if self.tile.whole:
+            self.prefill.launch(self.qkv, pool, self.tables, work, self.capacity, self.out)
+            return
         self.kernel.launch(self.qkv, pool, self.tables, work, self.capacity, self.tile, self.out)
 
     def decode(self, kernel: DecodeKernel, layer: int) -> None:
@@ -333,28 +330,39 @@ def check(variant: Variant, model: str = "8B") -> str | float:
         return f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
 
 
-def compile_all(processes: int) -> None:
-    """Every variant once, each process its share; they leave the results in Triton's cache."""
+def compile_all(wanted: list[Variant], processes: int) -> list[Variant]:
+    """Every variant once, each process its share; they leave the results in Triton's cache. The
+    variants whose process did not end in time are left out: a kernel that hangs hangs there."""
     command = [sys.executable, __file__, "--warm"]
-    started = [
-        subprocess.Popen([*command, f"{i}/{processes}"], stderr=subprocess.DEVNULL)
-        for i in range(processes)
-    ]
-    for process in started:
-        process.wait()
+    # What has not run on a GPU before goes alone, so that nothing else is lost with it.
+    groups = [f"{i}/{processes}" for i in range(processes)] + ["whole"]
+    started = [subprocess.Popen([*command, group], stderr=subprocess.DEVNULL) for group in groups]
+    lost: list[Variant] = []
+    until = time.perf_counter() + COMPILE_SECONDS
+    for group, process in zip(groups, started, strict=True):
+        try:
+            process.wait(max(0.1, until - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            lost += share_of(wanted, group)
+            print(f"did not end in {COMPILE_SECONDS:.0f} s: {[v.name for v in lost]}")
+    return [variant for variant in wanted if variant not in lost]
+
+
+def share_of(wanted: list[Variant], group: str) -> list[Variant]:
+    if group == "whole":
+        return [variant for variant in wanted if variant.tile.whole]
+    share, of = (int(part) for part in group.split("/"))
+    return [variant for variant in wanted if not variant.tile.whole][share::of]
 
 
 def time_case(case: Case, variant: Variant, errors: dict[str, Any]) -> dict[str, Any]:
-    """Decode steps by the kernel that rotates and writes too, others by attention alone."""
+    """Attention alone; time_rope says what it takes with the launch before it, or as one."""
     one = Step(case, variant, 1)
     size = one.kv.numel() * one.kv.element_size()
     layers = max(2, min(32, math.ceil(4 * CACHE_BYTES / size))) if CUDA else 1
     step = Step(case, variant, layers)
     launches = [partial(step.launch, layer) for layer in range(layers)]
-    error = errors[variant.name]
-    if case.small_tile:
-        error, decode = step.check_decode(False)
-        launches = [partial(step.decode, decode, layer) for layer in range(layers)]
     seconds = timed(launches * (8 if layers < 4 and len(case.chunks) > 1 else 1))
     floor = max(step.read_bytes / READ_BYTES_PER_S, step.flops / FLOPS)
     return {
@@ -365,7 +373,7 @@ def time_case(case: Case, variant: Variant, errors: dict[str, Any]) -> dict[str,
         "gb_per_s": step.read_bytes / seconds / 1e9,
         "tflops": step.flops / seconds / 1e12,
         "cached": size * layers < 2 * CACHE_BYTES,
-        "error": error,
+        "error": errors[variant.name],
         "tile": asdict(variant.tile),
     }
 
@@ -456,27 +464,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after these")
+    parser.add_argument("--cases", default="", help="those whose name holds this; 'rope' too")
     parser.add_argument("--smoke", action="store_true", help="a case and a few variants, tiny")
     parser.add_argument("--warm", help="i/n: compile this share of the variants and end")
     args = parser.parse_args()
     began = time.perf_counter()
     wanted = variants()
     if args.warm:
-        share, of = (int(part) for part in args.warm.split("/"))
-        for variant in wanted[share::of]:
-            check(variant)
-            if variant.tile.rows == 16:
-                for model in SPECS if variant.kv_type == "bf16" else ("8B",):
-                    step = Step(Case("", model, [(99, 1)], True, variant.kv_type), variant, 1)
-                    step.check_decode(False)
+        for variant in share_of(wanted, args.warm):
+            for model in SPECS if variant.tile.rows == 16 else ("8B",):
+                check(variant, model)
+        if args.warm.startswith("0/"):
+            step = Step(Case("", "8B", [(99, 1)], True), Variant(default_tile(16, HEAD_DIM), 64), 1)
+            for dependent in (False, True):
+                step.check_decode(dependent)
         return
-    todo = cases()
+    todo = [case for case in cases() if re.search(args.cases, case.name)]
     if args.smoke:
-        wanted = [wanted[0], wanted[5], wanted[13], wanted[16], wanted[-1]]
+        wanted = [v for v in wanted if not v.tile.whole]
+        wanted = [wanted[0], wanted[5], wanted[9], wanted[11], wanted[-3]]
         tiny = [(60, 1), (5, 1)]
         todo = [Case("tiny", "8B", tiny, True), Case("tiny chunk", "8B", [(0, 9)], False)]
     elif CUDA:
-        compile_all(min(14, os.cpu_count() or 1))
+        wanted = compile_all(wanted, min(14, os.cpu_count() or 1))
     print(f"compiled after {time.perf_counter() - began:.0f} s")
     torch.manual_seed(time.time_ns() % 2**31)
     probe_launches()
@@ -486,8 +496,9 @@ def main() -> None:
         print(f"not timed: {name}: {errors[name]}")
     good = [variant for variant in wanted if variant.name in right]
     results: list[dict[str, Any]] = []
-    for rows in (1,) if args.smoke else (1, 64, 256, 8192):
-        results += time_rope(rows)
+    if re.search(args.cases, "rope"):
+        for rows in (1,) if args.smoke else (1, 64, 256, 8192):
+            results += time_rope(rows)
     for case in todo:
         if time.perf_counter() - began > args.seconds:
             print(f"left out: {case.name}")

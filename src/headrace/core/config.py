@@ -140,7 +140,7 @@ DEVICE_SIZES = {
     Device.CUDA: StepSizes(
         max_batch_tokens=8192,
         max_sequences=512,
-        block_tokens=32,
+        block_tokens=64,
         kv_dtype=KvDtype.BF16,
         overlap=True,
         max_step_growth=24.0,  # a step that only decodes leaves most of the matrix units idle

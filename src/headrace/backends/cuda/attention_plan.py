@@ -31,6 +31,7 @@ ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
 _WHOLE = 65536  # SPLIT of a tile that was not cut
 
 _TILE_ROWS = (16, 32, 64, 128)
+LONG_TOKENS = 1024  # of a chunk, from which on the largest tile pays
 _ITEM_COST = 1.5  # of starting and ending an item, in key tiles
 _JOIN_COST = 0.2  # of adding up partial results, for each of a tile's, in key tiles
 # How many ranges the longest tile may be cut into: close together where a range more or less
@@ -48,6 +49,7 @@ class Tile:
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
     descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
+    whole: bool = False  # its kernel has no partial results: tiles are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +76,26 @@ class WorkShape:
                 "Run this model with --device cpu.",
             )
         wanted = most_tokens * self.group
-        for rows in _TILE_ROWS:
-            if rows >= least and (wanted <= rows or rows == _TILE_ROWS[-1]):
-                return rows
-        raise AssertionError("the last tile takes every chunk")
+        # The largest tile pays for long chunks alone: beside them, decode rows would fill it badly.
+        most = _TILE_ROWS[-1] if most_tokens >= LONG_TOKENS else _TILE_ROWS[-2]
+        return next(
+            (rows for rows in _TILE_ROWS if least <= rows and wanted <= rows), max(most, least)
+        )
+
+    def fills_whole(self, starts: Longs, counts: Longs) -> bool:
+        """Whether a step's tiles of 128 rows, uncut, keep all multiprocessors busy as long as the
+        longest of them takes."""
+        tiles = -(-counts // (_TILE_ROWS[-1] // self.group))
+        keys = float((tiles * (starts + counts / 2)).sum()) * self.kv_heads
+        return keys >= self.multiprocessors * int((starts + counts).max())
 
     def extra_items(self, rows: int, tile: Tile) -> int:
         """How many items a step of `rows` rows may have beyond its tiles, from cutting."""
+        if tile.whole:
+            return 0
         wave = -(-self.multiprocessors * tile.programs_per_sm // self.kv_heads)
-        return min(wave + 3 * min(rows, wave), self.partial_rows // tile.rows // 2)
+        # A wave more evens out any lengths; every item that is not there still costs a launch.
+        return min(wave + 3 * min(rows, wave // 8), self.partial_rows // tile.rows // 2)
 
     def capacity(self, rows: int, tile: Tile) -> int:
         """The most items of any step of up to `rows` rows."""

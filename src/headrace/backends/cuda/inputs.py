@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from headrace.backends.cuda.attention_plan import (
     FIELDS,
+    LONG_TOKENS,
     SEQUENCE,
     Tile,
     WorkShape,
     plan_attention,
 )
 from headrace.backends.cuda.triton.attention import default_tile
+from headrace.backends.cuda.triton.prefill import TILE as WHOLE_TILE
 from headrace.backends.cuda.triton.prepare import launch_prepare
 from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
@@ -40,6 +42,8 @@ Longs = NDArray[np.int64]
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 _CHANGES = 256  # of block tables in one step, beyond one a row
 _COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
+
+_LEAST_WHOLE_TOKENS = 256  # of a chunk: below, nobody asks whether its tiles need no cutting
 
 
 def _aligned(count: int) -> int:
@@ -54,6 +58,7 @@ class StepShape:
     rows: int  # a bucket: the step's own rows, and padding
     tile_rows: int  # of its attention
     is_decode: bool = False  # every sequence computes one token
+    whole: bool = False  # its attention is cut nowhere: prefill.py's kernel does it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,9 @@ class StepInputs:
         wanted_rows: int,
         vocab_size: int,
         device: torch.device,
+        can_prefill: bool = False,
     ) -> None:
+        self._can_prefill = can_prefill
         self._limits = limits
         self._work_shape = shape
         self._head_dim = head_dim
@@ -134,7 +141,13 @@ class StepInputs:
     def shape_of(self, entries: Sequence[StepEntry], rows: int) -> StepShape:
         """For a step whose rows are padded to `rows`."""
         longest = max(len(entry.token_ids) for entry in entries)
-        return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
+        work = self._work_shape
+        whole = self._can_prefill and longest >= _LEAST_WHOLE_TOKENS
+        if whole:
+            counts = np.array([len(entry.token_ids) for entry in entries], np.int64)
+            starts = np.array([entry.start for entry in entries], np.int64)
+            whole = work.fills_whole(starts, counts)
+        return StepShape(rows, work.tile_rows(longest), longest == 1, whole)
 
     def views(self, shape: StepShape) -> StepViews:
         """On the device."""
@@ -205,17 +218,22 @@ class StepInputs:
     def _tile_sizes(self) -> list[int]:
         """Every tile that a step may get."""
         shape, most = self._work_shape, self._limits.max_batch_tokens
-        return sorted({shape.tile_rows(min(tokens, most)) for tokens in (1, 2, 4, 8, 16, 32, 128)})
+        return sorted(
+            {shape.tile_rows(min(tokens, most)) for tokens in (1, 2, 4, 8, 16, 32, LONG_TOKENS)}
+        )
+
+    def _tile(self, shape: StepShape) -> Tile:
+        return WHOLE_TILE if shape.whole else default_tile(shape.tile_rows, self._head_dim)
 
     def _measure(self, shape: StepShape) -> int:
-        tile = default_tile(shape.tile_rows, self._head_dim)
+        tile = self._tile(shape)
         work = self._work_shape.capacity(shape.rows, tile) * FIELDS * len(self._windows)
         rows = _aligned(shape.rows)
         return self._header + 4 * rows + 2 * (rows + _CHANGES) + work
 
     def _cut(self, buffer: torch.Tensor, shape: StepShape) -> StepViews:
         rows, padded = shape.rows, _aligned(shape.rows)
-        tile = default_tile(shape.tile_rows, self._head_dim)
+        tile = self._tile(shape)
         items = self._work_shape.capacity(rows, tile)
         at = self._header
 

@@ -33,7 +33,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
-from headrace.backends.cuda.triton.attention_tiles import attend_keys, finish
+from headrace.backends.cuda.triton.attention_tiles import attend_keys, attend_pairs, finish
 from headrace.backends.cuda.triton.launch import (
     Launch,
     dependent_launch,
@@ -42,12 +42,13 @@ from headrace.backends.cuda.triton.launch import (
 )
 from headrace.models.spec import AttentionSpec
 
-# By rows, for head_dim up to 128; to be set by what benchmarks/cuda/attention.py finds fastest.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+# By rows, for head_dim up to 128: what benchmarks/cuda/attention.py found fastest on an H200.
 _TILES = {
-    16: Tile(rows=16, keys=64, warps=4, stages=5, programs_per_sm=3),
+    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=4),
     32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
     64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
-    128: Tile(rows=128, keys=64, warps=8, stages=3, programs_per_sm=1),
+    128: Tile(rows=128, keys=64, warps=4, stages=3, programs_per_sm=2, descriptor=True),
 }
 _WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into shared memory
     rows: Tile(rows=rows, keys=32, warps=tile.warps, stages=2, programs_per_sm=1)
@@ -122,7 +123,11 @@ class AttentionKernel:
         tile: Tile,
         out: torch.Tensor,
     ) -> None:
-        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3]
+        one_byte = kv_layer.element_size() == 1
+        descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3] and not one_byte
+        # Small tiles read values of one byte in pairs; large ones need room to widen them.
+        pairs = one_byte and tile.rows < 64
+        warps = max(8, tile.warps) if one_byte and tile.rows == 128 else tile.warps
         launch = self._launches.get((tile, kv_layer.dtype))
         if launch is None:
             constants = {
@@ -131,14 +136,17 @@ class AttentionKernel:
                 "BLOCK_N": tile.keys,
                 "STAGES": tile.stages,
                 "DESCRIPTOR": descriptor,
+                "PAIRS": pairs,
+                "INTERPRETED": INTERPRETED,
             }
-            options = {**self._options, "num_warps": tile.warps}
+            options = {**self._options, "num_warps": warps}
             launch = Launch(_attention_kernel, constants, options)
             self._launches[tile, kv_layer.dtype] = launch
+        pool = kv_layer.view(torch.int16) if pairs else kv_layer
         launch(
             capacity * self._kv_heads,
             qkv,
-            self._describe(kv_layer, tile) if descriptor else kv_layer,
+            self._describe(kv_layer, tile) if descriptor else pool,
             block_tables,
             items,
             self._workspace.sums,
@@ -191,6 +199,8 @@ def _attention_kernel(
     SOFTCAP: tl.constexpr,
     STAGES: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
+    PAIRS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -222,7 +232,8 @@ def _attention_kernel(
     q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
     # Values of one byte take part in products as halves, which hold them exactly.
     KIND: tl.constexpr = kv.dtype if DESCRIPTOR else kv.dtype.element_ty
-    DOT_TYPE: tl.constexpr = KIND if KIND.primitive_bitwidth > 8 else tl.float16
+    ONE_BYTE: tl.constexpr = PAIRS or KIND.primitive_bitwidth == 8
+    DOT_TYPE: tl.constexpr = tl.float16 if ONE_BYTE else KIND
     q = q.to(DOT_TYPE)
     positions = position + token
     table = tables + sequence.to(tl.int64) * table_stride
@@ -253,11 +264,18 @@ def _attention_kernel(
             plain_from, plain_to, end, score_scale, False, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
             BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
         )  # fmt: skip
-    total, best, weight = attend_keys(
-        total, best, weight, q, positions, kv, value_lines, table, head,
-        plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
-        BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
-    )  # fmt: skip
+    if PAIRS:
+        total, best, weight = attend_pairs(
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            begin, end, end, score_scale, KV_HEADS, HEAD_DIM, HEAD_PAD,
+            BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, STAGES, INTERPRETED,
+        )  # fmt: skip
+    else:
+        total, best, weight = attend_keys(
+            total, best, weight, q, positions, kv, value_lines, table, head,
+            plain_to, end, end, score_scale, True, DESCRIPTOR, KV_HEADS, HEAD_DIM, HEAD_PAD,
+            BLOCK_TOKENS, BLOCK_N, WINDOW, SOFTCAP, DOT_TYPE, STAGES,
+        )  # fmt: skip
 
     finish(
         total, best, weight, out + line * (HEADS * HEAD_DIM) + columns, rows, partial, split,

@@ -68,6 +68,32 @@ def _find_lines(
 
 
 @triton.jit
+def _capped(scores, score_scale, SOFTCAP: tl.constexpr):
+    """Scores, and the factor that is left for the exponent, where it costs nothing."""
+    factor = score_scale
+    if SOFTCAP > 0:
+        scores = tanh(scores * score_scale)
+        factor = SOFTCAP * 1.4426950408889634
+    return scores, factor
+
+
+@triton.jit
+def _hidden(scores, n, exists, positions, WINDOW: tl.constexpr):
+    """Scores of keys that a row does not see become -inf."""
+    seen = (n[None, :] <= positions[:, None]) & exists[None, :]
+    if WINDOW > 0:
+        seen = seen & (n[None, :] > positions[:, None] - WINDOW)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _weigh(scores, factor, best):
+    """Weights of this tile's keys, the greatest score from here on, what older sums shrink by."""
+    new_best = tl.maximum(best, tl.max(scores, 1) * factor)
+    return tl.exp2(scores * factor - new_best[:, None]), new_best, tl.exp2(best - new_best)
+
+
+@triton.jit
 def attend_keys(
     total,  # [BLOCK_M, HEAD_PAD]: sum of weighted values
     best,  # [BLOCK_M]: greatest score so far, base 2
@@ -101,25 +127,93 @@ def attend_keys(
         lines = _find_lines(table, at, n, exists, head, DESCRIPTOR, KV_HEADS, BLOCK_TOKENS, BLOCK_N)
         k = _load_tile(pool, lines, exists, MASKED, DESCRIPTOR, HEAD_DIM, HEAD_PAD)
         scores = tl.dot(q, tl.trans(k.to(DOT_TYPE)), input_precision="ieee")
-        # The factor comes in with the exponent, where it costs nothing.
-        factor = score_scale
-        if SOFTCAP > 0:
-            scores = tanh(scores * score_scale)
-            factor = SOFTCAP * 1.4426950408889634
+        scores, factor = _capped(scores, score_scale, SOFTCAP)
         if MASKED:
-            seen = (n[None, :] <= positions[:, None]) & exists[None, :]
-            if WINDOW > 0:
-                seen = seen & (n[None, :] > positions[:, None] - WINDOW)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1) * factor)
-        p = tl.exp2(scores * factor - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
+            scores = _hidden(scores, n, exists, positions, WINDOW)
+        p, new_best, shrink = _weigh(scores, factor, best)
         weight = weight * shrink + tl.sum(p, 1)
         total = total * shrink[:, None]
         v = _load_tile(pool, lines + value_lines, exists, MASKED, DESCRIPTOR, HEAD_DIM, HEAD_PAD)
         total = tl.dot(p.to(DOT_TYPE), v.to(DOT_TYPE), total, input_precision="ieee")
         best = new_best
     return total, best, weight
+
+
+@triton.jit
+def _halves_of(pairs, INTERPRETED: tl.constexpr):
+    """Two e4m3 values in each int16, as two tensors of halves: the low bytes', the high bytes'.
+
+    The instruction that does it takes two bytes side by side; the compiler's own way from bytes to
+    the operand of a product fetches them one by one.
+    """
+    if INTERPRETED:  # the bits, moved: a half's exponent begins 8 higher
+        low = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
+        high = (pairs & -0x8000) | ((pairs & 0x7F00) >> 1)
+        low = (low.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256).to(tl.float16)
+        high = (high.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256).to(tl.float16)
+    else:
+        low = tl.inline_asm_elementwise(
+            "{ .reg .b32 a; .reg .b16 l, h; prmt.b32 a, $1, 0, 0x0020; mov.b32 {l, h}, a; "
+            "cvt.rn.f16x2.e4m3x2 $0, l; }",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+        high = tl.inline_asm_elementwise(
+            "{ .reg .b32 a; .reg .b16 l, h; prmt.b32 a, $1, 0, 0x0031; mov.b32 {l, h}, a; "
+            "cvt.rn.f16x2.e4m3x2 $0, l; }",
+            "=r,r", [pairs], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return low, high
+
+
+@triton.jit
+def attend_pairs(
+    total,
+    best,
+    weight,
+    q,
+    positions,
+    pool,  # int16: two e4m3 values each
+    value_lines,
+    table,
+    head,
+    first,
+    last,
+    end,
+    score_scale,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """attend_keys for keys and values of one byte, MASKED: even and odd places of a head apart."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    WIDTH: tl.constexpr = HEAD_PAD // 2
+    q_even, q_odd = tl.split(tl.reshape(q.to(tl.float16), [BLOCK_M, WIDTH, 2]))
+    even, odd = tl.split(tl.reshape(total, [BLOCK_M, WIDTH, 2]))
+    for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
+        n = at + tl.arange(0, BLOCK_N)
+        exists = n < end
+        lines = _find_lines(table, at, n, exists, head, False, KV_HEADS, BLOCK_TOKENS, BLOCK_N)
+        k = _load_tile(pool, lines, exists, True, False, HEAD_DIM // 2, WIDTH)
+        k_even, k_odd = _halves_of(k, INTERPRETED)
+        scores = tl.dot(q_even, tl.trans(k_even))
+        scores = tl.dot(q_odd, tl.trans(k_odd), scores)
+        scores, factor = _capped(scores, score_scale, SOFTCAP)
+        scores = _hidden(scores, n, exists, positions, WINDOW)
+        p, new_best, shrink = _weigh(scores, factor, best)
+        weight = weight * shrink + tl.sum(p, 1)
+        p = p.to(tl.float16)
+        v = _load_tile(pool, lines + value_lines, exists, True, False, HEAD_DIM // 2, WIDTH)
+        v_even, v_odd = _halves_of(v, INTERPRETED)
+        even = tl.dot(p, v_even, even * shrink[:, None])
+        odd = tl.dot(p, v_odd, odd * shrink[:, None])
+        best = new_best
+    return tl.reshape(tl.join(even, odd), [BLOCK_M, HEAD_PAD]), best, weight
 
 
 @triton.jit

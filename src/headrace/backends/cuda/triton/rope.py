@@ -27,6 +27,7 @@ from headrace.backends.cuda.triton.launch import (
 )
 from headrace.models.spec import AttentionSpec, RopeSpec
 
+_MANY_ROWS = 1024  # from here on programs of one warp are faster (measured on an H200)
 _POSITIONS_AT_ONCE = 8192  # in float64 on the host
 
 
@@ -89,8 +90,11 @@ class RopeKernel:
             "BLOCK_TOKENS": block_tokens,
             "DEPENDENT": dependent,
         }
-        options = {"num_warps": warps or max(1, min(4, values // 512))}
-        self._launch = Launch(_rope_kernel, constants, {**options, **dependent_launch(dependent)})
+        most = warps or max(1, min(4, values // 512))
+        self._few, self._many = (
+            Launch(_rope_kernel, constants, {"num_warps": n, **dependent_launch(dependent)})
+            for n in (most, warps or 1)
+        )
 
     def launch(
         self,
@@ -101,7 +105,8 @@ class RopeKernel:
         rows: int,
     ) -> None:
         q_norm, k_norm = self._norms or (self._table, self._table)  # not read without norms
-        self._launch(
+        launch = self._few if rows < _MANY_ROWS else self._many
+        launch(
             rows * self._kv_heads,
             qkv,
             kv_layer,
