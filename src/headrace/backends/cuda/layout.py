@@ -2,7 +2,8 @@
 
 Weights are added up by their formats. For the rest the runner's own objects are made over tensors
 that have shapes and no memory (torch's "meta" device), and asked: they can't disagree with what is
-allocated later. Reads no weight and needs no GPU.
+allocated later. Of a quantized checkpoint it reads what lies beside the codes and decides who can
+keep them; no weight otherwise. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from headrace.backends.cuda.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS,
 from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
 from headrace.backends.cuda.loading import (
+    FLOATS,
     FORMATS,
     QUANTIZED_ROLES,
     VECTORS,
     int4_group,
+    kept_format,
 )
-from headrace.backends.cuda.matrix import Format, Matrix, dense_matrix
+from headrace.backends.cuda.matrix import FP8_BLOCK, Format, Matrix, dense_matrix
 from headrace.backends.cuda.program import Prepared, Program, Table, attention_windows
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
@@ -29,13 +32,12 @@ from headrace.core.sizes import MIB
 from headrace.core.step import RunnerLimits
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
-from headrace.weights.quantized import CodeKind, QuantizedTensor
+from headrace.weights.quantized import QuantizedTensor
 from headrace.weights.weight import Weight
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16  # of activations
 LAYER_LAUNCHES = 9  # of a layer, counted generously
-_FP8_BLOCK = 128
 
 
 def graph_bytes(spec: ModelSpec, config: EngineConfig) -> int:
@@ -140,51 +142,51 @@ def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> Decoder
 
 
 def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
-    rows, columns, gated = weight.rows, weight.columns, role == "gate_up"
-    bias = _empty(rows, dtype=torch.float32) if weight.bias else None
-    parts = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
-    format: Format | None = None
-    if parts:
-        format = {CodeKind.INT4: Format.INT4, CodeKind.INT8: Format.INT8}.get(
-            parts[0].kind, Format.FP8
-        )
-    elif quantization != "none" and role in QUANTIZED_ROLES:
+    rows, columns = weight.rows, weight.columns
+    format = kept_format(weight)
+    parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
+    if format is None and quantization != "none" and role in QUANTIZED_ROLES:
         format = FORMATS[quantization]
-    if format is None:
-        data = _empty(rows, columns, dtype=DTYPE)
-        return Matrix(
-            format=Format.BF16, rows=rows, columns=columns, data=data, bias=bias, gated=gated
-        )
-    half = format is Format.INT4
-    data = _empty(rows, columns // 2 if half else columns, dtype=torch.uint8)
-    scales = _empty(rows, dtype=torch.float32)
-    if half:
-        scales = _empty(rows, columns // _group(parts, columns), dtype=torch.float16)
-    elif any(
-        len(source.shape) == 2 and source.shape[1] > 1 for p in parts for source in p.sources[1:]
-    ):
-        scales = _empty(-(-columns // _FP8_BLOCK), rows, dtype=torch.float32)  # one a block
+    data = _empty(rows, columns, dtype=DTYPE if format is None else torch.uint8)
+    scales: torch.Tensor | None = None
+    zeros: torch.Tensor | None = None
+    permutation: torch.Tensor | None = None
+    group = 0
+    if format is Format.INT4:
+        group = int4_group(parts[0].group_columns if parts else columns)
+        groups = columns // group
+        data = _empty(groups, rows, group // 2, dtype=torch.uint8)
+        scales = _empty(rows, groups, dtype=_scale_dtype(parts))
+        beside = parts[0].look() if parts else None
+        if beside is not None and beside.has_zeros:
+            zeros = _empty(rows, groups, dtype=torch.uint8)
+        if beside is not None and beside.permutation is not None:
+            permutation = _empty(columns, dtype=torch.int32)
+    elif format is Format.FP8_BLOCK:
+        scales = _empty(rows, -(-columns // FP8_BLOCK), dtype=torch.float32)
+    elif format is not None:
+        scales = _empty(rows, dtype=torch.float32)
     return Matrix(
-        format=format,
+        format=format or Format.BF16,
         rows=rows,
         columns=columns,
         data=data,
         scales=scales,
-        zeros=_empty(*scales.shape, dtype=torch.uint8) if half and parts else None,
-        bias=bias,
-        gated=gated,
+        zeros=zeros,
+        group=group,
+        permutation=permutation,
+        bias=_empty(rows, dtype=torch.float32) if weight.bias else None,
+        gated=role == "gate_up",
     )
 
 
-def _group(parts: list[QuantizedTensor], columns: int) -> int:
-    """Columns that share a scale, as kernels read them: what the tensors beside the codes show."""
-    if not parts:
-        return int4_group(columns)
-    groups = max(
-        (source.shape[0] for source in parts[0].sources if source.format.name == "F16"), default=1
-    )
-    size = columns // max(groups, 1)
-    return next((group for group in (128, 64, 32) if size % group == 0), 32)
+def _scale_dtype(parts: list[QuantizedTensor]) -> torch.dtype:
+    """Of INT4 scales. Those that a file has in float32 are taken to need it: one would have to
+    read them all to know."""
+    found = {s.format.name for part in parts for s in part.sources if s.format.name in FLOATS}
+    if not found:  # our own
+        return torch.float16
+    return torch.float32 if len(found) > 1 else FLOATS[found.pop()]
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:

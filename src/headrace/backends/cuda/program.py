@@ -96,6 +96,7 @@ class Program:
             dtype=dtype,
             choices=choices,
             pdl=dependent,
+            normed_columns=spec.hidden_size,
         )
         instructions, hidden, result = record(spec, weights)
         slots = assign_slots(instructions, result)
