@@ -46,6 +46,30 @@ def _interpret() -> None:
         return rounded.view(bits).numpy()
 
     interpreter._convert_float = convert_float
+    _spare_time()
+
+
+def _spare_time() -> None:
+    """A third of it went into what no test here needs: looking through the whole language at every
+    call of a kernel to give it its interpreted meaning, and taking that back; asserting at every
+    sum of integers that it does not overflow, which those of a few hundred values can't."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_language = interpreter._patch_lang
+    patched: set[frozenset[int]] = set()
+
+    def patch_once(fn: Any) -> Any:
+        seen = frozenset(id(v) for v in fn.__globals__.values() if v is tl or v is tl.core)
+        if seen not in patched:
+            patched.add(seen)
+            patch_language(fn)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    interpreter._patch_lang = patch_once
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
 
 
 if not torch.cuda.is_available():
