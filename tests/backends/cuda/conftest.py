@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from headrace.core.errors import HeadraceError
+from headrace.models.resolve import resolve_model
 
 
 def _interpret() -> None:
@@ -74,6 +78,17 @@ def _spare_time() -> None:
 
 if not torch.cuda.is_available():
     _interpret()
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """As everywhere, but that a machine with a GPU need not have it nor reach it."""
+    try:
+        return resolve_model(None, offline=torch.cuda.is_available())
+    except HeadraceError as error:
+        if not torch.cuda.is_available():
+            raise
+        pytest.skip(f"the default model is not here: {error.cause}")
 
 
 @pytest.fixture(scope="session")
