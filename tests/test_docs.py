@@ -18,7 +18,9 @@ def named_files(document: Path) -> list[str]:
     return [w for w in words if re.fullmatch(r"[\w./-]+\.(?:py|cpp|h|md|toml|txt)", w)]
 
 
-@pytest.mark.parametrize("name", ["docs/walk.md", "docs/gpu.md", "README.md", "benchmarks/README.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/walk.md", "docs/gpu.md", "README.md", "benchmarks/README.md"]
+)
 def test_files_that_a_document_names_exist(name: str) -> None:
     document = ROOT / name
     names = named_files(document)

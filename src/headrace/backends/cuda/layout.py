@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.device import FP8_CAPABILITY, Gpu
 from headrace.backends.cuda.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
 from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
@@ -23,7 +24,13 @@ from headrace.backends.cuda.loading import (
     kept_format,
 )
 from headrace.backends.cuda.matrix import FP8_BLOCK, Format, Matrix, dense_matrix
-from headrace.backends.cuda.program import Prepared, Program, Table, attention_windows
+from headrace.backends.cuda.program import (
+    Prepared,
+    Program,
+    Table,
+    attention_windows,
+    find_matrices,
+)
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
 from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
@@ -60,6 +67,23 @@ def check_sizes(sizes: StepSizes) -> None:
             param="block_tokens",
         )
     check_kv_dtype(sizes.kv_dtype)
+
+
+def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None:
+    """Refuse FP8 on a GPU that has none, before a kernel would fail to compile."""
+    if gpu.capability >= FP8_CAPABILITY:
+        return
+    has = f"{gpu.name} has compute capability {'.'.join(map(str, gpu.capability))}"
+    needed = f"FP8 needs {'.'.join(map(str, FP8_CAPABILITY))} or newer"
+    if kv_dtype == "fp8":
+        raise ConfigError(f"{has}; {needed}.", "Set --kv-dtype bf16.", param="kv_dtype")
+    formats = {weight.format for weight in find_matrices(shapes)}
+    if formats & {Format.FP8, Format.FP8_BLOCK}:
+        raise ConfigError(
+            f"{has}; {needed}, and the layers would be FP8.",
+            "Set --quantization int8, or use a checkpoint in BF16, AWQ or GPTQ.",
+            param="quantization",
+        )
 
 
 def activation_bytes(

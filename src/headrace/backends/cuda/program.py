@@ -90,7 +90,7 @@ class Program:
         self._ropes: dict[RopeSpec, torch.Tensor] = {}
         self._attention = AttentionWorkspace(shape, spec.attention[0].head_dim, device)
         self._products = Workspace(
-            _matrices(weights),
+            find_matrices(weights),
             max_rows=max(max_rows, logit_rows),
             device=device,
             dtype=dtype,
@@ -285,7 +285,7 @@ def _vector(weight: Prepared) -> torch.Tensor:
     return weight
 
 
-def _matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
+def find_matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
     found: list[Matrix] = []
 
     def look(role: str, weight: Prepared) -> None:
