@@ -1,25 +1,37 @@
-"""Fixtures that several folders share: the default model, and a cache that may be broken."""
+"""Fixtures that several folders share: the default model, and a cache that may be broken.
+
+A machine that runs the CUDA tests has pytest and what those need, and perhaps no more: what else is
+imported here may be missing there.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from headrace.models.resolve import resolve_model
 
 # Timing never decides a test, and a shared machine may stop for a second anywhere.
 # CI runs the same examples every time; on a developer's machine every run looks for new ones.
-settings.register_profile("headrace", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("headrace")
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("headrace", deadline=None, derandomize=bool(os.environ.get("CI")))
+    settings.load_profile("headrace")
 
 # Started in the background by a shell, we inherit that SIGINT is ignored, and so would every
 # process that a test starts and then interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    if importlib.util.find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "pytest-timeout's, which is not installed: nothing is timed out")
 
 
 @pytest.fixture(scope="session")

@@ -150,3 +150,8 @@ def test_the_reference_backend_keeps_floats(default_model_path: Path) -> None:
     assert "4 bytes (f32)" in model.ledger.render()
     assert model.allocated is None
     model.file.close()
+
+
+def test_the_cpu_refuses_to_quantize(default_model_path: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization is 'fp8'; on a CPU"):
+        assembled(default_model_path, device="cpu", quantization="fp8")

@@ -26,6 +26,7 @@ from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weig
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # late: random weights are measured where none of what these need is installed
+    from headrace.backends.cuda.device import Gpu
     from headrace.grammar import GrammarCompiler
     from headrace.tokenizer.chat_template import ChatTemplate
     from headrace.tokenizer.tokenizer import Tokenizer
@@ -149,7 +150,7 @@ def plan_memory(
         from headrace.backends.cuda.device import budget_bytes, find_gpu
 
         gpu = find_gpu()  # first: it says what is missing where torch is
-        taken = _cuda_footprint(spec, weights, config, gpu.multiprocessors)
+        taken = _cuda_footprint(spec, weights, config, gpu)
         return spec, weights, size_pool(taken, config, budget_bytes(gpu, config.gpu_memory))
     from headrace.backends.cpu.machine import memory_bytes
 
@@ -182,7 +183,7 @@ def _cpu_footprint(
 
 
 def _cuda_footprint(
-    spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig, multiprocessors: int
+    spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig, gpu: Gpu
 ) -> Footprint:
     from headrace.backends.cuda import layout
     from headrace.backends.cuda.kv import kv_bytes_per_token
@@ -191,12 +192,13 @@ def _cuda_footprint(
     sizes = config.sizes(Device.CUDA)
     layout.check_sizes(sizes)
     shapes = layout.shape_weights(weights, config.quantization)
+    layout.check_fp8(gpu, shapes, sizes.kv_dtype)
     return Footprint(
         spec=spec,
         weight_bytes=prepared_bytes(shapes),
         kv_dtype=sizes.kv_dtype,
         kv_bytes_per_token=kv_bytes_per_token(spec, sizes.kv_dtype),
-        activation_bytes=partial(layout.activation_bytes, spec, shapes, sizes, multiprocessors),
+        activation_bytes=partial(layout.activation_bytes, spec, shapes, sizes, gpu.multiprocessors),
         device=Device.CUDA,
         graphs_bytes=layout.graph_bytes(spec, config),
         runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,12 +14,25 @@ import pytest
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import HeadraceError, UnavailableError
-from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.server import supervisor as supervising
 from headrace.server import wire
 from headrace.server.supervisor import EngineGoneError, State, Supervisor
 
 SCRIPTED = Path(__file__).with_name("scripted_engine.py")
+LOSING = Path(__file__).with_name("losing_engine.py")
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +133,59 @@ def test_requests_of_a_dead_engine_end_with_a_clean_error_and_new_ones_wait() ->
             assert caught.value.status == 503
             assert caught.value.retry_after_s > 0
             await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
+
+    asyncio.run(play())
+
+
+def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_path: Path) -> None:
+    """The one whose step it was hears why, the one that waited hears that the engine ended (with
+    3), and the next engine answers both."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    config = EngineConfig.from_mapping(
+        {"load_format": "dummy", "max_sequences": 1, "max_batch_tokens": 16, "kv_tokens": 512}
+    )
+    first, second = (
+        GenerateRequest(
+            request_id=name,
+            prompt_token_ids=[1, 2, 3],
+            params=SamplingParams(temperature=0, max_tokens=8),
+        )
+        for name in ("first", "second")
+    )
+
+    async def play() -> None:
+        supervisor = Supervisor(
+            wire.Configure(
+                model_path=str(tmp_path),
+                backend="reference",
+                engine=config,
+                log_level="info",
+                log_format="json",
+            ),
+            hang_timeout_s=30.0,
+            max_restarts=1,
+            command=(sys.executable, str(LOSING), str(tmp_path / "happened")),
+        )
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            link = supervisor.engine
+            with link.stream(first) as computing, link.stream(second) as waiting:
+                found: list[SampledToken] = []
+                while not found or found[-1].finish_reason is None:
+                    found += await computing.tokens()
+                with pytest.raises(UnavailableError, match="ended with 3 while") as caught:
+                    await waiting.tokens()
+            assert len(found) == 3
+            assert found[-1].finish_reason is FinishReason.ERROR
+            assert "The GPU failed: an illegal address." in (found[-1].error or "")
+            assert caught.value.status == 503
+            await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
+            assert supervisor.engine.pid != link.pid
+            answers = await asyncio.gather(
+                *(answer_of(supervisor, wanted) for wanted in (first, second))
+            )
+            assert answers[0] == answers[1]
+            assert answers[0][:2] == [token.token_id for token in found[:2]]
 
     asyncio.run(play())
 

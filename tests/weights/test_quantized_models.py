@@ -32,7 +32,7 @@ from headrace.core.step import Draw, Runner, StepEntry, StepPlan
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
-from headrace.weights.quantized import CodeKind, QuantizedMatrix, QuantizedTensor
+from headrace.weights.quantized import Beside, CodeKind, QuantizedMatrix, QuantizedTensor
 from headrace.weights.weight import Weight
 
 Bounded = Callable[[], AbstractContextManager[list[HeadraceError]]]
@@ -121,7 +121,9 @@ def test_the_cpu_backend_says_so_where_a_value_is_out_of_its_range() -> None:
         group_rows=1,
         group_columns=64,
     )
-    part = QuantizedTensor("w.weight", CodeKind.INT8, (16, 64), (), 1, 64, lambda: matrix)
+    part = QuantizedTensor(
+        "w.weight", CodeKind.INT8, (16, 64), (), 1, 64, lambda: matrix, lambda: Beside(False, None)
+    )
     assert dequantize(part).max() == 127e4
     with pytest.raises(UnsupportedModelError, match=r"'w\.weight'.*1\.27e\+06.*F16") as caught:
         plain_tensor(part)

@@ -54,7 +54,7 @@ class Wanted:
                 continue
             number = len(rows)
             if draw is not likeliest:
-                adjusts = adjusts_logits(draw)
+                adjusts = _adjusts_logits(draw)
                 if adjusts:
                     adjusted.append((number, draw))
                 if adjusts or draw.temperature != 0:
@@ -114,11 +114,11 @@ class Adjustments:
     @classmethod
     def of(cls, adjusted: Sequence[tuple[int, Draw]]) -> Adjustments:
         draws = [draw for _, draw in adjusted]
-        counts = [counted_tokens(draw) for draw in draws]
+        counts = [_counted_tokens(draw) for draw in draws]
         bias_owners, bias_ids = _owned([d.bias for d in draws])
         allowed_owners, allowed_ids = _owned([d.allowed or () for d in draws])
         banned_owners, banned_ids = _owned([d.banned for d in draws])
-        seen_owners, seen_ids = _owned([set(d.seen) if repeats(d) else () for d in draws])
+        seen_owners, seen_ids = _owned([_once(d.seen) if _repeats(d) else () for d in draws])
         count_owners, count_ids = _owned(counts)
         return cls(
             rows=np.array([row for row, _ in adjusted], np.int32),
@@ -130,7 +130,7 @@ class Adjustments:
             has_mask=np.array([d.mask is not None for d in draws]),
             bias_owners=bias_owners,
             bias_ids=bias_ids,
-            bias_values=flat_values([d.bias.values() for d in draws]),
+            bias_values=_flat_values([d.bias.values() for d in draws]),
             allowed_owners=allowed_owners,
             allowed_ids=allowed_ids,
             banned_owners=banned_owners,
@@ -139,7 +139,7 @@ class Adjustments:
             seen_ids=seen_ids,
             count_owners=count_owners,
             count_ids=count_ids,
-            count_values=flat_values([c.values() for c in counts]),
+            count_values=_flat_values([c.values() for c in counts]),
             mask_bytes=tuple(d.mask or b"" for d in draws),
         )
 
@@ -206,39 +206,44 @@ def collect_results(
     return results
 
 
-def repeats(draw: Draw) -> bool:
+def _repeats(draw: Draw) -> bool:
     return draw.repetition_penalty != 1 and len(draw.seen) > 0
 
 
-def counted_tokens(draw: Draw) -> dict[int, int]:
+def _counted_tokens(draw: Draw) -> dict[int, int]:
     """The output tokens that presence and frequency penalties are about."""
     if draw.presence_penalty == 0 and draw.frequency_penalty == 0:
         return {}
     return {token: count for token, count in draw.counts.items() if count > 0}
 
 
-def adjusts_logits(draw: Draw) -> bool:
+def _adjusts_logits(draw: Draw) -> bool:
     return (
         draw.allowed is not None
         or draw.mask is not None
         or len(draw.bias) > 0
         or len(draw.banned) > 0
-        or repeats(draw)
+        or _repeats(draw)
         or ((draw.presence_penalty != 0 or draw.frequency_penalty != 0) and len(draw.counts) > 0)
     )
 
 
-def flat_ids(ids: Collection[int]) -> Ints:
+def _once(ids: Collection[int]) -> Collection[int]:
+    """Each token once; an engine's are a set already."""
+    return ids if isinstance(ids, (set, frozenset)) else set(ids)
+
+
+def _flat_ids(ids: Collection[int]) -> Ints:
     if isinstance(ids, (np.ndarray, array)):  # no Python number in between
         return np.asarray(ids, np.int32)
     return np.fromiter(ids, np.int32, len(ids))
 
 
-def flat_values(rows: Iterable[Collection[float]]) -> Floats:
+def _flat_values(rows: Iterable[Collection[float]]) -> Floats:
     return np.concatenate([np.fromiter(row, np.float32, len(row)) for row in rows])
 
 
 def _owned(rows: Sequence[Collection[int]]) -> tuple[Longs, Ints]:
     """All rows' ids one after the other, and whose each is."""
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    return owners, np.concatenate([flat_ids(row) for row in rows])
+    return owners, np.concatenate([_flat_ids(row) for row in rows])

@@ -23,6 +23,7 @@ from headrace.models.refs import TensorRef
 from headrace.weights.dequantize import dequantize_plain
 from headrace.weights.quantized import (
     INT4_ZERO,
+    Beside,
     CodeKind,
     QuantizedFile,
     QuantizedMatrix,
@@ -30,6 +31,7 @@ from headrace.weights.quantized import (
     as_bytes,
     check_divides,
     find_stored,
+    has_other_bytes,
     zero_points,
 )
 from headrace.weights.tensor import Tensor
@@ -80,9 +82,12 @@ class AwqMethod:
                 group_columns=group,
             )
 
+        def look() -> Beside:
+            return Beside(has_other_bytes(zeros, INT4_ZERO * 0x11), None)
+
         shape = (outputs, inputs)
         sources = (codes, zeros, scales)
-        return QuantizedTensor(ref.name, CodeKind.INT4, shape, sources, 1, group, decode)
+        return QuantizedTensor(ref.name, CodeKind.INT4, shape, sources, 1, group, decode, look)
 
 
 def _outputs(words: Tensor) -> NDArray[np.uint8]:

@@ -22,11 +22,13 @@ from headrace.models.fields import Fields
 from headrace.models.refs import TensorRef
 from headrace.weights.dequantize import dequantize_plain
 from headrace.weights.quantized import (
+    Beside,
     CodeKind,
     QuantizedFile,
     QuantizedMatrix,
     QuantizedTensor,
     find_stored,
+    has_other_bytes,
     zero_points,
 )
 from headrace.weights.tensor import Tensor
@@ -132,9 +134,12 @@ class EightBitMethod:
                 group_columns=group_columns,
             )
 
+        def look() -> Beside:
+            return Beside(point is not None and has_other_bytes(point, 0), None)
+
         sources = (codes, scale) if point is None else (codes, scale, point)
         return QuantizedTensor(
-            ref.name, kind, (outputs, inputs), sources, group_rows, group_columns, decode
+            ref.name, kind, (outputs, inputs), sources, group_rows, group_columns, decode, look
         )
 
     def _scale_shapes(self, outputs: int, inputs: int) -> dict[tuple[int, ...], Block]:

@@ -33,6 +33,7 @@ from headrace.weights.mapped import DAMAGED, shown
 from headrace.weights.quantized import (
     ANOTHER_COPY,
     INT4_ZERO,
+    Beside,
     CodeKind,
     Codes,
     QuantizedFile,
@@ -41,6 +42,7 @@ from headrace.weights.quantized import (
     as_bytes,
     check_divides,
     find_stored,
+    has_other_bytes,
     nibbles,
     zero_points,
 )
@@ -102,9 +104,15 @@ class GptqMethod:
         def decode() -> QuantizedMatrix:
             return self._decode(file, codes, zeros, scales, order, group)
 
+        def look() -> Beside:
+            return Beside(
+                has_other_bytes(zeros, self._symmetric_byte),
+                None if order is None else _permutation(file, order, group),
+            )
+
         kind = CodeKind.INT4 if self.bits == 4 else CodeKind.INT8
         sources = (codes, zeros, scales) if order is None else (codes, zeros, scales, order)
-        return QuantizedTensor(ref.name, kind, (outputs, inputs), sources, 1, group, decode)
+        return QuantizedTensor(ref.name, kind, (outputs, inputs), sources, 1, group, decode, look)
 
     def _decode(
         self,
@@ -137,6 +145,12 @@ class GptqMethod:
             group_rows=1,
             group_columns=group,
         )
+
+    @property
+    def _symmetric_byte(self) -> int:
+        """Of zero points that are all the middle code, as they are stored."""
+        code = (1 << self.bits - 1) - self.less_one
+        return code if self.bits == 8 else code * 0x11
 
     def _codes(self, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """[a, b, bytes of a word] -> [a, b * codes of a word]"""

@@ -64,6 +64,14 @@ class QuantizedMatrix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Beside:
+    """What lies beside the codes and decides who can read them, found without reading those."""
+
+    has_zeros: bool  # whether `unpack` will give any
+    permutation: NDArray[np.int32] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
     """A part of a Weight in the place of a Tensor: sources checked against the header, not read."""
 
@@ -74,6 +82,7 @@ class QuantizedTensor:
     group_rows: int  # as `unpack` will give them
     group_columns: int
     decode: Callable[[], QuantizedMatrix]
+    look: Callable[[], Beside]
 
     @property
     def format(self) -> Format:
@@ -137,6 +146,10 @@ def value_rows(matrix: QuantizedMatrix, first: int, end: int) -> Floats:
 def zero_points(zeros: Codes, symmetric: int) -> Codes | None:
     """None where all of them are the kind's own zero."""
     return None if (zeros == symmetric).all() else zeros.copy(order="C")
+
+
+def has_other_bytes(tensor: Tensor, byte: int) -> bool:
+    return bool((np.frombuffer(tensor.data, np.uint8) != byte).any())
 
 
 def _e4m3_values() -> Floats:

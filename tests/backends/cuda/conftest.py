@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+from headrace.core.errors import HeadraceError
+from headrace.models.resolve import resolve_model
 
 
 def _interpret() -> None:
@@ -46,10 +50,45 @@ def _interpret() -> None:
         return rounded.view(bits).numpy()
 
     interpreter._convert_float = convert_float
+    _spare_time()
+
+
+def _spare_time() -> None:
+    """A third of it went into what no test here needs: looking through the whole language at every
+    call of a kernel to give it its interpreted meaning, and taking that back; asserting at every
+    sum of integers that it does not overflow, which those of a few hundred values can't."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_language = interpreter._patch_lang
+    patched: set[frozenset[int]] = set()
+
+    def patch_once(fn: Any) -> Any:
+        seen = frozenset(id(v) for v in fn.__globals__.values() if v is tl or v is tl.core)
+        if seen not in patched:
+            patched.add(seen)
+            patch_language(fn)
+        return interpreter._LangPatchScope()  # with nothing to restore
+
+    interpreter._patch_lang = patch_once
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
 
 
 if not torch.cuda.is_available():
     _interpret()
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """As everywhere, but that a machine with a GPU need not have it nor reach it."""
+    try:
+        return resolve_model(None, offline=torch.cuda.is_available())
+    except HeadraceError as error:
+        if not torch.cuda.is_available():
+            raise
+        pytest.skip(f"the default model is not here: {error.cause}")
 
 
 @pytest.fixture(scope="session")

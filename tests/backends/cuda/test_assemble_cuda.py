@@ -89,8 +89,3 @@ def test_random_weights_without_a_tokenizer(folder: Path) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(folder: Path) -> None:
     with pytest.raises(MemoryFitError, match="does not fit"):
         assemble(str(folder), device="cuda", load_format="dummy", gpu_memory="1MiB")
-
-
-def test_the_cpu_refuses_to_quantize(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is 'fp8'; on a CPU"):
-        assemble(str(folder), device="cpu", load_format="dummy", quantization="fp8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 
 from headrace.backends.cuda import layout
+from headrace.backends.cuda.device import Gpu
 from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
 from headrace.backends.cuda.loading import prepared_bytes
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError
+from headrace.core.sizes import GIB
 
 _FOUND = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 assert _FOUND is not None
@@ -75,6 +78,27 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
 def test_what_it_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
         layout.check_sizes(EngineConfig(**settings).sizes(Device.CUDA))
+
+
+def test_fp8_is_refused_where_a_gpu_has_none() -> None:
+    old = Gpu(
+        index=0,
+        name="NVIDIA A100",
+        capability=(8, 0),
+        multiprocessors=108,
+        total_bytes=40 * GIB,
+        free_bytes=39 * GIB,
+    )
+    weights = tiny.make_weights(tiny.SPECS["llama"])
+    plain, fp8 = (layout.shape_weights(weights, q) for q in ("none", "fp8"))
+    layout.check_fp8(old, plain, "bf16")
+    layout.check_fp8(old, layout.shape_weights(weights, "int8"), "f16")
+    with pytest.raises(ConfigError, match=r"A100 has compute capability 8\.0; FP8 needs 8\.9"):
+        layout.check_fp8(old, plain, "fp8")
+    with pytest.raises(ConfigError, match="the layers would be FP8") as caught:
+        layout.check_fp8(old, fp8, "bf16")
+    assert caught.value.param == "quantization"
+    layout.check_fp8(replace(old, capability=(8, 9)), fp8, "fp8")
 
 
 def test_blocks_are_copied_one_after_the_other(device: torch.device) -> None:

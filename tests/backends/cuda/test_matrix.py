@@ -66,6 +66,17 @@ def test_fp8_scales(device: torch.device) -> None:
         fp8_matrix(codes, torch.ones(3, 2), device)
 
 
+def test_as_many_blocks_as_outputs_are_still_blocks(device: torch.device) -> None:
+    """128 outputs of 16384 columns have 1 x 128 blocks: a scale too many for one a tensor, and as
+    many as one an output would be."""
+    codes = torch.ones(128, 16384).to(torch.float8_e4m3fn)
+    blocks = torch.rand(1, 128) + 0.5
+    matrix = fp8_matrix(codes, blocks, device)
+    assert matrix.format is Format.FP8_BLOCK
+    want = blocks.repeat_interleave(128, 1).expand(128, -1)
+    assert torch.equal(dequantize_matrix(matrix).cpu(), want)
+
+
 def test_int4_scales_keep_their_precision(device: torch.device) -> None:
     codes = np.random.default_rng(1).integers(0, 16, (8, 256), dtype=np.uint8)
     whole = torch.rand(8, 1) + 0.5

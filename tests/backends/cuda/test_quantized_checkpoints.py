@@ -3,6 +3,7 @@ stands for, and whole models answer as the reference does."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 from tests.weights.packers import Packed, checkpoint, pack_awq, pack_eight_bit, pack_gptq
 
-from headrace.backends.cuda.loading import Loader
+from headrace.backends.cuda.layout import shape_weights
+from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.matrix import Format, Matrix, dequantize_matrix
 from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.reference.runner import ReferenceRunner
@@ -21,6 +23,15 @@ from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.load import find_weights, open_weights
+from headrace.weights.quantized import Beside, CodeKind, QuantizedMatrix, QuantizedTensor
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Weight
+
+_FOUND = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
+assert _FOUND is not None
+assert _FOUND.loader is not None
+tiny: Any = importlib.util.module_from_spec(_FOUND)
+_FOUND.loader.exec_module(tiny)
 
 RNG = np.random.default_rng(5)
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
@@ -117,6 +128,93 @@ def test_loaded_values_are_the_files(tmp_path: Path, device: torch.device, kind:
                 expected = np.concatenate([dequantize(p) for p in getattr(layer, role).parts])
                 assert np.array_equal(values_of(matrix), expected), role
                 assert matrix.format is formats.get(role, matrix.format), role
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_predicted_is_loaded_and_its_sources_are_let_go(
+    tmp_path: Path, device: torch.device, kind: str
+) -> None:
+    pack, config, _ = KINDS[kind]
+    checkpoint(pack).save(tmp_path, config)
+    released: list[str] = []
+
+    def release(tensor: Tensor) -> None:
+        released.append(tensor.name)
+        file.release(tensor)
+
+    with open_weights(tmp_path) as file:
+        weights = find_weights(describe_file(file)[1], file)
+        predicted = shape_weights(weights, "none")
+        prepared = Loader(device, torch.bfloat16, release=release).load(weights)
+        sources: set[str] = set()
+        for layer, shape, found in zip(
+            weights.layers, predicted.layers, prepared.layers, strict=True
+        ):
+            for role in ("qkv", "attn_out", "gate_up", "down"):
+                assert outline(getattr(shape, role)) == outline(getattr(found, role)), role
+                for part in getattr(layer, role).parts:
+                    assert isinstance(part, QuantizedTensor)
+                    sources |= {source.name for source in part.sources}
+    assert prepared_bytes(predicted) == prepared_bytes(prepared)
+    assert sources <= set(released)
+    assert len(released) == len(set(released))
+
+
+def in_fp8(weight: Weight, group: tuple[int, int]) -> Weight:
+    """A weight of the same shape, its parts in FP8 with a scale for so many outputs and inputs."""
+
+    def part(shape: tuple[int, int]) -> QuantizedTensor:
+        spread = tuple(-(-size // by) for size, by in zip(shape, group, strict=True))
+        matrix = QuantizedMatrix(
+            kind=CodeKind.FP8,
+            codes=RNG.integers(0, 120, shape, np.uint8),
+            scales=RNG.random(spread, np.float32),
+            zeros=None,
+            permutation=None,
+            group_rows=group[0],
+            group_columns=group[1],
+        )
+        return QuantizedTensor(
+            "w.weight", CodeKind.FP8, shape, (), *group, lambda: matrix, lambda: Beside(False, None)
+        )
+
+    return Weight(parts=tuple(part((p.shape[0], p.shape[1])) for p in weight.parts))
+
+
+@pytest.mark.parametrize(
+    ("mlp", "group", "gate_up"),
+    [
+        (256, (128, 128), Format.FP8_BLOCK),
+        (192, (128, 128), Format.BF16),  # gate ends inside a block
+        (256, (64, 64), Format.BF16),
+        (256, (1, 256), Format.FP8),
+    ],
+)
+def test_blocks_are_kept_where_parts_are_whole_blocks(
+    device: torch.device, mlp: int, group: tuple[int, int], gate_up: Format
+) -> None:
+    plain = tiny.make_weights(tiny.resized(tiny.SPECS["llama"], hidden=256, mlp=mlp))
+
+    def change(role: str, weight: Weight) -> Weight:
+        return in_fp8(weight, group) if role == "gate_up" else weight
+
+    weights = plain.map(change)
+    predicted = shape_weights(weights, "none").layers[0].gate_up
+    found = Loader(device, torch.bfloat16).load(weights).layers[0].gate_up
+    assert isinstance(found, Matrix)
+    assert isinstance(predicted, Matrix)
+    assert found.format is gate_up
+    assert outline(predicted) == outline(found)
+    if gate_up is not Format.BF16:
+        expected = np.concatenate([dequantize(p) for p in weights.layers[0].gate_up.parts])
+        assert np.array_equal(values_of(found), expected)
+
+
+def outline(matrix: Matrix) -> tuple[Any, ...]:
+    """All that memory and the choice of a kernel depend on."""
+    held = (matrix.data, matrix.scales, matrix.factors, matrix.permutation, matrix.bias)
+    sizes = [None if t is None else (tuple(t.shape), t.element_size()) for t in held]
+    return matrix.format, matrix.rows, matrix.columns, matrix.group, matrix.gated, sizes
 
 
 def logprobs(runner: Runner, steps: list[StepPlan]) -> list[float]:

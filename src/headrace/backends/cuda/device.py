@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
+FP8_CAPABILITY = (8, 9)
 # Beside what the ledger counts: kernels' code, the library's handles, rounding of the allocator.
 RESERVED_BYTES = 768 * MIB
 _ELSEWHERE = "run with --device cpu"

@@ -2,7 +2,8 @@
 
 Weights are added up by their formats. For the rest the runner's own objects are made over tensors
 that have shapes and no memory (torch's "meta" device), and asked: they can't disagree with what is
-allocated later. Reads no weight and needs no GPU.
+allocated later. Of a quantized checkpoint it reads what lies beside the codes and decides who can
+keep them; no weight otherwise. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -10,17 +11,26 @@ from __future__ import annotations
 import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.device import FP8_CAPABILITY, Gpu
 from headrace.backends.cuda.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
 from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
 from headrace.backends.cuda.loading import (
+    FLOATS,
     FORMATS,
     QUANTIZED_ROLES,
     VECTORS,
     int4_group,
+    kept_format,
 )
-from headrace.backends.cuda.matrix import INT4_CHUNK, Format, Matrix, dense_matrix
-from headrace.backends.cuda.program import Prepared, Program, Table, attention_windows
+from headrace.backends.cuda.matrix import FP8_BLOCK, INT4_CHUNK, Format, Matrix, dense_matrix
+from headrace.backends.cuda.program import (
+    Prepared,
+    Program,
+    Table,
+    attention_windows,
+    find_matrices,
+)
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
 from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
@@ -29,13 +39,12 @@ from headrace.core.sizes import MIB
 from headrace.core.step import RunnerLimits
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
-from headrace.weights.quantized import CodeKind, QuantizedTensor
+from headrace.weights.quantized import QuantizedTensor
 from headrace.weights.weight import Weight
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16  # of activations
 LAYER_LAUNCHES = 9  # of a layer, counted generously
-_FP8_BLOCK = 128
 
 
 def graph_bytes(spec: ModelSpec, config: EngineConfig) -> int:
@@ -58,6 +67,23 @@ def check_sizes(sizes: StepSizes) -> None:
             param="block_tokens",
         )
     check_kv_dtype(sizes.kv_dtype)
+
+
+def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None:
+    """Refuse FP8 on a GPU that has none, before a kernel would fail to compile."""
+    if gpu.capability >= FP8_CAPABILITY:
+        return
+    has = f"{gpu.name} has compute capability {'.'.join(map(str, gpu.capability))}"
+    needed = f"FP8 needs {'.'.join(map(str, FP8_CAPABILITY))} or newer"
+    if kv_dtype == "fp8":
+        raise ConfigError(f"{has}; {needed}.", "Set --kv-dtype bf16.", param="kv_dtype")
+    formats = {weight.format for weight in find_matrices(shapes)}
+    if formats & {Format.FP8, Format.FP8_BLOCK}:
+        raise ConfigError(
+            f"{has}; {needed}, and the layers would be FP8.",
+            "Set --quantization int8, or use a checkpoint in BF16, AWQ or GPTQ.",
+            param="quantization",
+        )
 
 
 def activation_bytes(
@@ -140,58 +166,49 @@ def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> Decoder
 
 
 def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
-    rows, columns, gated = weight.rows, weight.columns, role == "gate_up"
-    bias = _empty(rows, dtype=torch.float32) if weight.bias else None
-    parts = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
-    format: Format | None = None
-    if parts:
-        format = {CodeKind.INT4: Format.INT4, CodeKind.INT8: Format.INT8}.get(
-            parts[0].kind, Format.FP8
-        )
-    elif quantization != "none" and role in QUANTIZED_ROLES:
+    rows, columns = weight.rows, weight.columns
+    format = kept_format(weight)
+    parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
+    if format is None and quantization != "none" and role in QUANTIZED_ROLES:
         format = FORMATS[quantization]
-    if format is None:
-        data = _empty(rows, columns, dtype=DTYPE)
-        return Matrix(
-            format=Format.BF16, rows=rows, columns=columns, data=data, bias=bias, gated=gated
-        )
+    data = _empty(rows, columns, dtype=DTYPE if format is None else torch.uint8)
+    scales: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    permutation: torch.Tensor | None = None
     if format is Format.INT4:
+        group = int4_group(parts[0].group_columns if parts else columns)
         chunks = -(-columns // INT4_CHUNK)
-        groups = chunks * (INT4_CHUNK // _group(parts, columns))
-        return Matrix(
-            format=format,
-            rows=rows,
-            columns=columns,
-            data=_empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16),
-            factors=_empty(groups, rows, dtype=torch.int32),
-            bias=bias,
-            gated=gated,
-        )
-    scales = _empty(rows, dtype=torch.float32)
-    if any(
-        len(source.shape) == 2 and source.shape[1] > 1 for p in parts for source in p.sources[1:]
-    ):
-        scales = _empty(-(-columns // _FP8_BLOCK), rows, dtype=torch.float32)  # one a block
+        data = _empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16)
+        # A scale and a zero point in one number.
+        wide = torch.int64 if _scale_dtype(parts) == torch.float32 else torch.int32
+        factors = _empty(chunks * (INT4_CHUNK // group), rows, dtype=wide)
+        beside = parts[0].look() if parts else None
+        if beside is not None and beside.permutation is not None:
+            permutation = _empty(columns, dtype=torch.int32)
+    elif format is Format.FP8_BLOCK:
+        scales = _empty(rows, -(-columns // FP8_BLOCK), dtype=torch.float32)
+    elif format is not None:
+        scales = _empty(rows, dtype=torch.float32)
     return Matrix(
-        format=format,
+        format=format or Format.BF16,
         rows=rows,
         columns=columns,
-        data=_empty(rows, columns, dtype=torch.uint8),
+        data=data,
         scales=scales,
-        bias=bias,
-        gated=gated,
+        factors=factors,
+        permutation=permutation,
+        bias=_empty(rows, dtype=torch.float32) if weight.bias else None,
+        gated=role == "gate_up",
     )
 
 
-def _group(parts: list[QuantizedTensor], columns: int) -> int:
-    """Columns that share a scale, as kernels read them: what the tensors beside the codes show."""
-    if not parts:
-        return int4_group(columns)
-    groups = max(
-        (source.shape[0] for source in parts[0].sources if source.format.name == "F16"), default=1
-    )
-    size = columns // max(groups, 1)
-    return next((group for group in (128, 64, 32) if size % group == 0), 32)
+def _scale_dtype(parts: list[QuantizedTensor]) -> torch.dtype:
+    """Of INT4 scales. Those that a file has in float32 are taken to need it: one would have to
+    read them all to know."""
+    found = {s.format.name for part in parts for s in part.sources if s.format.name in FLOATS}
+    if not found:  # our own
+        return torch.float16
+    return torch.float32 if len(found) > 1 else FLOATS[found.pop()]
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,12 +7,13 @@ is for, beyond its role's name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from headrace.backends.cuda.matrix import (
+    FP8_BLOCK,
     Format,
     Matrix,
     dense_matrix,
@@ -25,11 +26,11 @@ from headrace.backends.cuda.program import Prepared, Table
 from headrace.models.decoder import DecoderWeights
 from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyTensor
-from headrace.weights.quantized import CodeKind, QuantizedMatrix, QuantizedTensor
+from headrace.weights.quantized import Beside, CodeKind, QuantizedTensor
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Part, Weight
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 VECTORS = frozenset(
     ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm", "final_norm")
 )
@@ -37,7 +38,6 @@ VECTORS = frozenset(
 # keep them.
 QUANTIZED_ROLES = frozenset(("qkv", "attn_out", "gate_up", "down"))
 FORMATS = {"fp8": Format.FP8, "int8": Format.INT8, "int4": Format.INT4}
-_BLOCK = 128  # of an FP8 matrix with scales a block
 
 
 class Loader:
@@ -88,35 +88,30 @@ class Loader:
         )
 
     def _keep_codes(self, weight: Weight, bias: torch.Tensor | None, gated: bool) -> Matrix | None:
-        """A quantized checkpoint's matrix with the codes that it has; None if there is none, or
-        its parts do not go together or are laid out as no kernel reads them."""
-        parts = [part.unpack() for part in weight.parts if isinstance(part, QuantizedTensor)]
-        if len(parts) < len(weight.parts) or not all(_go_together(parts[0], p) for p in parts):
+        """A quantized checkpoint's matrix with the codes that it has; None where `kept_format`
+        says so."""
+        format = kept_format(weight)
+        if format is None:
             return None
-        first = parts[0]
+        sources = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
+        parts = [part.unpack() for part in sources]
         codes = np.concatenate([part.codes for part in parts])
         scales = np.concatenate([part.scales for part in parts])
-        whole = first.group_columns >= codes.shape[1] and first.group_rows == 1
-        if first.kind is CodeKind.INT4 and first.group_columns % 32 == 0 and first.group_rows == 1:
+        for part in sources:
+            self._let_go(part)
+        if format is Format.INT4:
             zeros = [part.zeros for part in parts if part.zeros is not None]
             return int4_matrix(
                 codes,
                 scales,
                 self._device,
                 zeros=np.concatenate(zeros) if zeros else None,
-                permutation=first.permutation,
+                permutation=parts[0].permutation,
                 bias=bias,
                 gated=gated,
             )
-        if first.permutation is not None or first.zeros is not None:
-            return None
-        if first.kind is CodeKind.INT8 and whole:
-            return int8_matrix(codes, scales, self._device, bias=bias, gated=gated)
-        blocks = (first.group_rows, first.group_columns) == (_BLOCK, _BLOCK)
-        aligned = all(len(part.codes) % _BLOCK == 0 for part in parts[:-1])
-        if first.kind is CodeKind.FP8 and (whole or (blocks and aligned)):
-            return fp8_matrix(codes, scales, self._device, bias=bias, gated=gated)
-        return None
+        make = int8_matrix if format is Format.INT8 else fp8_matrix
+        return make(codes, scales, self._device, bias=bias, gated=gated)
 
     def _values(self, weight: Weight) -> torch.Tensor:
         parts = [self._part(part) for part in weight.parts]
@@ -125,13 +120,20 @@ class Loader:
     def _part(self, part: Part) -> torch.Tensor:
         if isinstance(part, DummyTensor):
             return self._noise(part)
-        dtype = _DTYPES.get(part.format.name)
+        dtype = FLOATS.get(part.format.name)
         if dtype is None or not isinstance(part, Tensor):
-            return torch.from_numpy(dequantize(part)).to(self._device)
-        # A copy: torch wants memory that may be written to.
-        raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
-        self._release(part)
-        return raw.to(self._device).view(dtype).reshape(part.shape)
+            values = torch.from_numpy(dequantize(part))
+        else:
+            # A copy: torch wants memory that may be written to.
+            raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
+            values = raw.view(dtype).reshape(part.shape)
+        self._let_go(part)
+        return values.to(self._device)
+
+    def _let_go(self, part: Tensor | QuantizedTensor) -> None:
+        """The file's bytes, once they have been read."""
+        for source in part.sources if isinstance(part, QuantizedTensor) else (part,):
+            self._release(source)
 
     def _noise(self, part: DummyTensor) -> torch.Tensor:
         """Made where it will be: nothing crosses from the host."""
@@ -142,17 +144,49 @@ class Loader:
         return values.normal_(part.mean, part.std, generator=generator)
 
 
-def _go_together(first: QuantizedMatrix, part: QuantizedMatrix) -> bool:
-    """Whether both are of one kind, group their inputs alike, and take them in the same order."""
-    alike = (first.kind, first.group_rows, first.group_columns, first.zeros is None) == (
-        part.kind,
-        part.group_rows,
-        part.group_columns,
-        part.zeros is None,
+def kept_format(weight: Weight) -> Format | None:
+    """The format of a quantized checkpoint's matrix that keeps its codes; None if it has none, or
+    its parts do not go together or are laid out as no kernel reads them: then its values are
+    loaded. Decided before the codes are read, so that memory can be predicted."""
+    parts = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
+    if len(parts) < len(weight.parts):
+        return None
+    first = parts[0]
+    size, kind = (first.group_rows, first.group_columns), first.kind
+    if any((p.group_rows, p.group_columns) != size or p.kind is not kind for p in parts):
+        return None
+    whole = size[0] == 1 and size[1] >= weight.columns
+    blocks = size == (FP8_BLOCK, FP8_BLOCK)
+    aligned = all(part.shape[0] % FP8_BLOCK == 0 for part in parts[:-1])
+    if kind is CodeKind.INT4 and not (size[0] == 1 and size[1] % 32 == 0):
+        return None
+    if kind is CodeKind.INT8 and not whole:
+        return None
+    if kind is CodeKind.FP8 and not (whole or (blocks and aligned)):
+        return None
+    beside = [part.look() for part in parts]
+    if not _agree(beside):
+        return None
+    if kind is CodeKind.INT4:
+        return Format.INT4
+    if beside[0].has_zeros or beside[0].permutation is not None:
+        return None
+    if kind is CodeKind.INT8:
+        return Format.INT8
+    return Format.FP8 if whole else Format.FP8_BLOCK
+
+
+def _agree(parts: Sequence[Beside]) -> bool:
+    """Whether all have zero points or none has, and all take their inputs in the same order."""
+    first = parts[0]
+    if any(part.has_zeros != first.has_zeros for part in parts):
+        return False
+    if first.permutation is None:
+        return all(part.permutation is None for part in parts)
+    return all(
+        part.permutation is not None and np.array_equal(part.permutation, first.permutation)
+        for part in parts
     )
-    if first.permutation is None or part.permutation is None:
-        return alike and first.permutation is part.permutation
-    return alike and bool(np.array_equal(first.permutation, part.permutation))
 
 
 def int4_group(columns: int) -> int:

@@ -147,11 +147,11 @@ def fp8_matrix(
     blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
     if found.numel() == 1:
         found = found.reshape(1).expand(rows)
-    if found.numel() == rows:
-        format, laid = Format.FP8, _interleave(found.reshape(rows), gated)
-    elif tuple(found.shape) == blocks:
+    if tuple(found.shape) == blocks:  # first: of 16384 columns there are as many as rows
         each_row = found.repeat_interleave(FP8_BLOCK, 0)[:rows]
         format, laid = Format.FP8_BLOCK, _interleave(each_row, gated)
+    elif found.numel() == rows:
+        format, laid = Format.FP8, _interleave(found.reshape(rows), gated)
     else:
         raise WeightsError(
             f"An FP8 matrix of {rows} x {columns} has scales of shape {tuple(found.shape)}; "

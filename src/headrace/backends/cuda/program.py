@@ -95,12 +95,13 @@ class Program:
         self._ropes: dict[RopeSpec, torch.Tensor] = {}
         self._attention = AttentionWorkspace(shape, spec.attention[0].head_dim, device)
         self._products = Workspace(
-            _matrices(weights),
+            find_matrices(weights),
             max_rows=max(max_rows, logit_rows),
             device=device,
             dtype=dtype,
             choices=choices,
             pdl=dependent,
+            normed_columns=spec.hidden_size,
         )
         instructions, hidden, result = record(spec, weights)
         slots = assign_slots(instructions, result)
@@ -293,7 +294,7 @@ def _vector(weight: Prepared) -> torch.Tensor:
     return weight
 
 
-def _matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
+def find_matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
     found: list[Matrix] = []
 
     def look(role: str, weight: Prepared) -> None:
