@@ -160,7 +160,14 @@ def cached_table() -> torch.Tensor:
 class Step:
     """Tensors of one step: queries, pools of some layers, tables and a work list."""
 
-    def __init__(self, case: Case, variant: Variant, layers: int, dependent: bool = False) -> None:
+    def __init__(
+        self,
+        case: Case,
+        variant: Variant,
+        layers: int,
+        dependent: bool = False,
+        prefetch: bool = True,
+    ) -> None:
         self.spec = spec = SPECS[case.model]
         tile, block_tokens = variant.tile, variant.block_tokens
         starts = np.array([start for start, _ in case.chunks])
@@ -203,7 +210,14 @@ class Step:
         plan_attention(starts, counts, items, work, tile)
         self.items = torch.from_numpy(items).to(DEVICE)
         self.workspace = AttentionWorkspace(work, HEAD_DIM, DEVICE)
-        self.kernel = AttentionKernel(spec, work, block_tokens, self.workspace, dependent=dependent)
+        self.kernel = AttentionKernel(
+            spec,
+            work,
+            block_tokens,
+            self.workspace,
+            dependent=dependent,
+            prefetch=dependent and prefetch,
+        )
         self.prefill = prefill.PrefillKernel(spec, block_tokens)
         self.case, self.block_tokens = case, block_tokens
 
@@ -423,9 +437,11 @@ def time_rope(rows: int) -> list[dict[str, Any]]:
         row = {"case": f"8B rope {rows}", "variant": f"w{warps}", "us": seconds * 1e6}
         rates = {"floor_us": moved / READ_BYTES_PER_S * 1e6, "gb_per_s": moved / seconds / 1e9}
         found.append({**row, **rates})
-    for dependent in (False, True) if CUDA else (False,):
-        how = "dependent launch" if dependent else "plain launch"
-        step = Step(case, variant, layers, dependent)
+    ways = [("plain launch", False, False)]
+    if CUDA:
+        ways += [("dependent launch", True, True), ("dependent, no prefetch", True, False)]
+    for how, dependent, prefetch in ways:
+        step = Step(case, variant, layers, dependent, prefetch)
         rope = RopeKernel(step.spec, 64, table, dependent=dependent)
         pair = [
             launch
@@ -435,7 +451,7 @@ def time_rope(rows: int) -> list[dict[str, Any]]:
         name = f"8B rope + attention {rows}"
         row = {"us": timed(pair) * 2e6, "host_us": 2 * host_seconds(pair[1]) * 1e6}
         found.append({"case": name, "variant": how, **row, "error": step.error()})
-        if rows > 256:
+        if rows > 256 or dependent != prefetch:
             continue
         error, decode = step.check_decode(dependent)
         one = [partial(step.decode, decode, layer) for layer in range(layers)]

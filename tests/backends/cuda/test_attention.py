@@ -92,7 +92,9 @@ def run(case: Case, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, 
     capacity = shape.capacity(rows + padding, case.tile)
     items = np.full((capacity, FIELDS), -7, np.int32)
     found = plan_attention(starts, counts, items, shape, case.tile, window=spec.window)
-    kernel = AttentionKernel(spec, shape, case.block_tokens, workspace, kv_scale=case.kv_scale)
+    kernel = AttentionKernel(
+        spec, shape, case.block_tokens, workspace, kv_scale=case.kv_scale, prefetch=found % 2 == 0
+    )
     out = torch.full((rows + padding, spec.q_width), math.nan, dtype=case.dtype, device=device)
     pool = kv.to(case.kv_dtype).to(device)
     work = torch.from_numpy(items).to(device)
@@ -156,7 +158,7 @@ def test_agrees_with_dense_attention(name: str, device: torch.device) -> None:
         assert items > sum(-(-count // tile_tokens) for _, count in case.chunks)
 
 
-@pytest.mark.parametrize("tile", [SMALL, WIDE])
+@pytest.mark.parametrize("tile", [SMALL, WIDE, Tile(rows=128, keys=16, descriptor=True)])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_types_of_keys_and_values(kv_dtype: torch.dtype, tile: Tile, device: torch.device) -> None:
     case = Case(

@@ -33,7 +33,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headrace.backends.cuda.attention_plan import Tile, WorkShape
-from headrace.backends.cuda.triton.attention_tiles import attend_keys, attend_pairs, finish
+from headrace.backends.cuda.triton.attention_tiles import (
+    attend_keys,
+    attend_pairs,
+    finish,
+    prefetch_keys,
+)
 from headrace.backends.cuda.triton.launch import (
     Launch,
     dependent_launch,
@@ -90,7 +95,9 @@ class AttentionKernel:
         *,
         kv_scale: float = 1.0,
         dependent: bool = False,
+        prefetch: bool | None = None,  # ask for keys before the launch before has ended; dependent
     ) -> None:
+        self._prefetch = dependent if prefetch is None else prefetch
         self._workspace = workspace
         self._kv_scale = kv_scale
         self._kv_heads = shape.kv_heads
@@ -137,6 +144,7 @@ class AttentionKernel:
                 "STAGES": tile.stages,
                 "DESCRIPTOR": descriptor,
                 "PAIRS": pairs,
+                "PREFETCH": self._prefetch and tile.rows < 64 and not descriptor,
                 "INTERPRETED": INTERPRETED,
             }
             options = {**self._options, "num_warps": warps}
@@ -200,6 +208,7 @@ def _attention_kernel(
     STAGES: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
     PAIRS: tl.constexpr,
+    PREFETCH: tl.constexpr,
     INTERPRETED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -219,6 +228,14 @@ def _attention_kernel(
     split = tl.load(item + 7)
     splits = split // 65536
     split = split % 65536
+    table = tables + sequence.to(tl.int64) * table_stride
+    if PREFETCH:
+        VALUES: tl.constexpr = 2 if PAIRS else 1  # in an element
+        for tile in tl.static_range(2):
+            prefetch_keys(
+                kv, value_lines, table, head, begin + tile * BLOCK_N, end, KV_HEADS,
+                HEAD_DIM // VALUES, BLOCK_TOKENS, BLOCK_N, INTERPRETED,
+            )  # fmt: skip
     wait_for_previous(DEPENDENT)
     let_next_start(DEPENDENT)
 
@@ -236,7 +253,6 @@ def _attention_kernel(
     DOT_TYPE: tl.constexpr = tl.float16 if ONE_BYTE else KIND
     q = q.to(DOT_TYPE)
     positions = position + token
-    table = tables + sequence.to(tl.int64) * table_stride
     if SOFTCAP > 0:
         score_scale = kv_scale * (SCALE / SOFTCAP)
     else:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headrace.backends.cuda.triton.epilogue import prefetch
+
 
 @triton.jit
 def tanh(x):
@@ -65,6 +67,33 @@ def _find_lines(
         blocks = tl.load(table + n // BLOCK_TOKENS, mask=exists, other=0)
         lines = (blocks * KV_HEADS + head) * BLOCK_TOKENS + n % BLOCK_TOKENS
     return lines
+
+
+@triton.jit
+def prefetch_keys(
+    pool,
+    value_lines,
+    table,
+    head,
+    at,
+    end,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,  # of a line, in the pool's elements
+    BLOCK_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Keys and values of a tile, asked for into the second-level cache."""
+    STEP: tl.constexpr = 128 // (pool.dtype.element_ty.primitive_bitwidth // 8)
+    if at < end:
+        n = tl.minimum(at + tl.arange(0, BLOCK_N), end - 1)
+        blocks = tl.load(table + n // BLOCK_TOKENS)
+        lines = (blocks * KV_HEADS + head) * BLOCK_TOKENS + n % BLOCK_TOKENS
+        parts = tl.arange(0, triton.next_power_of_2(triton.cdiv(WIDTH, STEP))) * STEP
+        parts = tl.minimum(parts, WIDTH - 1)[None, :]
+        keys = pool + lines.to(tl.int64)[:, None] * WIDTH + parts
+        prefetch(keys, INTERPRETED)
+        prefetch(keys + value_lines.to(tl.int64) * WIDTH, INTERPRETED)
 
 
 @triton.jit
