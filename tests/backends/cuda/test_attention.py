@@ -158,7 +158,7 @@ def test_agrees_with_dense_attention(name: str, device: torch.device) -> None:
         assert items > sum(-(-count // tile_tokens) for _, count in case.chunks)
 
 
-@pytest.mark.parametrize("tile", [SMALL, WIDE, Tile(rows=128, keys=16, descriptor=True)])
+@pytest.mark.parametrize("tile", [SMALL, WIDE, Tile(rows=128, keys=64, descriptor=True)])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_types_of_keys_and_values(kv_dtype: torch.dtype, tile: Tile, device: torch.device) -> None:
     case = Case(

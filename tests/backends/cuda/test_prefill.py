@@ -13,7 +13,9 @@ from tests.backends.cuda.gluon_on_cpu import Descriptor, Pointer, run_on_cpu
 from tests.backends.cuda.test_attention import SPEC, error, reference
 
 from headrace.backends.cuda.attention_plan import FIELDS, SPLIT, WorkShape, plan_attention
+from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.triton import prefill
+from headrace.core.step import RunnerLimits, StepEntry
 from headrace.models.spec import AttentionSpec
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -93,6 +95,25 @@ def test_whole_tiles_are_not_cut() -> None:
     assert (items[:2, SPLIT] == 65536).all()
     assert not shape.fills_whole(starts, counts)
     assert shape.fills_whole(np.array([0]), np.array([4096]))
+
+
+def test_steps_that_it_is_used_for() -> None:
+    limits = RunnerLimits(
+        max_batch_tokens=4096, max_sequences=8, total_blocks=1, block_tokens=64, context_tokens=8192
+    )
+    inputs = StepInputs(
+        limits, shape_of(WIDE), head_dim=128, windows=[None], wanted_rows=8, vocab_size=10,
+        device=torch.device("cpu"), can_prefill=True,
+    )  # fmt: skip
+
+    def entry(start: int, count: int) -> StepEntry:
+        return StepEntry(sequence_id=start, token_ids=[0] * count, start=start, block_table=[])
+
+    long = inputs.shape_of([entry(700, 1), entry(0, 2048)], 2049)
+    assert long.whole
+    assert inputs.views(long).tile is prefill.TILE
+    assert not inputs.shape_of([entry(8000, 1), entry(0, 256)], 257).whole  # would wait for the one
+    assert not inputs.shape_of([entry(50, 1)] * 8, 8).whole
 
 
 def test_what_it_does_not_do() -> None:
