@@ -38,7 +38,7 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.sampled_from(["0.5", "1", "60GiB", "70000 MiB"])
     kind = str(setting.kind)
     if "float" in kind:
-        return st.floats(0.25, 1000.0)
+        return st.floats(1.0 if setting.name == "max_step_growth" else 0.25, 1000.0)
     if "int | str" in kind:
         # 64 KiB is the most that a schema may have.
         return st.one_of(st.integers(1, 1 << 16), st.sampled_from(["0.5KiB", "64 KiB", "64KiB"]))

@@ -177,12 +177,12 @@ def collect_results(
     tops: Sequence[TopLogprobs],
 ) -> list[EntryResult]:
     """Of wanted rows in order; `tops` may be empty if nobody asked."""
-    if not tops and all(e.targets is None and e.draw is not None for e in entries):
-        if min(tokens) >= 0:  # as most steps are: a token for each, and nothing else
-            return [
-                EntryResult(sequence_id=entry.sequence_id, token_id=token, logprob=logprob)
-                for entry, token, logprob in zip(entries, tokens, logprobs, strict=True)
-            ]
+    plain = not tops and all(e.targets is None and e.draw is not None for e in entries)
+    if plain and min(tokens, default=0) >= 0:  # as most are: a token for each, and nothing else
+        return [
+            EntryResult(sequence_id=entry.sequence_id, token_id=token, logprob=logprob)
+            for entry, token, logprob in zip(entries, tokens, logprobs, strict=True)
+        ]
     results: list[EntryResult] = []
     at = 0
     for entry in entries:

@@ -23,7 +23,13 @@ from headrace.backends.cuda.loading import (
     int4_group,
     kept_format,
 )
-from headrace.backends.cuda.matrix import FP8_BLOCK, INT4_CHUNK, Format, Matrix, dense_matrix
+from headrace.backends.cuda.matrix import (
+    FP8_BLOCK,
+    INT4_CHUNK,
+    Format,
+    Matrix,
+    dense_matrix,
+)
 from headrace.backends.cuda.program import (
     Prepared,
     Program,
@@ -167,25 +173,15 @@ def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> Decoder
 
 def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
     rows, columns = weight.rows, weight.columns
+    bias = _empty(rows, dtype=torch.float32) if weight.bias else None
     format = kept_format(weight)
     parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
     if format is None and quantization != "none" and role in QUANTIZED_ROLES:
         format = FORMATS[quantization]
-    data = _empty(rows, columns, dtype=DTYPE if format is None else torch.uint8)
-    scales: torch.Tensor | None = None
-    factors: torch.Tensor | None = None
-    permutation: torch.Tensor | None = None
     if format is Format.INT4:
-        group = int4_group(parts[0].group_columns if parts else columns)
-        chunks = -(-columns // INT4_CHUNK)
-        data = _empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16)
-        # A scale and a zero point in one number.
-        wide = torch.int64 if _scale_dtype(parts) == torch.float32 else torch.int32
-        factors = _empty(chunks * (INT4_CHUNK // group), rows, dtype=wide)
-        beside = parts[0].look() if parts else None
-        if beside is not None and beside.permutation is not None:
-            permutation = _empty(columns, dtype=torch.int32)
-    elif format is Format.FP8_BLOCK:
+        return _shape_int4(parts, rows, columns, bias, role == "gate_up")
+    scales: torch.Tensor | None = None
+    if format is Format.FP8_BLOCK:
         scales = _empty(rows, -(-columns // FP8_BLOCK), dtype=torch.float32)
     elif format is not None:
         scales = _empty(rows, dtype=torch.float32)
@@ -193,12 +189,39 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
         format=format or Format.BF16,
         rows=rows,
         columns=columns,
-        data=data,
+        data=_empty(rows, columns, dtype=DTYPE if format is None else torch.uint8),
         scales=scales,
-        factors=factors,
-        permutation=permutation,
-        bias=_empty(rows, dtype=torch.float32) if weight.bias else None,
+        bias=bias,
         gated=role == "gate_up",
+    )
+
+
+def _shape_int4(
+    parts: list[QuantizedTensor],
+    rows: int,
+    columns: int,
+    bias: torch.Tensor | None,
+    gated: bool,
+) -> Matrix:
+    group = int4_group(parts[0].group_columns if parts else columns)
+    chunks = -(-columns // INT4_CHUNK)
+    scale_dtype = _scale_dtype(parts)
+    order = parts[0].look().permutation if parts else None
+    return Matrix(
+        format=Format.INT4,
+        rows=rows,
+        columns=columns,
+        data=_empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16),
+        factors=_empty(
+            chunks * (INT4_CHUNK // group),
+            rows,
+            dtype=torch.int64 if scale_dtype == torch.float32 else torch.int32,
+        ),
+        group=group,
+        scale_dtype=scale_dtype,
+        permutation=None if order is None else _empty(columns, dtype=torch.int32),
+        bias=bias,
+        gated=gated,
     )
 
 
