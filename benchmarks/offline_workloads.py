@@ -25,7 +25,9 @@ class Sizes:
     """How large each workload is."""
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512)
-    prompt_tokens: int = 128  # of the sequences whose steps are timed
+    # Of the sequences whose steps are timed: the last token is computed anew though the prompt was
+    # seen, and all before it fill whole blocks.
+    prompt_tokens: int = 129
     decode_tokens: int = 65
     prefills: tuple[int, ...] = (512, 2048, 8192)
     long: tuple[tuple[int, int], ...] = ((16, 8192),)  # sequences, context
