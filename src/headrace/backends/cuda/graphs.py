@@ -20,7 +20,8 @@ _BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 1
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
 _LARGE_STEP = 128  # rows between the buckets past those: what a large tile computes anyway
-_SIGHTINGS = 3  # of a large shape, before it is worth the time of a capture
+_SIGHTINGS = 3  # of a larger or rarer shape, before it is worth the time of a capture
+_LARGEST_ROWS = 2048  # past these a step takes the device longer than its launches take the host
 LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate
 MOST_GRAPHS = 96
 
@@ -47,28 +48,32 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, launch: Callable[[], None], *, small: bool = True) -> None:
-        """Replay what was captured under `key`; capture it first if there is room and it is
-        `small` or comes again and again, and otherwise launch."""
+    def run(
+        self, key: Hashable, launch: Callable[[], None], rows: int, *, at_once: bool = True
+    ) -> None:
+        """Replay what was captured under `key`; capture it first if there is room and it comes
+        again and again, or is small and to be captured `at_once`; otherwise launch."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
             return
-        self._seen[key] = self._seen.get(key, 0) + 1
-        often = small or self._seen[key] >= _SIGHTINGS
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        often = seen >= _SIGHTINGS or (at_once and rows <= GRAPH_ROWS)
+        often = often and rows <= _LARGEST_ROWS
         if self._enabled and often and len(self._graphs) < MOST_GRAPHS:
-            self.capture(key, launch)
+            self.capture(key, launch, is_new=seen == 1)
             self._graphs[key].replay()
         else:
             launch()
 
-    def capture(self, key: Hashable, launch: Callable[[], None]) -> None:
+    def capture(self, key: Hashable, launch: Callable[[], None], *, is_new: bool = True) -> None:
         """Nothing of what is captured is computed. The first launch of a kernel may compile it and
-        must not be a captured one: whatever is launched is launched once before, for real, so
-        callers see to it that inputs make no mischief."""
+        must not be a captured one: what is new is launched once before, for real, so callers see
+        to it that inputs make no mischief."""
         if not self._enabled or key in self._graphs:
             return
-        launch()
+        if is_new:
+            launch()
         torch.cuda.synchronize(self._device)
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()

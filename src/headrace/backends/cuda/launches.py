@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 GATED_BLOCK = 1024
-PREFETCH_TILES = 4
-# A matrix of so many bytes or fewer is asked for whole while the kernel before it still runs:
-# attention over a few sequences leaves the memory idle, and the second-level cache holds it.
-PREFETCH_WHOLE_BYTES = 64 << 20
-# Of INT4, chunks a program asks for at most: a small matrix whole, some 16 MB of a large one, so
-# that those of several kernels that wait have room in the cache.
+PREFETCH_TILES = 2  # more was slower on an H200, and so was none
 PREFETCH_CHUNKS = 8
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
@@ -72,16 +67,6 @@ class Place(NamedTuple):
 def _flags(pdl: bool) -> dict[str, bool]:
     """Of a launch that may begin before the one before it has ended."""
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-
-
-def _prefetch_tiles(matrix: Matrix, launch: Launch, block_k: int, pdl: bool, tiles: int) -> int:
-    """Of weights, that a program asks for before its input is there: a power of two."""
-    if not pdl:
-        return 0
-    if matrix.data.nbytes > PREFETCH_WHOLE_BYTES:
-        return tiles
-    steps = triton.cdiv(triton.cdiv(matrix.columns, block_k), launch.parts)
-    return max(tiles, int(triton.next_power_of_2(steps)))
 
 
 def _row_warps(width: int) -> int:
@@ -203,9 +188,7 @@ def row(product: Product, workspace: Workspace, launch: Launch, place: Place) ->
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=_prefetch_tiles(
-            matrix, launch, launch.block_k, workspace.pdl, PREFETCH_TILES // 2
-        ),
+        PREFETCH=PREFETCH_TILES // 2 if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         **_flags(workspace.pdl),
@@ -251,7 +234,7 @@ def dot(
         ACTIVATION=product.activation,
         BIAS=matrix.bias is not None,
         ADD=product.add,
-        PREFETCH=_prefetch_tiles(matrix, launch, block_k, workspace.pdl, PREFETCH_TILES),
+        PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
         num_stages=launch.stages,

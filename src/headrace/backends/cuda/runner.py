@@ -243,7 +243,9 @@ class CudaRunner:
         wanted = step.wanted
         shape = self._inputs.shape_of(entries, self._padded(step.rows))
         self._inputs.fill(entries, wanted.rows, self._drawn, shape)
-        self._graphs.run(shape, lambda: self._launch_body(shape), small=shape.rows <= GRAPH_ROWS)
+        self._graphs.run(
+            shape, lambda: self._launch_body(shape), shape.rows, at_once=shape.is_decode
+        )
         self._pooling.add(step)
         step.sampling()
         tops: list[Tops] = []
@@ -267,7 +269,7 @@ class CudaRunner:
         if not len(wanted.rows):
             return
         rows = row_bucket(len(wanted.rows), self._logit_rows)
-        self._graphs.run(rows, lambda: self._launch_head(rows))
+        self._graphs.run(rows, lambda: self._launch_head(rows), rows)
         if not wanted.is_plain:
             found = self._sampler.finish(wanted, self._program.logits[: len(wanted.rows)])
             if found is not None:
