@@ -33,13 +33,11 @@ import numpy as np
 import torch
 
 from headrace.backends.cuda.attention_plan import FIELDS, Tile, WorkShape, plan_attention
-from headrace.backends.cuda.triton import prefill
 from headrace.backends.cuda.triton.attention import (
     AttentionKernel,
     AttentionWorkspace,
     default_tile,
 )
-from headrace.backends.cuda.triton.decode import DecodeKernel
 from headrace.backends.cuda.triton.launch import Launch
 from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
 from headrace.models.spec import AttentionSpec, RopeSpec
@@ -70,7 +68,7 @@ class Variant:
     @property
     def name(self) -> str:
         t = self.tile
-        how = "tma" if t.descriptor else "gluon" if t.whole else "ptr"
+        how = "tma" if t.descriptor else "ptr"
         return (
             f"{t.rows}x{t.keys} w{t.warps} s{t.stages} p{t.programs_per_sm} {how} "
             f"b{self.block_tokens} {self.kv_type}"
@@ -148,8 +146,7 @@ def variants() -> list[Variant]:
         variant(128, 128, 8, 3, 1, "ptr", 64),
     ]
     of_fp8 = [*small, large[0], large[3]]
-    whole = [Variant(prefill.TILE, block) for block in (64, 128)]
-    return small + large + whole + [replace(v, kv_type="fp8") for v in of_fp8]
+    return small + large + [replace(v, kv_type="fp8") for v in of_fp8]
 
 
 @cache
@@ -218,33 +215,11 @@ class Step:
             dependent=dependent,
             prefetch=dependent and prefetch,
         )
-        self.prefill = prefill.PrefillKernel(spec, block_tokens)
         self.case, self.block_tokens = case, block_tokens
 
     def launch(self, layer: int) -> None:
         pool, work = self.kv[layer], self.items
-        if self.tile.whole:
-            self.prefill.launch(self.qkv, pool, self.tables, work, self.capacity, self.out)
-            return
         self.kernel.launch(self.qkv, pool, self.tables, work, self.capacity, self.tile, self.out)
-
-    def decode(self, kernel: DecodeKernel, layer: int) -> None:
-        pool, work = self.kv[layer], self.items
-        kernel.launch(self.qkv, pool, self.tables, work, self.capacity, self.tile, self.out)
-
-    def check_decode(self, dependent: bool) -> tuple[float, DecodeKernel]:
-        """The kernel that does a decode step's all, and its error against the two that do it
-        one after the other (which `error` and the tests hold against references)."""
-        table, fresh = cached_table(), self.qkv.clone()
-        self.turn(RopeKernel(self.spec, self.block_tokens, table), 0)
-        self.launch(0)
-        wanted = self.out.float()
-        self.qkv.copy_(fresh)
-        self.out.fill_(math.nan)
-        shared = (self.spec, self.work, self.block_tokens, self.workspace)
-        decode = DecodeKernel(*shared, table, dependent=dependent)
-        self.decode(decode, 0)
-        return float((self.out.float() - wanted).norm() / wanted.norm()), decode
 
     def turn(self, rope: RopeKernel, layer: int) -> None:
         rope.launch(self.qkv, self.kv[layer], self.positions, self.slots, self.rows)
@@ -348,8 +323,7 @@ def compile_all(wanted: list[Variant], processes: int) -> list[Variant]:
     """Every variant once, each process its share; they leave the results in Triton's cache. The
     variants whose process did not end in time are left out: a kernel that hangs hangs there."""
     command = [sys.executable, __file__, "--warm"]
-    # What has not run on a GPU before goes alone, so that nothing else is lost with it.
-    groups = [f"{i}/{processes}" for i in range(processes)] + ["whole"]
+    groups = [f"{i}/{processes}" for i in range(processes)]
     started = [subprocess.Popen([*command, group], stderr=subprocess.DEVNULL) for group in groups]
     lost: list[Variant] = []
     until = time.perf_counter() + COMPILE_SECONDS
@@ -364,14 +338,12 @@ def compile_all(wanted: list[Variant], processes: int) -> list[Variant]:
 
 
 def share_of(wanted: list[Variant], group: str) -> list[Variant]:
-    if group == "whole":
-        return [variant for variant in wanted if variant.tile.whole]
     share, of = (int(part) for part in group.split("/"))
-    return [variant for variant in wanted if not variant.tile.whole][share::of]
+    return wanted[share::of]
 
 
 def time_case(case: Case, variant: Variant, errors: dict[str, Any]) -> dict[str, Any]:
-    """Attention alone; time_rope says what it takes with the launch before it, or as one."""
+    """Attention alone; time_rope says what it takes with the launch before it."""
     one = Step(case, variant, 1)
     size = one.kv.numel() * one.kv.element_size()
     layers = max(2, min(32, math.ceil(4 * CACHE_BYTES / size))) if CUDA else 1
@@ -451,12 +423,6 @@ def time_rope(rows: int) -> list[dict[str, Any]]:
         name = f"8B rope + attention {rows}"
         row = {"us": timed(pair) * 2e6, "host_us": 2 * host_seconds(pair[1]) * 1e6}
         found.append({"case": name, "variant": how, **row, "error": step.error()})
-        if rows > 256 or dependent != prefetch:
-            continue
-        error, decode = step.check_decode(dependent)
-        one = [partial(step.decode, decode, layer) for layer in range(layers)]
-        row = {"us": timed(one) * 1e6, "host_us": host_seconds(one[0]) * 1e6}
-        found.append({"case": name, "variant": f"as one, {how}", **row, "error": error})
     return found
 
 
@@ -490,14 +456,9 @@ def main() -> None:
         for variant in share_of(wanted, args.warm):
             for model in SPECS if variant.tile.rows == 16 else ("8B",):
                 check(variant, model)
-        if args.warm.startswith("0/"):
-            step = Step(Case("", "8B", [(99, 1)], True), Variant(default_tile(16, HEAD_DIM), 64), 1)
-            for dependent in (False, True):
-                step.check_decode(dependent)
         return
     todo = [case for case in cases() if re.search(args.cases, case.name)]
     if args.smoke:
-        wanted = [v for v in wanted if not v.tile.whole]
         wanted = [wanted[0], wanted[5], wanted[9], wanted[11], wanted[-3]]
         tiny = [(60, 1), (5, 1)]
         todo = [Case("tiny", "8B", tiny, True), Case("tiny chunk", "8B", [(0, 9)], False)]

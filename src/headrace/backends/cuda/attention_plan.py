@@ -49,7 +49,6 @@ class Tile:
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
     descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
-    whole: bool = False  # its kernel has no partial results: tiles are not cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +81,8 @@ class WorkShape:
             (rows for rows in _TILE_ROWS if least <= rows and wanted <= rows), max(most, least)
         )
 
-    def fills_whole(self, starts: Longs, counts: Longs) -> bool:
-        """Whether a step's tiles of 128 rows, uncut, keep all multiprocessors busy as long as the
-        longest of them takes."""
-        tiles = -(-counts // (_TILE_ROWS[-1] // self.group))
-        keys = float((tiles * (starts + counts / 2)).sum()) * self.kv_heads
-        return keys >= self.multiprocessors * int((starts + counts).max())
-
     def extra_items(self, rows: int, tile: Tile) -> int:
         """How many items a step of `rows` rows may have beyond its tiles, from cutting."""
-        if tile.whole:
-            return 0
         wave = -(-self.multiprocessors * tile.programs_per_sm // self.kv_heads)
         # A wave more evens out any lengths; every item that is not there still costs a launch.
         return min(wave + 3 * min(rows, wave // 8), self.partial_rows // tile.rows // 2)

@@ -31,7 +31,6 @@ from headrace.backends.cuda.attention_plan import (
     plan_attention,
 )
 from headrace.backends.cuda.triton.attention import default_tile
-from headrace.backends.cuda.triton.prefill import TILE as WHOLE_TILE
 from headrace.backends.cuda.triton.prepare import launch_prepare
 from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
@@ -42,8 +41,6 @@ Longs = NDArray[np.int64]
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 _CHANGES = 256  # of block tables in one step, beyond one a row
 _COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
-
-_LEAST_WHOLE_TOKENS = 256  # of a chunk: below, nobody asks whether its tiles need no cutting
 
 
 def _aligned(count: int) -> int:
@@ -58,7 +55,6 @@ class StepShape:
     rows: int  # a bucket: the step's own rows, and padding
     tile_rows: int  # of its attention
     is_decode: bool = False  # every sequence computes one token
-    whole: bool = False  # its attention is cut nowhere: prefill.py's kernel does it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +93,7 @@ class StepInputs:
         wanted_rows: int,
         vocab_size: int,
         device: torch.device,
-        can_prefill: bool = False,
     ) -> None:
-        self._can_prefill = can_prefill
         self._limits = limits
         self._work_shape = shape
         self._head_dim = head_dim
@@ -141,13 +135,7 @@ class StepInputs:
     def shape_of(self, entries: Sequence[StepEntry], rows: int) -> StepShape:
         """For a step whose rows are padded to `rows`."""
         longest = max(len(entry.token_ids) for entry in entries)
-        work = self._work_shape
-        whole = self._can_prefill and longest >= _LEAST_WHOLE_TOKENS
-        if whole:
-            counts = np.array([len(entry.token_ids) for entry in entries], np.int64)
-            starts = np.array([entry.start for entry in entries], np.int64)
-            whole = work.fills_whole(starts, counts)
-        return StepShape(rows, work.tile_rows(longest), longest == 1, whole)
+        return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
 
     def views(self, shape: StepShape) -> StepViews:
         """On the device."""
@@ -223,7 +211,7 @@ class StepInputs:
         )
 
     def _tile(self, shape: StepShape) -> Tile:
-        return WHOLE_TILE if shape.whole else default_tile(shape.tile_rows, self._head_dim)
+        return default_tile(shape.tile_rows, self._head_dim)
 
     def _measure(self, shape: StepShape) -> int:
         tile = self._tile(shape)

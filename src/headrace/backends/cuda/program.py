@@ -36,9 +36,7 @@ from headrace.backends.cuda.ops import (
 from headrace.backends.cuda.products import Norm as ProductNorm
 from headrace.backends.cuda.products import Product, Workspace
 from headrace.backends.cuda.triton.attention import AttentionKernel, AttentionWorkspace
-from headrace.backends.cuda.triton.decode import DecodeKernel
 from headrace.backends.cuda.triton.embed import embed, select_rows
-from headrace.backends.cuda.triton.prefill import PrefillKernel
 from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
 from headrace.backends.cuda.triton.sampling import launch_softcap
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
@@ -61,10 +59,6 @@ class Table:
 
 
 Prepared = Matrix | Table | torch.Tensor  # a weight as an instruction takes it
-
-# Decode steps of so many rows by one launch for rotation and attention, where launches can't begin
-# early: with more, or where they can, two are faster (measured on an H200).
-_FUSED_ROWS = 8
 
 BodyLaunch = Callable[[StepShape], None]
 HeadLaunch = Callable[[int, torch.Tensor], None]  # rows, and which of the step's these are
@@ -228,29 +222,15 @@ class Program:
         )
         shared = (spec, self._shape, self._block_tokens, self._attention)
         kernel = AttentionKernel(*shared, dependent=self._dependent)
-        decode = DecodeKernel(
-            *shared,
-            self._ropes[spec.rope],
-            q_norm=q_norm,
-            k_norm=k_norm,
-            dependent=self._dependent,
-        )
-        prefill = PrefillKernel(spec, self._block_tokens)
         qkv, out = self._places[instruction.inputs[0]], self._places[instruction.output]
         layer = self._kv.layers[spec.layer]
         which = self._windows.index(spec.window)
-        inputs, fused_rows = self._inputs, 0 if self._dependent else _FUSED_ROWS
+        inputs = self._inputs
 
         def launch(shape: StepShape) -> None:
             views = inputs.views(shape)
             work = (layer, inputs.tables, views.work[which], views.items, views.tile)
-            if shape.is_decode and shape.rows <= fused_rows:
-                decode.launch(qkv, *work, out)
-                return
             rope.launch(qkv, layer, views.positions, views.slots, shape.rows)
-            if shape.whole:
-                prefill.launch(qkv, *work[:-1], out)
-                return
             kernel.launch(qkv, *work, out)
 
         return launch

@@ -30,7 +30,6 @@ from headrace.backends.cuda.pooling import Pooling
 from headrace.backends.cuda.program import Program, attention_windows
 from headrace.backends.cuda.results import StepInFlight
 from headrace.backends.cuda.sampling import Sampler, Tops
-from headrace.backends.cuda.triton.prefill import can_prefill_on
 from headrace.backends.draws import Wanted
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.step import RunnerLimits, StepEntry, StepPlan, StepResult
@@ -117,7 +116,6 @@ class CudaRunner:
             wanted_rows=self._logit_rows,
             vocab_size=spec.vocab_size,
             device=device,
-            can_prefill=can_prefill_on(device, spec, self._kv.layers[0]),
         )
         self._program = Program(
             spec,
