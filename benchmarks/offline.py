@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
+import gc
 import json
 import os
 import platform
@@ -260,6 +261,8 @@ def profiled(path: Path | None, name: str) -> Iterator[None]:
 def measure(args: argparse.Namespace, model: str) -> Report:
     sizes = choose_sizes(args)
     assembled = assemble(model, offline=True, **engine_settings(args, sizes))
+    gc.collect()
+    gc.freeze()  # as the engine process of a server does
     start_up_s = process_age_s(args.started_at)
     try:
         began = time.perf_counter()

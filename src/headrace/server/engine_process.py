@@ -9,6 +9,7 @@ outside will notice. Ends when the socket does. Knows token ids; no text, no HTT
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -93,6 +94,9 @@ class EngineProcess:
             self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
             return 2
         self._engine = self._assembled.engine
+        # What is here now stays: a full collection between two steps need not look at it again.
+        gc.collect()
+        gc.freeze()
         self._link.send(wire.Phase("weights", time.perf_counter() - began))
         limits = self._assembled.runner.limits
         self._link.send(
