@@ -16,7 +16,7 @@ def drive(times: StepTimes, steps: int, *, token_s: float = TOKEN_S) -> list[int
     """Steps in which others decode and a prompt is always waiting; the chunks it got."""
     chunks = []
     for _ in range(steps):
-        chunk = times.prompt_tokens(512)
+        chunk = times.prompt_tokens(512, 8, 1)
         times.learn(DECODE_S + chunk * token_s, 8, chunk)
         chunks.append(chunk)
     return chunks
@@ -55,10 +55,10 @@ def test_one_wrong_measure_does_not_let_in_a_huge_chunk() -> None:
 def test_steps_without_decoding_teach_nothing_and_budgets_hold() -> None:
     times = StepTimes(2.0, 16)
     times.learn(5.0, 0, 512)
-    assert times.prompt_tokens(512) == 0
+    assert times.prompt_tokens(512, 8, 1) == 0
     times.learn(DECODE_S, 4, 0)
-    assert times.prompt_tokens(3) == 3
-    assert times.prompt_tokens(0) == 0
+    assert times.prompt_tokens(3, 4, 1) == 3
+    assert times.prompt_tokens(0, 4, 1) == 0
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,20 @@ def test_shortest_first_starves_nobody() -> None:
 def test_the_victim_is_the_newest_of_the_lowest_priority() -> None:
     victims = [(0, 5), (3, 1), (3, 4), (-1, 9)]
     assert max(victims, key=lambda v: victim_key(priority=v[0], order=v[1])) == (3, 4)
+
+
+def test_few_that_decode_do_not_hold_up_many_that_wait() -> None:
+    times = StepTimes(2.0, 16)
+    for _ in range(40):
+        chunk = times.prompt_tokens(512, 2, 14)
+        times.learn(DECODE_S + chunk * TOKEN_S, 2, chunk)
+    assert chunk == 70  # seven prompts for each that decodes
+
+
+def test_the_measure_is_taken_again_when_many_more_decode() -> None:
+    times = StepTimes(2.0, 16)
+    drive(times, 20)
+    assert times.prompt_tokens(512, 16, 1) > 0
+    assert times.prompt_tokens(512, 17, 1) == 0
+    times.learn(4 * DECODE_S, 17, 0)
+    assert times.prompt_tokens(512, 17, 1) > 10

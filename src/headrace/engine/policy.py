@@ -30,7 +30,8 @@ class StepTimes:
     decoding without holding them up.
 
     A step without prompts is the measure. Where prompts never cease, one step in so many goes
-    without them, so that the measure stays true.
+    without them, so that the measure stays true; so does one when twice or half as many decode. A
+    few that decode do not hold up many that wait: where prompts are more, they get as much more.
     """
 
     SMOOTHING = 0.25
@@ -41,17 +42,22 @@ class StepTimes:
         self._growth = self.GROWTH if growth is None else growth
         self._first = first_tokens  # as long as nothing is known
         self._decode_s: float | None = None  # a step without prompts
+        self._decoding = 0  # sequences in it
         self._prompt_token_s: float | None = None  # what a prompt token adds
         self._mixed_steps = 0
         self._last_tokens = first_tokens  # of prompts, in the last step that had some
 
-    def prompt_tokens(self, budget: int) -> int:
-        """How many prompt tokens may join a step in which others decode; 0 to take the measure."""
+    def prompt_tokens(self, budget: int, decoding: int, prompts: int) -> int:
+        """How many prompt tokens may join a step in which so many decode and so many prompts are to
+        be computed; 0 to take the measure."""
         if self._decode_s is None or self._mixed_steps >= self.MIXED_STEPS:
+            return 0
+        if not self._decoding / 2 <= decoding <= 2 * self._decoding and self._mixed_steps:
             return 0
         if self._prompt_token_s is None:
             return min(self._first, budget)
-        room = (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
+        crowd = max(1.0, prompts / max(1, decoding))
+        room = crowd * (self._growth - 1) * self._decode_s / max(self._prompt_token_s, 1e-9)
         # At most twice what was seen to go well: a step that was measured wrong, on a machine that
         # others share, must not let in a chunk that takes a second. At least one: late in a long
         # prompt a single token may cost as much as a step.
@@ -61,7 +67,9 @@ class StepTimes:
         if not decode_tokens:
             return
         if not prompt_tokens:
-            self._decode_s = self._blend(self._decode_s, compute_s)
+            same = self._decoding / 2 <= decode_tokens <= 2 * self._decoding
+            self._decode_s = self._blend(self._decode_s if same else None, compute_s)
+            self._decoding = decode_tokens
             self._mixed_steps = 0
         elif self._decode_s is not None:
             self._mixed_steps += 1

@@ -169,7 +169,10 @@ class Scheduler:
                 prompts.append(sequence)
         draft.decode_tokens = len(draft.entries)
         if draft.decode_tokens:
-            draft.prompt_budget = self._times.prompt_tokens(draft.budget)
+            waiting = min(len(self._waiting), self._slots - len(self._running))
+            draft.prompt_budget = self._times.prompt_tokens(
+                draft.budget, draft.decode_tokens, len(prompts) + waiting
+            )
         for sequence in prompts:
             if draft.room and sequence.status is Status.RUNNING:
                 self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
