@@ -232,6 +232,7 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     assert any(shown["fingerprint"] in line for line in command.said)
     assert command.end(signal.SIGTERM) == 0
     assert "stopping: 0 running, which may take up to 30 s" in "\n".join(command.said)
+    assert not any("leaked" in line for line in command.said)  # by the native module, at its end
 
 
 def _paste(line: str, **variables: str) -> Any:

@@ -121,6 +121,7 @@ class EngineProcess:
             self._compiling.close()
             beat.join()
             self._assembled.close()
+            gc.unfreeze()  # the interpreter lets go of everything at its end, and says if it can't
         return 0
 
     def _first_message(self) -> wire.Configure | None:
