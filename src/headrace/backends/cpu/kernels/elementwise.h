@@ -28,16 +28,25 @@ static void norm(const float* x, const float* weight, float eps, int n, float* o
 // * (-sines, sines).
 HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* sines, int half) {
   constexpr int pairs = PART_LANES / 2;
+  // Constants in memory: made lane by lane they would cost more than the rotation.
+  alignas(64) static constexpr int32_t TWICE[] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+  alignas(64) static constexpr int32_t SWAPPED[] = {1, 0, 3,  2,  5,  4,  7,  6,
+                                                    9, 8, 11, 10, 13, 12, 15, 14};
+  alignas(64) static constexpr float SIGN[] = {-1, 1, -1, 1, -1, 1, -1, 1,
+                                               -1, 1, -1, 1, -1, 1, -1, 1};
   IntRegister twice, swapped;
-  FloatRegister sign;
-  for (int i = 0; i < PART_LANES; ++i) {
-    twice[i] = i / 2;
-    swapped[i] = i ^ 1;
-    sign[i] = i % 2 ? 1.0f : -1.0f;
-  }
+  std::memcpy(&twice, TWICE, sizeof twice);
+  std::memcpy(&swapped, SWAPPED, sizeof swapped);
+  const FloatRegister sign = load_register(SIGN);
   const auto doubled = [&](const float* p) {
+#if defined(__AVX512F__)
+    const auto v = (FloatRegister)_mm512_castps256_ps512(_mm256_loadu_ps(p));
+#elif defined(__AVX2__)
+    const auto v = (FloatRegister)_mm256_castps128_ps256(_mm_loadu_ps(p));
+#else
     FloatRegister v{};
     std::memcpy(&v, p, sizeof(float) * pairs);
+#endif
     return __builtin_shuffle(v, twice);
   };
   int i = 0;
