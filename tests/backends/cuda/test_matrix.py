@@ -13,12 +13,9 @@ from headrace.backends.cuda.matrix import (
     fp8_matrix,
     int4_matrix,
     int8_matrix,
-    q4_0_matrix,
     quantize_matrix,
 )
 from headrace.core.errors import UnsupportedModelError, WeightsError
-from headrace.weights.dequantize import dequantize
-from headrace.weights.tensor import FORMATS, Tensor
 
 
 @pytest.mark.parametrize(
@@ -91,21 +88,6 @@ def test_int4_scales_keep_their_precision(device: torch.device) -> None:
         assert matrix.scale_dtype == dtype
         want = (torch.from_numpy(codes).float() - 8) * scales.float()
         assert torch.equal(dequantize_matrix(matrix).cpu(), want)
-
-
-def test_q4_0_is_taken_as_it_is(device: torch.device) -> None:
-    rows, columns = 6, 96
-    generator = np.random.default_rng(4)
-    blocks = generator.integers(0, 256, (rows, columns // 32, 18), dtype=np.uint8)
-    scales = generator.uniform(0.01, 1.0, (rows, columns // 32)).astype(np.float16)
-    blocks[:, :, :2] = scales[:, :, None].view(np.uint8).reshape(rows, columns // 32, 2)
-    matrix = q4_0_matrix(blocks.reshape(rows, -1), device, gated=True)
-    want = dequantize(
-        Tensor("w", FORMATS["Q4_0"], (rows, columns), memoryview(blocks.tobytes()))
-    ).reshape(rows, columns)
-    found = dequantize_matrix(matrix).cpu().numpy()
-    np.testing.assert_array_equal(found[0::2], want[:3])
-    np.testing.assert_array_equal(found[1::2], want[3:])
 
 
 def test_what_int4_refuses(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
 FP8_CAPABILITY = (8, 9)
@@ -33,12 +33,6 @@ class Gpu:
     multiprocessors: int
     total_bytes: int
     free_bytes: int  # when it was looked at
-
-    @property
-    def torch_device(self) -> torch.device:
-        import torch
-
-        return torch.device("cuda", self.index)
 
 
 def driver_is_present() -> bool:

@@ -238,21 +238,6 @@ def int4_matrix(
     )
 
 
-def q4_0_matrix(
-    blocks: Values,  # [n, k / 32 * 18] u8, as GGUF has them: a half-precision scale, 16 bytes
-    device: torch.device | str,
-    *,
-    bias: Values | None = None,
-    gated: bool = False,
-) -> Matrix:
-    """GGUF's Q4_0 exactly: in its groups of 32 the low halves of bytes come first."""
-    found = _on(device, blocks)
-    found = found.reshape(found.shape[0], -1, 18)
-    scales = found[:, :, :2].contiguous().view(torch.float16)[:, :, 0]
-    codes = torch.cat((found[:, :, 2:] & 15, found[:, :, 2:] >> 4), 2).flatten(1)
-    return int4_matrix(codes, scales, device, bias=bias, gated=gated)
-
-
 def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
     """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
     if matrix.format is Format.INT4:

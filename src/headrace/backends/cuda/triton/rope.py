@@ -48,10 +48,6 @@ def rope_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> tor
     return table
 
 
-def rope_table_bytes(rope: RopeSpec, context_tokens: int) -> int:
-    return context_tokens * 2 * len(rope.inv_freq) * 4
-
-
 class RopeKernel:
     """One layer's. `kv_scale` is what stored keys and values are multiplied by when read (fp8)."""
 
