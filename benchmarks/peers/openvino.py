@@ -1,8 +1,9 @@
 """OpenVINO GenAI's adapter: its continuous batching pipeline, in process, reading the GGUF itself.
 
 It has no HTTP server on the package index: served rows are the same closed loop without HTTP, which
-is in its favour. Some virtual machines announce AMX and do not run it; the default precision then
-ends in SIGILL, so a process of its own tries first, and float32 activations are the way out.
+is in its favour. Some virtual machines announce AMX and hide the leaf of CPUID that describes it
+(0x1d), which its kernels configure themselves by; the default precision then ends in SIGILL, so a
+process of its own tries first, and float32 activations are the way out.
 """
 
 from __future__ import annotations
