@@ -20,8 +20,8 @@ from headrace.models.cache import cache_folder
 from peers.conversation import BENCHMARKS, PeerFailure
 
 LLAMA_PROGRAMS = ("llama-batched-bench", "llama-server")
-# g++ 12 believes that AMX's configuration is 8 bytes long and leaves out the stores of the rest: the
-# first matrix instruction then ends in SIGILL. With the stores kept, AMX runs.
+# g++ 12 believes that AMX's configuration is 8 bytes long and leaves out the stores of the rest:
+# the first matrix instruction then ends in SIGILL. With the stores kept, AMX runs.
 KEEP_STORES = "-fno-tree-dse -fno-dse"
 LLAMA_FLAGS = (
     f"-DCMAKE_CXX_FLAGS={KEEP_STORES}",
