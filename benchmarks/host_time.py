@@ -11,8 +11,9 @@ real and times are the wall's; the wait for the device is a row of its own and i
 
 `mixed` is the workload of benchmarks/offline_workloads.py: prompts join others' decoding, sequences
 end. Where nothing is computed a step is said to take STEP_S and TOKEN_S for each of its tokens, so
-that prompts are let in as on an H200. A row is the mean of its steps and the 99th percentile; the
-garbage collector's passes are inside the others, and have a row that says how much they are.
+that prompts are let in as on an H200. A row is the mean of its steps, and percentiles: where others
+use the machine too, compare the 10th. The garbage collector's passes are inside the others; a row
+of their own says how much they are.
 """
 
 from __future__ import annotations
@@ -95,9 +96,7 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
         path = Path(folder)
         write_shape(args.shape, path)
         config = json.loads((path / "config.json").read_text())
-        config["max_position_embeddings"] = max(
-            CONTEXT_TOKENS, config["max_position_embeddings"]
-        )
+        config["max_position_embeddings"] = max(CONTEXT_TOKENS, config["max_position_embeddings"])
         if args.max_layers:
             config["num_hidden_layers"] = args.max_layers
         (path / "config.json").write_text(json.dumps(config))
@@ -120,7 +119,7 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
 
 
 def watch(parts: Parts, engine: Any, runner: Any) -> None:
-    from headrace.backends.cuda import inputs, results
+    from headrace.backends.cuda import results
 
     parts.wrap(engine.scheduler, "schedule", "schedule")
     parts.wrap(engine.scheduler, "commit", "commit")
@@ -128,7 +127,7 @@ def watch(parts: Parts, engine: Any, runner: Any) -> None:
     parts.wrap(runner, "collect", "collect: results")
     parts.wrap(runner._inputs, "fill", "submit: inputs")
     parts.wrap(runner._graphs, "run", "submit: replay or launches")
-    parts.wrap(inputs, "plan_attention", "submit: attention's list")
+    parts.wrap(runner._inputs._work_lists, "write", "submit: attention's list")
     for name in ("__init__", "fetch"):
         parts.wrap(results.StepInFlight, name, "submit: draws and fetch")
     parts.wrap(results.StepInFlight, "wait", "wait for the device")
@@ -170,9 +169,7 @@ def add_requests(engine: Any, jobs: list[tuple[list[int], int]], first: int = 0)
 
     for number, (prompt, out) in enumerate(jobs, start=first):
         params = SamplingParams(temperature=0, max_tokens=out, ignore_eos=True)
-        engine.add(
-            GenerateRequest(request_id=str(number), prompt_token_ids=prompt, params=params)
-        )
+        engine.add(GenerateRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
 
 
 def run(engine: Any, parts: Parts, most_steps: int | None = None) -> int:
@@ -253,6 +250,7 @@ def _figures(seconds: list[float]) -> dict[str, float]:
     values = sorted(1e6 * value for value in seconds)
     return {
         "mean_us": statistics.fmean(values),
+        "p10_us": values[len(values) // 10],
         "median_us": statistics.median(values),
         "p99_us": values[min(len(values) - 1, int(0.99 * len(values)))],
         "most_us": values[-1],
@@ -263,10 +261,8 @@ def show(report: dict[str, Any]) -> None:
     for name, found in report["workloads"].items():
         print(f"{name}: {found['steps']} steps")
         for part, row in found["parts"].items():
-            print(
-                f"  {part:28} {row['mean_us']:8.0f} us   median {row['median_us']:8.0f}   "
-                f"p99 {row['p99_us']:8.0f}   most {row['most_us']:8.0f}"
-            )
+            figures = "   ".join(f"{name[:-3]} {row[name]:7.0f}" for name in row)
+            print(f"  {part:28} {figures}  us")
 
 
 def main() -> None:

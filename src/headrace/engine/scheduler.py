@@ -18,6 +18,7 @@ from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import (
     PREVIOUS,
+    Drawn,
     EntryResult,
     RunnerLimits,
     StepEntry,
@@ -44,6 +45,7 @@ from headrace.engine.waiting import WaitingQueue
 log = logging.getLogger(__name__)
 
 STARTED_KEPT = 4096
+_FINISHED = Status.FINISHED  # looked up once: it is asked for with every token
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
 # Of a step's tokens: how many of a prompt join others' decoding before it is known what they cost.
@@ -246,22 +248,11 @@ class Scheduler:
     def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
         """`_schedule_tokens` for the case that comes for every sequence in every step: one token
         after the prompt, and a draw."""
-        start, blocks = sequence.scheduled_tokens, sequence.blocks
-        at = start // self.blocks.block_tokens
-        ready = at < len(blocks) and self.blocks.is_writable(blocks[at])
-        if not ready and not self._make_room(sequence, start, start + 1, draft):
+        start = sequence.scheduled_tokens
+        if start >= sequence.own_tokens and not self._make_room(sequence, start, start + 1, draft):
             return
-        known = sequence.token_ids
-        entry = StepEntry(
-            sequence_id=sequence.sequence_id,
-            token_ids=[known[start] if start < len(known) else PREVIOUS],
-            start=start,
-            block_table=sequence.blocks,
-        )
-        if start + 1 == len(known) + sequence.draws_in_flight:
-            entry.draw = sequence.next_draw()
-            entry.top_logprobs = sequence.top_logprobs
-            sequence.draws_in_flight += 1
+        entry = sequence.next_entry(start)
+        sequence.draws_in_flight += 1
         sequence.scheduled_tokens = start + 1
         draft.entries[sequence.sequence_id] = (sequence, entry)
         draft.budget -= 1
@@ -311,6 +302,7 @@ class Scheduler:
         copy = at < held and not pool.is_writable(sequence.blocks[at])
         needed = -(-end // pool.block_tokens) - held + copy
         if needed <= 0:
+            sequence.own_tokens = held * pool.block_tokens
             return True
         while pool.available_blocks < needed:
             if self._reclaim_waiting(None):
@@ -338,6 +330,7 @@ class Scheduler:
             needed -= 1
         for _ in range(needed):
             sequence.blocks.append(pool.take())
+        sequence.own_tokens = len(sequence.blocks) * pool.block_tokens
         return True
 
     def _preempt(self, victim: Sequence, draft: Draft) -> None:
@@ -373,6 +366,7 @@ class Scheduler:
         self.blocks.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
+        sequence.own_tokens = 0
         sequence.epoch += 1
 
     # -- results -------------------------------------------------------------------------------
@@ -380,40 +374,97 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
         flight = self._flights.popleft()
-        self.stats.steps += 1
-        tokens: list[SampledToken] = []
-        prompt_tokens = 0
-        size, prefix_cache = self.blocks.block_tokens, self.config.prefix_cache
-        for (sequence, epoch), entry, found in zip(
-            flight, plan.entries, result.entries, strict=True
-        ):
-            count = len(entry.token_ids)
-            if entry.start < sequence.prompt_tokens:
-                prompt_tokens += count
-            if sequence.is_finished:
-                continue
-            if epoch == sequence.epoch:
-                sequence.computed_tokens = entry.start + count
-            if entry.draw is not None:
-                sequence.draws_in_flight -= 1
-            if found.error is not None:
-                reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
-                tokens += self.end(sequence.request.request_id, reason, found.error)
-                continue
-            if entry.targets is not None:
-                sequence.keep_scores(entry, found)
-            if found.token_id is not None:
-                tokens += self._take_token(sequence, found)
-            elif entry.pool and epoch == sequence.epoch:
-                tokens += self._take_pooled(sequence, entry, found)
-            full = sequence.computed_tokens // size
-            if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
-                self.prefix.publish_full(sequence)
-        self.stats.prompt_tokens += prompt_tokens
-        self.stats.compute_s += result.compute_s - result.sample_s
-        self.stats.sample_s += result.sample_s
+        if result.drawn is not None:
+            tokens = self._take_drawn(flight, plan.entries, result.drawn)
+        else:
+            tokens = []
+            for (sequence, epoch), entry, found in zip(
+                flight, plan.entries, result.entries, strict=True
+            ):
+                if not sequence.is_finished:
+                    tokens += self._take_result(sequence, epoch, entry, found)
+        prompt_tokens = sum(
+            [
+                len(entry.token_ids)
+                for (sequence, _), entry in zip(flight, plan.entries, strict=True)
+                if entry.start < sequence.prompt_tokens
+            ]
+        )
+        stats = self.stats
+        stats.steps += 1
+        stats.prompt_tokens += prompt_tokens
+        stats.compute_s += result.compute_s - result.sample_s
+        stats.sample_s += result.sample_s
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
         return tokens
+
+    def _take_result(
+        self, sequence: Sequence, epoch: int, entry: StepEntry, found: EntryResult
+    ) -> list[SampledToken]:
+        """What a step found for one sequence that has not ended."""
+        tokens: list[SampledToken] = []
+        if epoch == sequence.epoch:
+            sequence.computed_tokens = entry.start + len(entry.token_ids)
+        if entry.draw is not None:
+            sequence.draws_in_flight -= 1
+        if found.error is not None:
+            reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
+            return self.end(sequence.request.request_id, reason, found.error)
+        if entry.targets is not None:
+            sequence.keep_scores(entry, found)
+        if found.token_id is not None:
+            tokens = self._take_token(sequence, found)
+        elif entry.pool and epoch == sequence.epoch:
+            tokens = self._take_pooled(sequence, entry, found)
+        self._publish_new(sequence)
+        return tokens
+
+    def _take_drawn(
+        self, flight: Flight, entries: list[StepEntry], drawn: Drawn
+    ) -> list[SampledToken]:
+        """`_take_result` for the case that comes for every sequence in every step: a drawn token,
+        and nothing else that was asked for."""
+        tokens: list[SampledToken] = []
+        size = self.blocks.block_tokens
+        for (sequence, epoch), entry, token_id, logprob in zip(
+            flight, entries, drawn.token_ids, drawn.logprobs, strict=True
+        ):
+            if sequence.status is _FINISHED:
+                continue
+            if not sequence.takes_tokens or sequence.siblings:
+                found = EntryResult(
+                    sequence_id=entry.sequence_id, token_id=token_id, logprob=logprob
+                )
+                tokens += self._take_result(sequence, epoch, entry, found)
+                continue
+            if epoch == sequence.epoch:
+                sequence.computed_tokens = entry.start + len(entry.token_ids)
+            sequence.draws_in_flight -= 1
+            reason = sequence.append(token_id)
+            token = SampledToken(
+                request_id=sequence.request.request_id,
+                token_id=token_id,
+                logprob=logprob,
+                index=sequence.index,
+                finish_reason=reason,
+            )
+            if sequence.prompt_scores and sequence.generated_tokens == 1:
+                token.prompt_scores = sequence.prompt_scores
+            tokens.append(token)
+            self.stats.generated_tokens += 1
+            if reason is not None:
+                self._admission.learn(sequence.generated_tokens)
+                self._finish(sequence, reason)
+            elif sequence.computed_tokens // size > sequence.published_blocks:
+                self._publish_new(sequence)
+        return tokens
+
+    def _publish_new(self, sequence: Sequence) -> None:
+        """Blocks that became full, if any did."""
+        full = sequence.computed_tokens // self.blocks.block_tokens
+        has_new = full > sequence.published_blocks and not sequence.is_finished
+        if has_new and self.config.prefix_cache:
+            self.prefix.publish_full(sequence)
 
     def fail(self, error: str) -> list[SampledToken]:
         """The oldest plan not yet committed could not be computed: its requests end."""
@@ -452,7 +503,8 @@ class Scheduler:
             token_id=found.token_id,
             logprob=found.logprob,
             index=sequence.index,
-            top=found.top[: sequence.top_logprobs],  # a prompt's may have been more
+            # A prompt's may have been more.
+            top=found.top[: sequence.top_logprobs] if sequence.top_logprobs else (),
             finish_reason=reason,
             prompt_scores=scores or None,
         )
@@ -524,6 +576,7 @@ class Scheduler:
         )
         for block in blocks:
             self.blocks.share(block)
+        parent.own_tokens = 0
         self._requests[parent.request.request_id].append(child)
         self._forks[child.sequence_id] = child
         self._waiting.push(child)
@@ -571,5 +624,7 @@ class Scheduler:
             running = sequence.sequence_id in self._running
             assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
             assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
-            held = len(sequence.blocks) * self.blocks.block_tokens
-            assert sequence.scheduled_tokens <= held, "computed outside its blocks"
+            size, at = self.blocks.block_tokens, sequence.scheduled_tokens
+            assert at <= len(sequence.blocks) * size, "computed outside its blocks"
+            own = sequence.blocks[at // size : sequence.own_tokens // size]
+            assert all(map(self.blocks.is_writable, own)), "its own blocks are others' too"

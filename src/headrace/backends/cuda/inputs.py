@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 from headrace.backends.cuda.attention_plan import (
     FIELDS,
     LONG_TOKENS,
-    SEQUENCE,
     Tile,
     WorkShape,
-    plan_attention,
 )
 from headrace.backends.cuda.triton.attention import default_tile
 from headrace.backends.cuda.triton.prepare import launch_prepare
+from headrace.backends.cuda.work_lists import WorkLists
 from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
 
@@ -40,6 +39,7 @@ Longs = NDArray[np.int64]
 
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 _CHANGES = 256  # of block tables in one step, beyond one a row
+_NONE: Ints = np.empty(0, np.int32)
 _COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
 
 
@@ -64,22 +64,13 @@ class StepViews:
     shape: StepShape
     tile: Tile
     items: int  # the capacity of each work list
-    size: int  # int32 in all
+    used: torch.Tensor  # of the buffer, from its beginning on
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor  # i64
     places: torch.Tensor
     blocks: torch.Tensor
     work: tuple[torch.Tensor, ...]  # one for each window, [items, FIELDS]
-
-
-@dataclass(slots=True)
-class _Row:
-    """A row of the block tables, and the sequence in it."""
-
-    number: int
-    table: list[int]  # the very list: held, so that no other can take its identity
-    end: int  # the position after the last computed one
 
 
 class StepInputs:
@@ -117,8 +108,13 @@ class StepInputs:
             (limits.max_sequences, self.table_width), dtype=torch.int32, device=device
         )
         self._mirror = np.zeros((limits.max_sequences, self.table_width), np.int32)
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, int] = {}  # sequence -> its row of the tables
         self._free = list(range(limits.max_sequences - 1, -1, -1))
+        # Of each row: the position after the last computed one, and the very list that its table
+        # came from, held so that no other can take its identity.
+        self._ends = np.full(limits.max_sequences, -1, np.int64)
+        self._held: list[list[int] | None] = [None] * limits.max_sequences
+        self._work_lists = WorkLists(windows, shape)
         self._views: dict[StepShape, StepViews] = {}
         self._host_views: dict[tuple[int, StepShape], _HostViews] = {}
 
@@ -132,9 +128,8 @@ class StepInputs:
         """Which rows of the step the logits are wanted of: i32 [wanted_rows]"""
         return self.packed[_COUNT : _COUNT + self._wanted_rows]
 
-    def shape_of(self, entries: Sequence[StepEntry], rows: int) -> StepShape:
-        """For a step whose rows are padded to `rows`."""
-        longest = max(len(entry.token_ids) for entry in entries)
+    def shape_of(self, longest: int, rows: int) -> StepShape:
+        """For a step whose longest chunk has so many tokens; its rows are padded to `rows`."""
         return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
 
     def views(self, shape: StepShape) -> StepViews:
@@ -159,15 +154,16 @@ class StepInputs:
     def fill(
         self,
         entries: Sequence[StepEntry],
+        token_counts: list[int],
         wanted: Ints,
         drawn_before: Mapping[int, int],
         shape: StepShape,
     ) -> None:
-        """Write a step and send it. `wanted` may be longer than there is room for: then whoever
-        computes the logits sends its rows himself."""
-        counts = np.array([len(entry.token_ids) for entry in entries], np.int64)
+        """Write a step and send it. `token_counts` are its entries'; `wanted` may be longer than
+        there is room for: then whoever computes the logits sends its rows himself."""
+        counts = np.array(token_counts, np.int64)
         starts = np.array([entry.start for entry in entries], np.int64)
-        tokens = self._tokens(entries, drawn_before)
+        tokens = self._tokens(entries, sum(token_counts), drawn_before)
         try:
             table_rows, places, blocks = self._update_tables(entries, starts, counts)
             positions, slots = self._positions(starts, counts, table_rows)
@@ -175,7 +171,7 @@ class StepInputs:
             self._forget()
             raise
         self._turn = (self._turn + 1) % _HOST_BUFFERS
-        host = self._host(shape)
+        host, views = self._host(shape), self.views(shape)
         total = len(tokens)
         host.token_ids[:total], host.token_ids[total:] = tokens, 0
         host.positions[:total], host.positions[total:] = positions, 0
@@ -186,19 +182,15 @@ class StepInputs:
         host.count[0] = len(places) if fits else 0
         if fits:
             host.places[: len(places)], host.blocks[: len(places)] = places, blocks
-        for items, window in zip(host.work, self._windows, strict=True):
-            shared = (starts, counts, items, self._work_shape)
-            plan_attention(*shared, self.views(shape).tile, window=window)
-            items[:, SEQUENCE] = table_rows[items[:, SEQUENCE]]
-        size = self.views(shape).size
-        self.packed[:size].copy_(self._hosts[self._turn][:size], non_blocking=True)
+        self._work_lists.write(host.work, starts, counts, table_rows, views.tile)
+        views.used.copy_(host.used, non_blocking=True)
         if not fits:
             self._send_changes(places, blocks)
 
     def clear(self, shape: StepShape) -> None:
         """A step of nothing but padding, sent: to capture graphs with."""
         views = self.views(shape)
-        self.packed[: views.size].zero_()
+        views.used.zero_()
         views.slots.fill_(-1)
 
     # -- the buffer --------------------------------------------------------------------------------
@@ -234,7 +226,8 @@ class StepInputs:
         token_ids, positions = take(padded)[:rows], take(padded)[:rows]
         places, blocks = take(padded + _CHANGES), take(padded + _CHANGES)
         work = tuple(take(items * FIELDS).view(items, FIELDS) for _ in self._windows)
-        return StepViews(shape, tile, items, at, token_ids, positions, slots, places, blocks, work)
+        parts = (token_ids, positions, slots, places, blocks, work)
+        return StepViews(shape, tile, items, buffer[:at], *parts)
 
     def _host(self, shape: StepShape) -> _HostViews:
         key = (self._turn, shape)
@@ -257,26 +250,35 @@ class StepInputs:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def _tokens(self, entries: Sequence[StepEntry], drawn_before: Mapping[int, int]) -> Ints:
-        tokens = np.array(list(chain.from_iterable(entry.token_ids for entry in entries)), np.int32)
-        if tokens.max() >= self._vocab_size or tokens.min() < PREVIOUS:
+    def _tokens(
+        self, entries: Sequence[StepEntry], total: int, drawn_before: Mapping[int, int]
+    ) -> Ints:
+        if total == len(entries):  # one each
+            listed = [entry.token_ids[0] for entry in entries]
+        else:
+            listed = list(chain.from_iterable([entry.token_ids for entry in entries]))
+        least = min(listed)
+        if max(listed) >= self._vocab_size or least < PREVIOUS:
             raise _mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
-        unknown = np.flatnonzero(tokens == PREVIOUS)
-        if len(unknown):
+        tokens = np.array(listed, np.int32)
+        if least == PREVIOUS:
+            unknown = np.flatnonzero(tokens == PREVIOUS)
             tokens[unknown] = self._unknown_tokens(entries, len(unknown), drawn_before)
         return tokens
 
     def _unknown_tokens(
         self, entries: Sequence[StepEntry], count: int, drawn_before: Mapping[int, int]
-    ) -> list[int]:
+    ) -> Ints:
         """Where on the device the tokens are that the step before drew, as -1 - its wanted row."""
-        asking = [e.sequence_id for e in entries if e.token_ids == [PREVIOUS]]
+        asking = [
+            e.sequence_id for e in entries if e.token_ids[0] == PREVIOUS and len(e.token_ids) == 1
+        ]
         if self._limits.steps_in_flight == 1:
             raise _mistaken("PREVIOUS", "token ids, as only one step is in flight")
         if len(asking) != count:
             raise _mistaken("PREVIOUS among several tokens", "it as the only one")
         try:
-            return [-1 - drawn_before[sequence_id] for sequence_id in asking]
+            return -1 - np.array([drawn_before[sequence_id] for sequence_id in asking], np.int32)
         except KeyError as error:
             raise _mistaken(
                 f"PREVIOUS for sequence {error.args[0]}",
@@ -292,10 +294,6 @@ class StepInputs:
             table_rows = np.repeat(table_rows, counts)
         at, inside = np.divmod(positions, size)
         blocks = self._mirror[table_rows, at].astype(np.int64)
-        if blocks.min() < 0 or blocks.max() >= self._limits.total_blocks:
-            raise _mistaken(
-                "a block that is not in the pool", f"0 to {self._limits.total_blocks - 1}"
-            )
         return positions, blocks * size + inside
 
     # -- block tables ------------------------------------------------------------------------------
@@ -308,55 +306,84 @@ class StepInputs:
         ends = starts + counts
         if ends.max() > limits.context_tokens or starts.min() < 0:
             raise _mistaken("positions past the context", f"at most {limits.context_tokens}")
-        numbers: list[int] = []
-        whole: list[int] = []  # entries whose tables are sent from `first` on
-        for at, entry in enumerate(entries):
-            row = self._rows.get(entry.sequence_id)
-            if row is None:
-                row = self._take_row(entry, entries)
-            if row.table is not entry.block_table or row.end != entry.start:
-                row.table = entry.block_table
-                whole.append(at)
-            row.end = entry.start + len(entry.token_ids)
-            numbers.append(row.number)
-        table_rows = np.array(numbers, np.int32)
+        tables = [entry.block_table for entry in entries]
+        table_rows = self._find_rows(entries)
         first, last = starts // size, (ends - 1) // size
-        first[whole] = 0
+        first[self._find_changed(table_rows, tables, starts)] = 0
+        self._ends[table_rows] = ends
         try:
-            new = [e.block_table[at] for e, at in zip(entries, first.tolist(), strict=True)]
+            new = [table[at] for table, at in zip(tables, first.tolist(), strict=True)]
         except IndexError:
             raise _mistaken(
                 "a block table that is too short", "one that covers its tokens"
             ) from None
+        self._check_blocks(new)
         blocks = np.array(new, np.int32)
         changed = np.flatnonzero(self._mirror[table_rows, first] != blocks)
+        longer = np.flatnonzero(last > first)
+        if not len(changed) and not len(longer):
+            return table_rows, _NONE, _NONE
         self._mirror[table_rows, first] = blocks
         places = [table_rows[changed] * self.table_width + first[changed]]
         values = [blocks[changed]]
-        for at in np.flatnonzero(last > first).tolist():
+        for at in longer.tolist():
             begin, end = int(first[at]) + 1, int(last[at]) + 1
-            part = np.array(entries[at].block_table[begin:end], np.int32)
-            if len(part) != end - begin:
+            listed = tables[at][begin:end]
+            if len(listed) != end - begin:
                 raise _mistaken("a block table that is too short", "one that covers its tokens")
+            self._check_blocks(listed)
+            part = np.array(listed, np.int32)
             row_at = int(table_rows[at])
             self._mirror[row_at, begin:end] = part
             places.append(np.arange(begin, end) + row_at * self.table_width)
             values.append(part)
         return table_rows, np.concatenate(places).astype(np.int32), np.concatenate(values)
 
+    def _check_blocks(self, blocks: list[int]) -> None:
+        if min(blocks) < 0 or max(blocks) >= self._limits.total_blocks:
+            raise _mistaken(
+                "a block that is not in the pool", f"0 to {self._limits.total_blocks - 1}"
+            )
+
     def _forget(self) -> None:
         """A plan was refused, perhaps half-way: every table is sent anew."""
         self._rows.clear()
         self._free = list(range(self._limits.max_sequences - 1, -1, -1))
+        self._ends[:] = -1
         self._mirror[:] = -1
 
-    def _take_row(self, entry: StepEntry, entries: Sequence[StepEntry]) -> _Row:
+    def _find_rows(self, entries: Sequence[StepEntry]) -> Ints:
+        """The entries' rows of the tables; whoever has none is given one."""
+        rows = self._rows
+        ids = [entry.sequence_id for entry in entries]
+        numbers = [rows.get(sequence_id, -1) for sequence_id in ids]
+        if min(numbers) < 0:
+            numbers = [
+                self._take_row(sequence_id, ids) if number < 0 else number
+                for sequence_id, number in zip(ids, numbers, strict=True)
+            ]
+        return np.array(numbers, np.int32)
+
+    def _find_changed(self, table_rows: Ints, tables: list[list[int]], starts: Longs) -> Longs:
+        """Entries whose tables are another list than before, or go on somewhere else: these are
+        sent from their beginning on."""
+        held, numbers = self._held, table_rows.tolist()
+        same = [held[row] is table for row, table in zip(numbers, tables, strict=True)]
+        changed = self._ends[table_rows] != starts
+        if not all(same):
+            changed |= ~np.array(same)
+            for row, table in zip(numbers, tables, strict=True):
+                held[row] = table
+        return np.flatnonzero(changed)
+
+    def _take_row(self, sequence_id: int, ids: list[int]) -> int:
         if not self._free:
-            here = {each.sequence_id for each in entries}
-            for sequence_id in [s for s in self._rows if s not in here]:
-                self._free.append(self._rows.pop(sequence_id).number)
-        row = _Row(self._free.pop(), [], -1)
-        self._rows[entry.sequence_id] = row
+            here = set(ids)
+            for other in [each for each in self._rows if each not in here]:
+                self._free.append(self._rows.pop(other))
+        row = self._free.pop()
+        self._rows[sequence_id] = row
+        self._ends[row] = -1
         return row
 
 
@@ -364,6 +391,7 @@ class _HostViews:
     """The parts of a host buffer as numpy arrays."""
 
     def __init__(self, count: torch.Tensor, wanted: torch.Tensor, views: StepViews) -> None:
+        self.used = views.used
         self.count: Ints = count.numpy()
         self.wanted: Ints = wanted.numpy()
         self.token_ids: Ints = views.token_ids.numpy()
