@@ -4,12 +4,11 @@
 
 The buffer's parts lie where the step's shape (its bucket of rows, and the tile of its attention)
 says, so that a graph captured for a shape finds them and nothing more than the step needs is
-copied. Block tables stay on the device, a row for each sequence that was computed lately, and only
-changes are sent: a table whose list is the one of the step before, continued where that ended, can
-differ only from the block of its first new token on.
+copied. Of block tables (block_tables.py) only changes are sent, and attention's work lists
+(work_lists.py) with them.
 
-Plans are checked here: a kernel must not meet a block or a token that is not there. Knows no
-weights, no graphs, and nothing of what is drawn.
+Plans are checked here and there: a kernel must not meet a block or a token that is not there. Knows
+no weights, no graphs, and nothing of what is drawn.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from headrace.backends.cuda.attention_plan import (
     Tile,
     WorkShape,
 )
+from headrace.backends.cuda.block_tables import BlockTables, mistaken
 from headrace.backends.cuda.triton.attention import default_tile
 from headrace.backends.cuda.triton.prepare import launch_prepare
 from headrace.backends.cuda.work_lists import WorkLists
-from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
 
 Ints = NDArray[np.int32]
@@ -39,7 +38,6 @@ Longs = NDArray[np.int64]
 
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 _CHANGES = 256  # of block tables in one step, beyond one a row
-_NONE: Ints = np.empty(0, np.int32)
 _COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
 
 
@@ -93,7 +91,6 @@ class StepInputs:
         self._device = device
         self._wanted_rows = wanted_rows
         self._header = _COUNT + _aligned(wanted_rows)
-        self.table_width = -(-limits.context_tokens // limits.block_tokens)
         size = max(
             self._measure(StepShape(limits.max_batch_tokens, rows)) for rows in self._tile_sizes()
         )
@@ -104,16 +101,7 @@ class StepInputs:
         ]
         self._turn = 0
         self.tokens = torch.zeros(limits.max_batch_tokens, dtype=torch.int32, device=device)
-        self.tables = torch.zeros(
-            (limits.max_sequences, self.table_width), dtype=torch.int32, device=device
-        )
-        self._mirror = np.zeros((limits.max_sequences, self.table_width), np.int32)
-        self._rows: dict[int, int] = {}  # sequence -> its row of the tables
-        self._free = list(range(limits.max_sequences - 1, -1, -1))
-        # Of each row: the position after the last computed one, and the very list that its table
-        # came from, held so that no other can take its identity.
-        self._ends = np.full(limits.max_sequences, -1, np.int64)
-        self._held: list[list[int] | None] = [None] * limits.max_sequences
+        self._tables = BlockTables(limits, device)
         self._work_lists = WorkLists(windows, shape)
         self._views: dict[StepShape, StepViews] = {}
         self._host_views: dict[tuple[int, StepShape], _HostViews] = {}
@@ -122,6 +110,11 @@ class StepInputs:
     def nbytes(self) -> int:
         """On the device."""
         return self.packed.nbytes + self.tokens.nbytes + self.tables.nbytes
+
+    @property
+    def tables(self) -> torch.Tensor:
+        """Block tables, a row for each sequence that was computed lately: i32 [sequences, width]"""
+        return self._tables.on_device
 
     @property
     def wanted(self) -> torch.Tensor:
@@ -163,13 +156,11 @@ class StepInputs:
         there is room for: then whoever computes the logits sends its rows himself."""
         counts = np.array(token_counts, np.int64)
         starts = np.array([entry.start for entry in entries], np.int64)
-        tokens = self._tokens(entries, sum(token_counts), drawn_before)
-        try:
-            table_rows, places, blocks = self._update_tables(entries, starts, counts)
-            positions, slots = self._positions(starts, counts, table_rows)
-        except HeadraceError:
-            self._forget()
-            raise
+        ids = [entry.sequence_id for entry in entries]
+        tokens = self._tokens(entries, ids, drawn_before)
+        tables = [entry.block_table for entry in entries]
+        table_rows, places, blocks = self._tables.update(ids, tables, starts, counts)
+        positions, slots = self._positions(starts, counts, table_rows)
         self._turn = (self._turn + 1) % _HOST_BUFFERS
         host, views = self._host(shape), self.views(shape)
         total = len(tokens)
@@ -185,7 +176,7 @@ class StepInputs:
         self._work_lists.write(host.work, starts, counts, table_rows, views.tile)
         views.used.copy_(host.used, non_blocking=True)
         if not fits:
-            self._send_changes(places, blocks)
+            self._tables.send(places, blocks)
 
     def clear(self, shape: StepShape) -> None:
         """A step of nothing but padding, sent: to capture graphs with."""
@@ -237,50 +228,36 @@ class StepInputs:
             self._host_views[key] = _HostViews(buffer[:1], wanted, self._cut(buffer, shape))
         return self._host_views[key]
 
-    def _send_changes(self, places: Ints, blocks: Ints) -> None:
-        """More changes than the buffer has room for: sequences that are all new, with long tables.
-        They go by themselves, after the step's copy and before its first kernel."""
-        sent = []
-        for values in (places.astype(np.int64), blocks):
-            tensor = torch.from_numpy(values)
-            if self._device.type == "cuda":
-                tensor = tensor.pin_memory().to(self._device, non_blocking=True)
-            sent.append(tensor)
-        self.tables.view(-1).index_copy_(0, sent[0], sent[1])
-
     # -- rows --------------------------------------------------------------------------------------
 
     def _tokens(
-        self, entries: Sequence[StepEntry], total: int, drawn_before: Mapping[int, int]
+        self, entries: Sequence[StepEntry], ids: list[int], drawn_before: Mapping[int, int]
     ) -> Ints:
-        if total == len(entries):  # one each
-            listed = [entry.token_ids[0] for entry in entries]
-        else:
-            listed = list(chain.from_iterable([entry.token_ids for entry in entries]))
+        listed = list(chain.from_iterable([entry.token_ids for entry in entries]))
         least = min(listed)
         if max(listed) >= self._vocab_size or least < PREVIOUS:
-            raise _mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
+            raise mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
         tokens = np.array(listed, np.int32)
         if least == PREVIOUS:
             unknown = np.flatnonzero(tokens == PREVIOUS)
-            tokens[unknown] = self._unknown_tokens(entries, len(unknown), drawn_before)
+            if len(unknown) < len(ids) or len(listed) > len(ids):
+                ids = [e.sequence_id for e in entries if e.token_ids == [PREVIOUS]]
+            tokens[unknown] = self._unknown_tokens(ids, len(unknown), drawn_before)
         return tokens
 
     def _unknown_tokens(
-        self, entries: Sequence[StepEntry], count: int, drawn_before: Mapping[int, int]
+        self, asking: list[int], count: int, drawn_before: Mapping[int, int]
     ) -> Ints:
-        """Where on the device the tokens are that the step before drew, as -1 - its wanted row."""
-        asking = [
-            e.sequence_id for e in entries if e.token_ids[0] == PREVIOUS and len(e.token_ids) == 1
-        ]
+        """Where on the device the tokens are that the step before drew for the sequences `asking`,
+        as -1 - its wanted row."""
         if self._limits.steps_in_flight == 1:
-            raise _mistaken("PREVIOUS", "token ids, as only one step is in flight")
+            raise mistaken("PREVIOUS", "token ids, as only one step is in flight")
         if len(asking) != count:
-            raise _mistaken("PREVIOUS among several tokens", "it as the only one")
+            raise mistaken("PREVIOUS among several tokens", "it as the only one")
         try:
-            return -1 - np.array([drawn_before[sequence_id] for sequence_id in asking], np.int32)
+            return -1 - np.array(list(map(drawn_before.__getitem__, asking)), np.int32)
         except KeyError as error:
-            raise _mistaken(
+            raise mistaken(
                 f"PREVIOUS for sequence {error.args[0]}",
                 "a token id, as the step before drew none for it",
             ) from None
@@ -293,98 +270,7 @@ class StepInputs:
             positions = np.arange(total) + np.repeat(starts - first_rows, counts)
             table_rows = np.repeat(table_rows, counts)
         at, inside = np.divmod(positions, size)
-        blocks = self._mirror[table_rows, at].astype(np.int64)
-        return positions, blocks * size + inside
-
-    # -- block tables ------------------------------------------------------------------------------
-
-    def _update_tables(
-        self, entries: Sequence[StepEntry], starts: Longs, counts: Longs
-    ) -> tuple[Ints, Ints, Ints]:
-        """The entries' rows of the tables; and what changed in these: places and block numbers."""
-        size, limits = self._limits.block_tokens, self._limits
-        ends = starts + counts
-        if ends.max() > limits.context_tokens or starts.min() < 0:
-            raise _mistaken("positions past the context", f"at most {limits.context_tokens}")
-        tables = [entry.block_table for entry in entries]
-        table_rows = self._find_rows(entries)
-        first, last = starts // size, (ends - 1) // size
-        first[self._find_changed(table_rows, tables, starts)] = 0
-        self._ends[table_rows] = ends
-        try:
-            new = [table[at] for table, at in zip(tables, first.tolist(), strict=True)]
-        except IndexError:
-            raise _mistaken(
-                "a block table that is too short", "one that covers its tokens"
-            ) from None
-        self._check_blocks(new)
-        blocks = np.array(new, np.int32)
-        changed = np.flatnonzero(self._mirror[table_rows, first] != blocks)
-        longer = np.flatnonzero(last > first)
-        if not len(changed) and not len(longer):
-            return table_rows, _NONE, _NONE
-        self._mirror[table_rows, first] = blocks
-        places = [table_rows[changed] * self.table_width + first[changed]]
-        values = [blocks[changed]]
-        for at in longer.tolist():
-            begin, end = int(first[at]) + 1, int(last[at]) + 1
-            listed = tables[at][begin:end]
-            if len(listed) != end - begin:
-                raise _mistaken("a block table that is too short", "one that covers its tokens")
-            self._check_blocks(listed)
-            part = np.array(listed, np.int32)
-            row_at = int(table_rows[at])
-            self._mirror[row_at, begin:end] = part
-            places.append(np.arange(begin, end) + row_at * self.table_width)
-            values.append(part)
-        return table_rows, np.concatenate(places).astype(np.int32), np.concatenate(values)
-
-    def _check_blocks(self, blocks: list[int]) -> None:
-        if min(blocks) < 0 or max(blocks) >= self._limits.total_blocks:
-            raise _mistaken(
-                "a block that is not in the pool", f"0 to {self._limits.total_blocks - 1}"
-            )
-
-    def _forget(self) -> None:
-        """A plan was refused, perhaps half-way: every table is sent anew."""
-        self._rows.clear()
-        self._free = list(range(self._limits.max_sequences - 1, -1, -1))
-        self._ends[:] = -1
-        self._mirror[:] = -1
-
-    def _find_rows(self, entries: Sequence[StepEntry]) -> Ints:
-        """The entries' rows of the tables; whoever has none is given one."""
-        rows = self._rows
-        ids = [entry.sequence_id for entry in entries]
-        numbers = [rows.get(sequence_id, -1) for sequence_id in ids]
-        if min(numbers) < 0:
-            numbers = [
-                self._take_row(sequence_id, ids) if number < 0 else number
-                for sequence_id, number in zip(ids, numbers, strict=True)
-            ]
-        return np.array(numbers, np.int32)
-
-    def _find_changed(self, table_rows: Ints, tables: list[list[int]], starts: Longs) -> Longs:
-        """Entries whose tables are another list than before, or go on somewhere else: these are
-        sent from their beginning on."""
-        held, numbers = self._held, table_rows.tolist()
-        same = [held[row] is table for row, table in zip(numbers, tables, strict=True)]
-        changed = self._ends[table_rows] != starts
-        if not all(same):
-            changed |= ~np.array(same)
-            for row, table in zip(numbers, tables, strict=True):
-                held[row] = table
-        return np.flatnonzero(changed)
-
-    def _take_row(self, sequence_id: int, ids: list[int]) -> int:
-        if not self._free:
-            here = set(ids)
-            for other in [each for each in self._rows if each not in here]:
-                self._free.append(self._rows.pop(other))
-        row = self._free.pop()
-        self._rows[sequence_id] = row
-        self._ends[row] = -1
-        return row
+        return positions, self._tables.blocks(table_rows, at) * size + inside
 
 
 class _HostViews:
@@ -400,10 +286,3 @@ class _HostViews:
         self.places: Ints = views.places.numpy()
         self.blocks: Ints = views.blocks.numpy()
         self.work: list[Ints] = [work.numpy() for work in views.work]
-
-
-def _mistaken(found: str, expected: str) -> HeadraceError:
-    return HeadraceError(
-        f"The step plan has {found}; expected {expected}.",
-        "This is a mistake in Headrace: please report it.",
-    )

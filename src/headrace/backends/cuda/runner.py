@@ -20,6 +20,7 @@ from types import TracebackType
 import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.block_tables import mistaken
 from headrace.backends.cuda.choice import Choices
 from headrace.backends.cuda.device import taking
 from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
@@ -364,13 +365,6 @@ def multiprocessors_of(device: torch.device) -> int:
 
 def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
     return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
-
-
-def mistaken(found: str, expected: str) -> HeadraceError:
-    return HeadraceError(
-        f"The step plan has {found}; expected {expected}.",
-        "This is a mistake in Headrace: please report it.",
-    )
 
 
 def _lost(error: Exception, remedy: str) -> DeviceLostError:
