@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from itertools import chain
 
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
@@ -38,9 +37,9 @@ from headrace.engine.draft import Draft
 from headrace.engine.embedding import add_pooled
 from headrace.engine.policy import StepTimes, victim_key
 from headrace.engine.prefix import PrefixCache
+from headrace.engine.roster import Roster
 from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
 from headrace.engine.stats import EngineStats
-from headrace.engine.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
 
@@ -66,20 +65,17 @@ class Scheduler:
         self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
         self.prefix = PrefixCache(self.blocks)
         self._clock = clock
-        self._waiting = WaitingQueue(config)
-        self._running: dict[int, Sequence] = {}
+        self._roster = Roster(self.blocks, config)
+        self._waiting, self._running = self._roster.waiting, self._roster.running
         self.stats = EngineStats(self.prefix.stats, self._waiting, self._running)
         # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
         self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
-        self._parked: dict[int, Sequence] = {}  # wait for others of their group, not for room
-        self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
-        self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
+        self._requests = self._roster.requests
         self._flights: deque[Flight] = deque()
         first_tokens = max(1, limits.max_batch_tokens // FIRST_PROMPT_SHARE)
         self._times = StepTimes(config.max_step_growth, first_tokens)
         self._admission = Admission(self.blocks, config.watermark)
         self._slots = min(limits.max_sequences, limits.max_batch_tokens)
-        self._next_id = 0
         self._next_order = 0
 
     # -- requests ------------------------------------------------------------------------------
@@ -102,7 +98,7 @@ class Scheduler:
         check_constraint(request, constraint)
         beams = None if request.beam is None else BeamGroup(request.beam)
         sequence = start_sequence(
-            self._take_id(),
+            self._roster.take_id(),
             request,
             order=self._next_order,
             arrival_s=self._clock.now_s(),
@@ -117,8 +113,7 @@ class Scheduler:
             sequence.siblings = (request.params.best_of or request.params.n) - 1
         start_constraint(sequence)
         self._next_order += 1
-        self._requests[request.request_id] = [sequence]
-        self._waiting.push(sequence)
+        self._roster.enter(sequence)
 
     def check(self, request: GenerateRequest) -> None:
         """Refuse what can never run."""
@@ -130,7 +125,7 @@ class Scheduler:
             if sequence.index == index and sequence.beams is None and not sequence.siblings:
                 self._count_finish(reason)
                 self._admission.learn(sequence.generated_tokens)
-                self.drop(sequence)
+                self._roster.drop(sequence)
 
     def end(
         self, request_id: str, reason: FinishReason, error: str | None = None
@@ -141,7 +136,7 @@ class Scheduler:
         if sequences and (beams := sequences[0].beams) is not None:
             indexes = list(range(beams.width))
         for sequence in list(sequences):
-            self.drop(sequence)
+            self._roster.drop(sequence)
         for _ in indexes:
             self._count_finish(reason)
         return [
@@ -193,19 +188,17 @@ class Scheduler:
             if sequence is None or sequence.wanted_tokens == 0:
                 return
             found = self._find_prefix(sequence)
-            held = sum(len(s.blocks) for s in self._idle_holders() if s is not sequence)
+            held = self._roster.idle_blocks(sequence)
             if spare is None:
                 spare = self._admission.spare_blocks(self._running.values())
             spare -= self._admission.most_blocks(sequence)
             if spare < held and not self._admission.fits(
                 sequence, found, self._running.values(), held
             ):
-                if self._running or not self._reclaim_waiting(sequence):
+                if self._running or not self._roster.reclaim_waiting(sequence):
                     return
                 spare = None
                 continue
-            self._waiting.remove(sequence)
-            self._forks.pop(sequence.sequence_id, None)
             self._start_running(sequence, found)
             self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
 
@@ -232,8 +225,7 @@ class Scheduler:
             sequence.scheduled_tokens = sequence.computed_tokens
         if not sequence.has_started:
             self._note_start(sequence)
-        sequence.status = Status.RUNNING
-        self._running[sequence.sequence_id] = sequence
+        self._roster.start(sequence)
 
     def _note_start(self, sequence: Sequence) -> None:
         sequence.has_started = True
@@ -305,7 +297,7 @@ class Scheduler:
             sequence.own_tokens = held * pool.block_tokens
             return True
         while pool.available_blocks < needed:
-            if self._reclaim_waiting(None):
+            if self._roster.reclaim_waiting(None):
                 continue
             victim = max(
                 self._running.values(),
@@ -347,27 +339,7 @@ class Scheduler:
             len(self._running),
             self.blocks.total_blocks,
         )
-        self._lose_blocks(victim)
-        victim.status = Status.WAITING
-        del self._running[victim.sequence_id]
-        self._waiting.push(victim)
-
-    def _reclaim_waiting(self, keep: Sequence | None) -> bool:
-        """Take blocks from sequences that wait with some: forks not yet admitted, parked beams."""
-        held = [s for s in self._idle_holders() if s is not keep]
-        for sequence in held:
-            self._lose_blocks(sequence)
-        return bool(held)
-
-    def _idle_holders(self) -> list[Sequence]:
-        return [s for s in chain(self._forks.values(), self._parked.values()) if s.blocks]
-
-    def _lose_blocks(self, sequence: Sequence) -> None:
-        self.blocks.give_back(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
-        sequence.own_tokens = 0
-        sequence.epoch += 1
+        self._roster.preempt(victim)
 
     # -- results -------------------------------------------------------------------------------
 
@@ -477,12 +449,12 @@ class Scheduler:
         assert found.token_id is not None
         self.stats.generated_tokens += 1
         if sequence.beams is not None:
-            tokens = sequence.beams.receive(sequence, found, self)
+            tokens = sequence.beams.receive(sequence, found, self._roster)
             for token in tokens:
                 if token.finish_reason is not None:
                     self._count_finish(token.finish_reason)
             if not sequence.is_finished and sequence.wanted_tokens == 0:
-                self._park(sequence)
+                self._roster.park(sequence)
             return tokens
         try:
             reason = sequence.append(found.token_id)
@@ -526,7 +498,7 @@ class Scheduler:
         if self.config.prefix_cache:
             self.prefix.publish_full(sequence)
         self._count_finish(reason)
-        self.drop(sequence)
+        self._roster.drop(sequence)
 
     def _fork_siblings(self, parent: Sequence) -> None:
         """The request's other continuations start from the prompt's blocks. Each computes the last
@@ -534,7 +506,7 @@ class Scheduler:
         shared = parent.prompt_tokens - 1
         # All of them first: should one fail, nothing has changed.
         for index, started in enumerate(fork_constraints(parent), start=1):
-            child = self.fork(parent, shared, None if started is None else started[0])
+            child = self._roster.fork(parent, shared, None if started is None else started[0])
             child.mask = None if started is None else started[1]
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
@@ -543,88 +515,9 @@ class Scheduler:
                 child.seen, child.counts = set(child.token_ids), {}
         parent.siblings, parent.unstarted = 0, None
 
-    def fork(
-        self, parent: Sequence, computed_tokens: int, constraint: Constraint | None = None
-    ) -> Sequence:
-        """A sequence that shares the parent's blocks of its first `computed_tokens`; it waits to be
-        admitted, at its request's place in the queue."""
-        blocks = parent.blocks[: self.blocks.blocks_for(computed_tokens)]
-        if parent.computed_tokens < computed_tokens:  # preempted meanwhile: start from nothing
-            blocks, computed_tokens = [], 0
-        full = computed_tokens // self.blocks.block_tokens
-        child = Sequence(
-            sequence_id=self._take_id(),
-            request=parent.request,
-            index=parent.index,
-            order=parent.order,
-            arrival_s=parent.arrival_s,
-            max_tokens=parent.max_tokens,
-            stop_ids=parent.stop_ids,
-            token_ids=list(parent.token_ids),
-            seed=parent.seed,
-            has_started=True,
-            computed_tokens=computed_tokens,
-            scheduled_tokens=computed_tokens,
-            blocks=blocks,
-            keys=parent.keys[:full],
-            plain_keys=parent.plain_keys[:full],
-            published_blocks=full,
-            prompt_scores=parent.prompt_scores,
-            beams=parent.beams,
-            constraint=constraint,
-            epoch=1,  # its prompt was looked up in the prefix cache by its parent
-        )
-        for block in blocks:
-            self.blocks.share(block)
-        parent.own_tokens = 0
-        self._requests[parent.request.request_id].append(child)
-        self._forks[child.sequence_id] = child
-        self._waiting.push(child)
-        return child
-
-    def _park(self, sequence: Sequence) -> None:
-        """Give up its place among the running: those it waits for may need one."""
-        if self._running.pop(sequence.sequence_id, None) is not None:
-            sequence.status = Status.WAITING
-            self._parked[sequence.sequence_id] = sequence
-
-    def resume(self, sequence: Sequence) -> None:
-        """Its group has moved on: if it was parked, it queues at its request's place."""
-        if self._parked.pop(sequence.sequence_id, None) is not None:
-            self._forks[sequence.sequence_id] = sequence
-            self._waiting.push(sequence)
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out, its blocks with it. Says nothing to anyone."""
-        sequence.status = Status.FINISHED
-        self._running.pop(sequence.sequence_id, None)
-        self._parked.pop(sequence.sequence_id, None)
-        self._forks.pop(sequence.sequence_id, None)
-        self._waiting.remove(sequence)
-        self.blocks.give_back(sequence.blocks)
-        sequence.blocks = []
-        request_id = sequence.request.request_id
-        self._requests[request_id].remove(sequence)
-        if not self._requests[request_id]:
-            del self._requests[request_id]
-
     def _count_finish(self, reason: FinishReason) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
-
     def check_integrity(self) -> None:
         """free + used + cached == total, and blocks are held by those who think they hold them."""
-        live = [s for sequences in self._requests.values() for s in sequences]
-        self.blocks.check_integrity(s.blocks for s in live)
-        assert self._waiting or not self._waiting.tokens, "nobody waits, with tokens to compute"
-        for sequence in live:
-            running = sequence.sequence_id in self._running
-            assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
-            assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
-            size, at = self.blocks.block_tokens, sequence.scheduled_tokens
-            assert at <= len(sequence.blocks) * size, "computed outside its blocks"
-            own = sequence.blocks[at // size : sequence.own_tokens // size]
-            assert all(map(self.blocks.is_writable, own)), "its own blocks are others' too"
+        self._roster.check_integrity()
