@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import cProfile
-import gc
 import json
 import os
 import platform
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.assemble import Assembled, assemble
+from headrace.core import collector
 from offline_anchors import TARGETS, VLLM, Floors
 from offline_workloads import TINY, WORKLOADS, Bench, Figure, Sizes, mixed_lengths
 from shapes import SHAPES, write_shape
@@ -261,8 +261,7 @@ def profiled(path: Path | None, name: str) -> Iterator[None]:
 def measure(args: argparse.Namespace, model: str) -> Report:
     sizes = choose_sizes(args)
     assembled = assemble(model, offline=True, **engine_settings(args, sizes))
-    gc.collect()
-    gc.freeze()  # as the engine process of a server does
+    collector.settle()  # as the engine process of a server does
     start_up_s = process_age_s(args.started_at)
     try:
         began = time.perf_counter()
@@ -278,12 +277,13 @@ def measure(args: argparse.Namespace, model: str) -> Report:
             if is_late():
                 report.leave_out(name)
                 continue
-            with profiled(args.profile, name):
+            with collector.rarely(), profiled(args.profile, name):
                 for figure in WORKLOADS[name](bench, sizes):
                     report.add(figure, bench.busy)
         return report
     finally:
         assembled.close()
+        collector.unsettle()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from headrace.assemble import BackendName, assemble
+from headrace.core import collector
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
@@ -216,18 +217,23 @@ class LLM:
         try:
             for request in requests:
                 self._engine.add(request, None if started is None else started.fork())
-            while self._engine.has_work:
-                for token in self._engine.step():
-                    if event := texts[token.request_id].push(token):
-                        outputs[token.request_id].add(event)
-                        if event.finish_reason is not None and token.finish_reason is None:
-                            # By a stop string, which the engine does not know.
-                            self._engine.stop(token.request_id, token.index)
+            with collector.rarely():
+                self._run(texts, outputs)
         except BaseException:
             for request in requests:
                 self._engine.cancel(request.request_id)
             raise
         return [outputs[request.request_id].build() for request in requests]
+
+    def _run(self, texts: dict[str, RequestText], outputs: dict[str, OutputBuilder]) -> None:
+        """Steps until nothing is left to do."""
+        while self._engine.has_work:
+            for token in self._engine.step():
+                if event := texts[token.request_id].push(token):
+                    outputs[token.request_id].add(event)
+                    if event.finish_reason is not None and token.finish_reason is None:
+                        # By a stop string, which the engine does not know.
+                        self._engine.stop(token.request_id, token.index)
 
     def _request(
         self,

@@ -174,7 +174,9 @@ class RequestText:
             embedding=token.embedding,
         )
 
-    def _logprobs(self, token_id: int, logprob: float, top: list[tuple[int, float]]) -> Logprobs:
+    def _logprobs(
+        self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]
+    ) -> Logprobs:
         found = {
             other: Logprob(logprob=value, rank=rank, decoded_token=self._shown(other))
             for rank, (other, value) in enumerate(top, start=1)

@@ -104,7 +104,7 @@ def test_scores_are_log_softmax_however_the_head_is_cut(
     scored.draw = Draw(temperature=1, uniform=0.4)
     runner.submit(plan(silent, scored))
     nothing, found = runner.collect().entries
-    assert nothing.target_logprobs == []
+    assert not nothing.target_logprobs
     np.testing.assert_allclose(
         found.target_logprobs, wanted[np.arange(20), scored.targets], atol=1e-5
     )
@@ -122,7 +122,8 @@ def test_alternatives_come_with_each_target_and_the_drawn_token() -> None:
     for top, scores in zip([*found.target_top, found.top], [*wanted, wanted[-1]], strict=True):
         assert [token for token, _ in top] == np.argsort(-scores)[:3].tolist()
         assert [p for _, p in top] == pytest.approx(np.sort(-scores)[:3] * -1, abs=1e-5)
-    assert (plain.top, plain.target_top) == ([], [])
+    assert not plain.top
+    assert not plain.target_top
 
 
 def test_a_draw_that_nothing_can_follow_fails_alone() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +30,39 @@ FAILURES = {  # what a sampler gives in place of a token
 }
 
 
+_NO_ROWS: Ints = np.empty(0, np.int32)
+_NO_DRAWS: NDArray[np.float64] = np.empty((0, 5), np.float64)
+_NO_UNIFORMS: NDArray[np.float64] = np.empty(0, np.float64)
+
+
 class Wanted:
     """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are numbers of wanted rows
     that need more than the likeliest token: a draw, a target, alternatives."""
 
     def __init__(self, entries: Sequence[StepEntry]) -> None:
+        self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
+        if _are_plain(entries):
+            self._take_plain(entries)
+        else:
+            self._take(entries)
+
+    def _take_plain(self, entries: Sequence[StepEntry]) -> None:
+        """Every draw is of the likeliest token, and nothing else is wanted."""
+        ends = np.cumsum([len(entry.token_ids) for entry in entries])
+        drawing = [entry.draw is not None for entry in entries]
+        ids = [entry.sequence_id for entry in entries]
+        if not all(drawing):
+            ends = ends[drawing]
+            ids = list(compress(ids, drawing))
+        self.drawn = dict(zip(ids, range(len(ids)), strict=True))
+        self.rows = (ends - 1).astype(np.int32)
+        self.targets = np.full(len(ids), -1, np.int32)
+        self.tops = np.zeros(len(ids), np.int32)
+        self.scored = self.sampled = self.topped = _NO_ROWS
+        self.draws, self.uniforms = _NO_DRAWS, _NO_UNIFORMS
+        self.adjustments: Adjustments | None = None
+
+    def _take(self, entries: Sequence[StepEntry]) -> None:
         rows: list[int] = []  # of the step
         targets: list[int] = []  # -1: a token is drawn
         sampled: list[int] = []
@@ -41,7 +70,6 @@ class Wanted:
         uniforms: list[float] = []
         adjusted: list[tuple[int, Draw]] = []
         tops: list[int] = []
-        self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
         likeliest: Draw | None = None  # one that was seen to want that alone: most are the same
         end = 0  # of this entry's rows
         for entry in entries:
@@ -85,7 +113,7 @@ class Wanted:
 
     @property
     def most_tops(self) -> int:
-        return int(self.tops.max(initial=0))
+        return int(self.tops.max(initial=0)) if len(self.topped) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +232,21 @@ def collect_results(
         if worst < 0:
             result.error, result.is_own_fault = FAILURES[worst], worst != NOT_NUMBERS
     return results
+
+
+def _are_plain(entries: Sequence[StepEntry]) -> bool:
+    """Whether all draws are one and the same, of the likeliest token, and nothing else is asked
+    for."""
+    likeliest: Draw | None = None
+    for entry in entries:
+        draw = entry.draw
+        if draw is not likeliest and draw is not None:
+            if likeliest is not None or draw.temperature != 0 or _adjusts_logits(draw):
+                return False
+            likeliest = draw
+        if entry.targets is not None or entry.top_logprobs:
+            return False
+    return True
 
 
 def _repeats(draw: Draw) -> bool:

@@ -172,12 +172,12 @@ class SampledToken:
     token_id: int
     logprob: float
     index: int = 0  # which of the request's n continuations
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: Sequence[tuple[int, float]] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
     # With a continuation's first token, if asked for: for each prompt token but the first, its
     # logprob and the likeliest in its place.
-    prompt_scores: list[tuple[float, list[tuple[int, float]]]] | None = None
+    prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 
 

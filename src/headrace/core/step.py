@@ -7,7 +7,7 @@ not know what computes them; whoever computes does not know why.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,23 +75,24 @@ class StepPlan:
 
     @property
     def batch_tokens(self) -> int:
-        return sum(len(entry.token_ids) for entry in self.entries)
+        return sum([len(entry.token_ids) for entry in self.entries])
 
 
-TopLogprobs = list[tuple[int, float]]  # (token id, logprob), likeliest first
+TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
 @dataclass(slots=True, kw_only=True)
 class EntryResult:
     """What a step found for one entry, in the plan's order. Logprobs are of the distribution as
-    the model gave it: no temperature, no penalties, no filters."""
+    the model gave it: no temperature, no penalties, no filters. One is made for every token of
+    every sequence: what most do not ask for is the same empty tuple."""
 
     sequence_id: int
     token_id: int | None = None  # the drawn token
     logprob: float = 0.0  # of the drawn token
-    top: TopLogprobs = field(default_factory=list)
-    target_logprobs: list[float] = field(default_factory=list)
-    target_top: list[TopLogprobs] = field(default_factory=list)
+    top: TopLogprobs = ()
+    target_logprobs: Sequence[float] = ()
+    target_top: Sequence[TopLogprobs] = ()
     # The sum over the entry's tokens of the last hidden states, after the final norm, if asked for;
     # added up in double precision.
     pooled: list[float] | None = None
@@ -99,11 +100,46 @@ class EntryResult:
     is_own_fault: bool = False  # because of what its draw asked for
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What most steps find: a token and its logprob for every entry, in the plan's order, and
+    nothing else."""
+
+    sequence_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+    def entry_results(self) -> list[EntryResult]:
+        rows = zip(self.sequence_ids, self.token_ids, self.logprobs, strict=True)
+        return [EntryResult(sequence_id=s, token_id=t, logprob=p) for s, t, p in rows]
+
+
 class StepResult:
-    entries: list[EntryResult]
-    compute_s: float = 0.0  # the whole step
-    sample_s: float = 0.0  # of it, drawing and scoring tokens
+    """Of one step. A runner gives `entries`, or `drawn` where that says it all: whoever asks for
+    the entries gets them either way, at the cost of making them."""
+
+    __slots__ = ("_entries", "compute_s", "drawn", "sample_s")
+
+    def __init__(
+        self,
+        *,
+        entries: list[EntryResult] | None = None,
+        drawn: Drawn | None = None,
+        compute_s: float = 0.0,  # the whole step
+        sample_s: float = 0.0,  # of it, drawing and scoring tokens
+    ) -> None:
+        assert (entries is None) != (drawn is None)
+        self._entries = entries
+        self.drawn = drawn
+        self.compute_s = compute_s
+        self.sample_s = sample_s
+
+    @property
+    def entries(self) -> list[EntryResult]:
+        if self._entries is None:
+            assert self.drawn is not None
+            self._entries = self.drawn.entry_results()
+        return self._entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

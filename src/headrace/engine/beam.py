@@ -16,7 +16,7 @@ from headrace.engine.sequence import Sequence
 
 
 class Forks(Protocol):
-    """What a group needs of the scheduler."""
+    """What a group needs of the roster."""
 
     def fork(self, parent: Sequence, computed_tokens: int) -> Sequence: ...
 
@@ -50,19 +50,17 @@ class BeamGroup:
     def start(self, sequence: Sequence) -> None:
         self._beams = [Beam(sequence)]
 
-    def receive(
-        self, sequence: Sequence, found: EntryResult, scheduler: Forks
-    ) -> list[SampledToken]:
+    def receive(self, sequence: Sequence, found: EntryResult, roster: Forks) -> list[SampledToken]:
         """A beam's next tokens are known; when all are, choose, and give the result at the end."""
         for beam in self._beams:
             if beam.sequence is sequence:
                 beam.top = found.top
         if any(beam.top is None for beam in self._beams):
             return []
-        self._advance(scheduler)
+        self._advance(roster)
         return [] if self._beams else self._result(sequence)
 
-    def _advance(self, scheduler: Forks) -> None:
+    def _advance(self, roster: Forks) -> None:
         candidates = sorted(
             (
                 (beam.total + logprob, number, token, logprob)
@@ -88,7 +86,7 @@ class BeamGroup:
             chosen = []
         elif self._is_decided(chosen, length):
             chosen = []
-        self._move_to(chosen, scheduler)
+        self._move_to(chosen, roster)
 
     def _is_decided(self, chosen: list[tuple[Beam, int, float]], length: int) -> bool:
         if not chosen:
@@ -99,7 +97,7 @@ class BeamGroup:
         worst = min(h.score for h in self._ended)
         return bool(worst >= best / length**self._params.length_penalty)
 
-    def _move_to(self, chosen: list[tuple[Beam, int, float]], scheduler: Forks) -> None:
+    def _move_to(self, chosen: list[tuple[Beam, int, float]], roster: Forks) -> None:
         """The next beams: the first to continue a sequence keeps it, others fork it."""
         following: list[Beam] = []
         kept: set[int] = set()
@@ -107,15 +105,15 @@ class BeamGroup:
             parent = beam.sequence
             first = parent.sequence_id not in kept
             kept.add(parent.sequence_id)
-            sequence = parent if first else scheduler.fork(parent, parent.computed_tokens)
+            sequence = parent if first else roster.fork(parent, parent.computed_tokens)
             tokens = [*beam.tokens, (token, logprob)]
             following.append(Beam(sequence, tokens, beam.total + logprob))
         for beam in self._beams:
             if beam.sequence.sequence_id not in kept:
-                scheduler.drop(beam.sequence)
+                roster.drop(beam.sequence)
         for beam in following:  # only now: a fork copies its parent's tokens
             beam.sequence.token_ids.append(beam.tokens[-1][0])
-            scheduler.resume(beam.sequence)
+            roster.resume(beam.sequence)
         self._beams = following
 
     def _end(self, tokens: list[tuple[int, float]], total: float, reason: FinishReason) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from itertools import chain
 
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
@@ -18,6 +17,7 @@ from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.step import (
     PREVIOUS,
+    Drawn,
     EntryResult,
     RunnerLimits,
     StepEntry,
@@ -37,13 +37,14 @@ from headrace.engine.draft import Draft
 from headrace.engine.embedding import add_pooled
 from headrace.engine.policy import StepTimes, victim_key
 from headrace.engine.prefix import PrefixCache
+from headrace.engine.roster import Roster
 from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
 from headrace.engine.stats import EngineStats
-from headrace.engine.waiting import WaitingQueue
 
 log = logging.getLogger(__name__)
 
 STARTED_KEPT = 4096
+_FINISHED = Status.FINISHED  # looked up once: it is asked for with every token
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
 # Of a step's tokens: how many of a prompt join others' decoding before it is known what they cost.
@@ -64,20 +65,17 @@ class Scheduler:
         self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
         self.prefix = PrefixCache(self.blocks)
         self._clock = clock
-        self._waiting = WaitingQueue(config)
-        self._running: dict[int, Sequence] = {}
+        self._roster = Roster(self.blocks, config)
+        self._waiting, self._running = self._roster.waiting, self._roster.running
         self.stats = EngineStats(self.prefix.stats, self._waiting, self._running)
         # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
         self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
-        self._parked: dict[int, Sequence] = {}  # wait for others of their group, not for room
-        self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
-        self._requests: dict[str, list[Sequence]] = {}  # those that have not ended
+        self._requests = self._roster.requests
         self._flights: deque[Flight] = deque()
         first_tokens = max(1, limits.max_batch_tokens // FIRST_PROMPT_SHARE)
         self._times = StepTimes(config.max_step_growth, first_tokens)
         self._admission = Admission(self.blocks, config.watermark)
         self._slots = min(limits.max_sequences, limits.max_batch_tokens)
-        self._next_id = 0
         self._next_order = 0
 
     # -- requests ------------------------------------------------------------------------------
@@ -100,7 +98,7 @@ class Scheduler:
         check_constraint(request, constraint)
         beams = None if request.beam is None else BeamGroup(request.beam)
         sequence = start_sequence(
-            self._take_id(),
+            self._roster.take_id(),
             request,
             order=self._next_order,
             arrival_s=self._clock.now_s(),
@@ -115,8 +113,7 @@ class Scheduler:
             sequence.siblings = (request.params.best_of or request.params.n) - 1
         start_constraint(sequence)
         self._next_order += 1
-        self._requests[request.request_id] = [sequence]
-        self._waiting.push(sequence)
+        self._roster.enter(sequence)
 
     def check(self, request: GenerateRequest) -> None:
         """Refuse what can never run."""
@@ -128,7 +125,7 @@ class Scheduler:
             if sequence.index == index and sequence.beams is None and not sequence.siblings:
                 self._count_finish(reason)
                 self._admission.learn(sequence.generated_tokens)
-                self.drop(sequence)
+                self._roster.drop(sequence)
 
     def end(
         self, request_id: str, reason: FinishReason, error: str | None = None
@@ -139,7 +136,7 @@ class Scheduler:
         if sequences and (beams := sequences[0].beams) is not None:
             indexes = list(range(beams.width))
         for sequence in list(sequences):
-            self.drop(sequence)
+            self._roster.drop(sequence)
         for _ in indexes:
             self._count_finish(reason)
         return [
@@ -191,19 +188,17 @@ class Scheduler:
             if sequence is None or sequence.wanted_tokens == 0:
                 return
             found = self._find_prefix(sequence)
-            held = sum(len(s.blocks) for s in self._idle_holders() if s is not sequence)
+            held = self._roster.idle_blocks(sequence)
             if spare is None:
                 spare = self._admission.spare_blocks(self._running.values())
             spare -= self._admission.most_blocks(sequence)
             if spare < held and not self._admission.fits(
                 sequence, found, self._running.values(), held
             ):
-                if self._running or not self._reclaim_waiting(sequence):
+                if self._running or not self._roster.reclaim_waiting(sequence):
                     return
                 spare = None
                 continue
-            self._waiting.remove(sequence)
-            self._forks.pop(sequence.sequence_id, None)
             self._start_running(sequence, found)
             self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
 
@@ -230,8 +225,7 @@ class Scheduler:
             sequence.scheduled_tokens = sequence.computed_tokens
         if not sequence.has_started:
             self._note_start(sequence)
-        sequence.status = Status.RUNNING
-        self._running[sequence.sequence_id] = sequence
+        self._roster.start(sequence)
 
     def _note_start(self, sequence: Sequence) -> None:
         sequence.has_started = True
@@ -246,22 +240,11 @@ class Scheduler:
     def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
         """`_schedule_tokens` for the case that comes for every sequence in every step: one token
         after the prompt, and a draw."""
-        start, blocks = sequence.scheduled_tokens, sequence.blocks
-        at = start // self.blocks.block_tokens
-        ready = at < len(blocks) and self.blocks.is_writable(blocks[at])
-        if not ready and not self._make_room(sequence, start, start + 1, draft):
+        start = sequence.scheduled_tokens
+        if start >= sequence.own_tokens and not self._make_room(sequence, start, start + 1, draft):
             return
-        known = sequence.token_ids
-        entry = StepEntry(
-            sequence_id=sequence.sequence_id,
-            token_ids=[known[start] if start < len(known) else PREVIOUS],
-            start=start,
-            block_table=sequence.blocks,
-        )
-        if start + 1 == len(known) + sequence.draws_in_flight:
-            entry.draw = sequence.next_draw()
-            entry.top_logprobs = sequence.top_logprobs
-            sequence.draws_in_flight += 1
+        entry = sequence.next_entry(start)
+        sequence.draws_in_flight += 1
         sequence.scheduled_tokens = start + 1
         draft.entries[sequence.sequence_id] = (sequence, entry)
         draft.budget -= 1
@@ -311,9 +294,10 @@ class Scheduler:
         copy = at < held and not pool.is_writable(sequence.blocks[at])
         needed = -(-end // pool.block_tokens) - held + copy
         if needed <= 0:
+            sequence.own_tokens = held * pool.block_tokens
             return True
         while pool.available_blocks < needed:
-            if self._reclaim_waiting(None):
+            if self._roster.reclaim_waiting(None):
                 continue
             victim = max(
                 self._running.values(),
@@ -338,6 +322,7 @@ class Scheduler:
             needed -= 1
         for _ in range(needed):
             sequence.blocks.append(pool.take())
+        sequence.own_tokens = len(sequence.blocks) * pool.block_tokens
         return True
 
     def _preempt(self, victim: Sequence, draft: Draft) -> None:
@@ -354,66 +339,104 @@ class Scheduler:
             len(self._running),
             self.blocks.total_blocks,
         )
-        self._lose_blocks(victim)
-        victim.status = Status.WAITING
-        del self._running[victim.sequence_id]
-        self._waiting.push(victim)
-
-    def _reclaim_waiting(self, keep: Sequence | None) -> bool:
-        """Take blocks from sequences that wait with some: forks not yet admitted, parked beams."""
-        held = [s for s in self._idle_holders() if s is not keep]
-        for sequence in held:
-            self._lose_blocks(sequence)
-        return bool(held)
-
-    def _idle_holders(self) -> list[Sequence]:
-        return [s for s in chain(self._forks.values(), self._parked.values()) if s.blocks]
-
-    def _lose_blocks(self, sequence: Sequence) -> None:
-        self.blocks.give_back(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
-        sequence.epoch += 1
+        self._roster.preempt(victim)
 
     # -- results -------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
         flight = self._flights.popleft()
-        self.stats.steps += 1
-        tokens: list[SampledToken] = []
-        prompt_tokens = 0
-        size, prefix_cache = self.blocks.block_tokens, self.config.prefix_cache
-        for (sequence, epoch), entry, found in zip(
-            flight, plan.entries, result.entries, strict=True
-        ):
-            count = len(entry.token_ids)
-            if entry.start < sequence.prompt_tokens:
-                prompt_tokens += count
-            if sequence.is_finished:
-                continue
-            if epoch == sequence.epoch:
-                sequence.computed_tokens = entry.start + count
-            if entry.draw is not None:
-                sequence.draws_in_flight -= 1
-            if found.error is not None:
-                reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
-                tokens += self.end(sequence.request.request_id, reason, found.error)
-                continue
-            if entry.targets is not None:
-                sequence.keep_scores(entry, found)
-            if found.token_id is not None:
-                tokens += self._take_token(sequence, found)
-            elif entry.pool and epoch == sequence.epoch:
-                tokens += self._take_pooled(sequence, entry, found)
-            full = sequence.computed_tokens // size
-            if full > sequence.published_blocks and prefix_cache and not sequence.is_finished:
-                self.prefix.publish_full(sequence)
-        self.stats.prompt_tokens += prompt_tokens
-        self.stats.compute_s += result.compute_s - result.sample_s
-        self.stats.sample_s += result.sample_s
+        if result.drawn is not None:
+            tokens = self._take_drawn(flight, plan.entries, result.drawn)
+        else:
+            tokens = []
+            for (sequence, epoch), entry, found in zip(
+                flight, plan.entries, result.entries, strict=True
+            ):
+                if not sequence.is_finished:
+                    tokens += self._take_result(sequence, epoch, entry, found)
+        prompt_tokens = sum(
+            [
+                len(entry.token_ids)
+                for (sequence, _), entry in zip(flight, plan.entries, strict=True)
+                if entry.start < sequence.prompt_tokens
+            ]
+        )
+        stats = self.stats
+        stats.steps += 1
+        stats.prompt_tokens += prompt_tokens
+        stats.compute_s += result.compute_s - result.sample_s
+        stats.sample_s += result.sample_s
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
         return tokens
+
+    def _take_result(
+        self, sequence: Sequence, epoch: int, entry: StepEntry, found: EntryResult
+    ) -> list[SampledToken]:
+        """What a step found for one sequence that has not ended."""
+        tokens: list[SampledToken] = []
+        if epoch == sequence.epoch:
+            sequence.computed_tokens = entry.start + len(entry.token_ids)
+        if entry.draw is not None:
+            sequence.draws_in_flight -= 1
+        if found.error is not None:
+            reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
+            return self.end(sequence.request.request_id, reason, found.error)
+        if entry.targets is not None:
+            sequence.keep_scores(entry, found)
+        if found.token_id is not None:
+            tokens = self._take_token(sequence, found)
+        elif entry.pool and epoch == sequence.epoch:
+            tokens = self._take_pooled(sequence, entry, found)
+        self._publish_new(sequence)
+        return tokens
+
+    def _take_drawn(
+        self, flight: Flight, entries: list[StepEntry], drawn: Drawn
+    ) -> list[SampledToken]:
+        """`_take_result` for the case that comes for every sequence in every step: a drawn token,
+        and nothing else that was asked for."""
+        tokens: list[SampledToken] = []
+        size = self.blocks.block_tokens
+        for (sequence, epoch), entry, token_id, logprob in zip(
+            flight, entries, drawn.token_ids, drawn.logprobs, strict=True
+        ):
+            if sequence.status is _FINISHED:
+                continue
+            if not sequence.takes_tokens or sequence.siblings:
+                found = EntryResult(
+                    sequence_id=entry.sequence_id, token_id=token_id, logprob=logprob
+                )
+                tokens += self._take_result(sequence, epoch, entry, found)
+                continue
+            if epoch == sequence.epoch:
+                sequence.computed_tokens = entry.start + len(entry.token_ids)
+            sequence.draws_in_flight -= 1
+            reason = sequence.append(token_id)
+            token = SampledToken(
+                request_id=sequence.request.request_id,
+                token_id=token_id,
+                logprob=logprob,
+                index=sequence.index,
+                finish_reason=reason,
+            )
+            if sequence.prompt_scores and sequence.generated_tokens == 1:
+                token.prompt_scores = sequence.prompt_scores
+            tokens.append(token)
+            self.stats.generated_tokens += 1
+            if reason is not None:
+                self._admission.learn(sequence.generated_tokens)
+                self._finish(sequence, reason)
+            elif sequence.computed_tokens // size > sequence.published_blocks:
+                self._publish_new(sequence)
+        return tokens
+
+    def _publish_new(self, sequence: Sequence) -> None:
+        """Blocks that became full, if any did."""
+        full = sequence.computed_tokens // self.blocks.block_tokens
+        has_new = full > sequence.published_blocks and not sequence.is_finished
+        if has_new and self.config.prefix_cache:
+            self.prefix.publish_full(sequence)
 
     def fail(self, error: str) -> list[SampledToken]:
         """The oldest plan not yet committed could not be computed: its requests end."""
@@ -426,12 +449,12 @@ class Scheduler:
         assert found.token_id is not None
         self.stats.generated_tokens += 1
         if sequence.beams is not None:
-            tokens = sequence.beams.receive(sequence, found, self)
+            tokens = sequence.beams.receive(sequence, found, self._roster)
             for token in tokens:
                 if token.finish_reason is not None:
                     self._count_finish(token.finish_reason)
             if not sequence.is_finished and sequence.wanted_tokens == 0:
-                self._park(sequence)
+                self._roster.park(sequence)
             return tokens
         try:
             reason = sequence.append(found.token_id)
@@ -452,7 +475,8 @@ class Scheduler:
             token_id=found.token_id,
             logprob=found.logprob,
             index=sequence.index,
-            top=found.top[: sequence.top_logprobs],  # a prompt's may have been more
+            # A prompt's may have been more.
+            top=found.top[: sequence.top_logprobs] if sequence.top_logprobs else (),
             finish_reason=reason,
             prompt_scores=scores or None,
         )
@@ -474,7 +498,7 @@ class Scheduler:
         if self.config.prefix_cache:
             self.prefix.publish_full(sequence)
         self._count_finish(reason)
-        self.drop(sequence)
+        self._roster.drop(sequence)
 
     def _fork_siblings(self, parent: Sequence) -> None:
         """The request's other continuations start from the prompt's blocks. Each computes the last
@@ -482,7 +506,7 @@ class Scheduler:
         shared = parent.prompt_tokens - 1
         # All of them first: should one fail, nothing has changed.
         for index, started in enumerate(fork_constraints(parent), start=1):
-            child = self.fork(parent, shared, None if started is None else started[0])
+            child = self._roster.fork(parent, shared, None if started is None else started[0])
             child.mask = None if started is None else started[1]
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
@@ -491,85 +515,9 @@ class Scheduler:
                 child.seen, child.counts = set(child.token_ids), {}
         parent.siblings, parent.unstarted = 0, None
 
-    def fork(
-        self, parent: Sequence, computed_tokens: int, constraint: Constraint | None = None
-    ) -> Sequence:
-        """A sequence that shares the parent's blocks of its first `computed_tokens`; it waits to be
-        admitted, at its request's place in the queue."""
-        blocks = parent.blocks[: self.blocks.blocks_for(computed_tokens)]
-        if parent.computed_tokens < computed_tokens:  # preempted meanwhile: start from nothing
-            blocks, computed_tokens = [], 0
-        full = computed_tokens // self.blocks.block_tokens
-        child = Sequence(
-            sequence_id=self._take_id(),
-            request=parent.request,
-            index=parent.index,
-            order=parent.order,
-            arrival_s=parent.arrival_s,
-            max_tokens=parent.max_tokens,
-            stop_ids=parent.stop_ids,
-            token_ids=list(parent.token_ids),
-            seed=parent.seed,
-            has_started=True,
-            computed_tokens=computed_tokens,
-            scheduled_tokens=computed_tokens,
-            blocks=blocks,
-            keys=parent.keys[:full],
-            plain_keys=parent.plain_keys[:full],
-            published_blocks=full,
-            prompt_scores=parent.prompt_scores,
-            beams=parent.beams,
-            constraint=constraint,
-            epoch=1,  # its prompt was looked up in the prefix cache by its parent
-        )
-        for block in blocks:
-            self.blocks.share(block)
-        self._requests[parent.request.request_id].append(child)
-        self._forks[child.sequence_id] = child
-        self._waiting.push(child)
-        return child
-
-    def _park(self, sequence: Sequence) -> None:
-        """Give up its place among the running: those it waits for may need one."""
-        if self._running.pop(sequence.sequence_id, None) is not None:
-            sequence.status = Status.WAITING
-            self._parked[sequence.sequence_id] = sequence
-
-    def resume(self, sequence: Sequence) -> None:
-        """Its group has moved on: if it was parked, it queues at its request's place."""
-        if self._parked.pop(sequence.sequence_id, None) is not None:
-            self._forks[sequence.sequence_id] = sequence
-            self._waiting.push(sequence)
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out, its blocks with it. Says nothing to anyone."""
-        sequence.status = Status.FINISHED
-        self._running.pop(sequence.sequence_id, None)
-        self._parked.pop(sequence.sequence_id, None)
-        self._forks.pop(sequence.sequence_id, None)
-        self._waiting.remove(sequence)
-        self.blocks.give_back(sequence.blocks)
-        sequence.blocks = []
-        request_id = sequence.request.request_id
-        self._requests[request_id].remove(sequence)
-        if not self._requests[request_id]:
-            del self._requests[request_id]
-
     def _count_finish(self, reason: FinishReason) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id - 1
-
     def check_integrity(self) -> None:
         """free + used + cached == total, and blocks are held by those who think they hold them."""
-        live = [s for sequences in self._requests.values() for s in sequences]
-        self.blocks.check_integrity(s.blocks for s in live)
-        assert self._waiting or not self._waiting.tokens, "nobody waits, with tokens to compute"
-        for sequence in live:
-            running = sequence.sequence_id in self._running
-            assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
-            assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
-            held = len(sequence.blocks) * self.blocks.block_tokens
-            assert sequence.scheduled_tokens <= held, "computed outside its blocks"
+        self._roster.check_integrity()

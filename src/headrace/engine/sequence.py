@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 from headrace.core.constraint import Constraint
 from headrace.core.request import FinishReason, GenerateRequest
-from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
+from headrace.core.step import PREVIOUS, Draw, EntryResult, StepEntry, TopLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
 
 GREEDY = Draw(temperature=0.0)
 RUN = 8  # places that one hash has numbers for
+_UNKNOWN = [PREVIOUS]
 
 
 class Status(Enum):
@@ -68,17 +69,25 @@ class Sequence:
     mask: bytes | None = None  # the constraint's, for the next token
     unstarted: tuple[Constraint, bytes] | None = None  # to fork siblings from; its first mask
     prompt_tokens: int = 0
+    # Positions before this one, from `scheduled_tokens` on, lie in blocks that nobody else holds.
+    own_tokens: int = 0
     top_logprobs: int = 0  # alternatives wanted with each drawn token
     needs_history: bool = False  # a draw depends on tokens before it, not only through the model
+    # Neither beams nor a grammar: a drawn token is taken as it comes.
+    takes_tokens: bool = True
+    _most_tokens: int = 0  # of prompt and output together
     _plain: bool = True
     _constant_draw: Draw | None = None
     _draws: tuple[Draw, ...] = ()  # two, as two plans may be in flight
+    _entries: tuple[StepEntry, ...] = ()  # likewise
     _run_number: int = -1
     _run: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         params = self.request.params
         self.prompt_tokens = len(self.request.prompt_token_ids)
+        self._most_tokens = self.prompt_tokens + self.max_tokens
+        self.takes_tokens = self.beams is None and self.constraint is None
         self.needs_history = (
             self.beams is not None
             or self.constraint is not None
@@ -107,16 +116,36 @@ class Sequence:
     @property
     def wanted_tokens(self) -> int:
         """To be scheduled before the next draw, one that is only being drawn now included."""
-        if self.draws_in_flight and (
-            self.needs_history or self.generated_tokens + 1 >= self.max_tokens
-        ):
+        known, drawing = len(self.token_ids), self.draws_in_flight
+        if drawing and (self.needs_history or known + 1 >= self._most_tokens):
             return 0
-        return len(self.token_ids) + self.draws_in_flight - self.scheduled_tokens
+        return known + drawing - self.scheduled_tokens
 
     @property
     def most_tokens(self) -> int:
         """The longest this sequence can become in blocks. The last token is never computed."""
         return self.prompt_tokens + self.max_tokens - 1
+
+    def next_entry(self, start: int) -> StepEntry:
+        """Of the one token at `start`, with a draw after it. Made once and used every second time:
+        this runs for every token, and the plan before the last one has been committed by now."""
+        if not self._entries:
+            self._entries = (self._empty_entry(), self._empty_entry())
+        entry = self._entries[start % 2]
+        entry.token_ids = [self.token_ids[start]] if start < len(self.token_ids) else _UNKNOWN
+        entry.start = start
+        entry.block_table = self.blocks
+        entry.draw = self._constant_draw or self.next_draw()
+        return entry
+
+    def _empty_entry(self) -> StepEntry:
+        return StepEntry(
+            sequence_id=self.sequence_id,
+            token_ids=[],
+            start=0,
+            block_table=[],
+            top_logprobs=self.top_logprobs,
+        )
 
     def next_draw(self) -> Draw:
         """For the token that follows all known ones and those in flight."""

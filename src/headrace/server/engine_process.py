@@ -9,7 +9,6 @@ outside will notice. Ends when the socket does. Knows token ids; no text, no HTT
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
@@ -20,6 +19,7 @@ import threading
 import time
 from typing import cast
 
+from headrace.core import collector
 from headrace.core.constraint import Constraint
 from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import GenerateRequest
@@ -94,9 +94,7 @@ class EngineProcess:
             self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
             return 2
         self._engine = self._assembled.engine
-        # What is here now stays: a full collection between two steps need not look at it again.
-        gc.collect()
-        gc.freeze()
+        collector.settle()
         self._link.send(wire.Phase("weights", time.perf_counter() - began))
         limits = self._assembled.runner.limits
         self._link.send(
@@ -113,7 +111,8 @@ class EngineProcess:
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)
         beat.start()
         try:
-            self._loop()
+            with collector.rarely():
+                self._loop()
             if self._engine.lost is not None:
                 return 3
         finally:
@@ -121,7 +120,7 @@ class EngineProcess:
             self._compiling.close()
             beat.join()
             self._assembled.close()
-            gc.unfreeze()  # the interpreter lets go of everything at its end, and says if it can't
+            collector.unsettle()
         return 0
 
     def _first_message(self) -> wire.Configure | None:

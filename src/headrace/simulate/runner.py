@@ -16,6 +16,7 @@ from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.step import (
     PREVIOUS,
+    Drawn,
     EntryResult,
     RunnerLimits,
     StepEntry,
@@ -116,7 +117,15 @@ class SimulatedRunner:
                 f"Step {submitted.number} failed, as raise_on_step() asked.",
                 "Ask for no failure.",
             )
-        return StepResult(entries=self._execute(submitted), compute_s=submitted.compute_s)
+        results = self._execute(submitted)
+        if all(map(_is_plain, results, submitted.plan.entries)):  # said in few words, as a GPU does
+            drawn = Drawn(
+                [result.sequence_id for result in results],
+                [result.token_id for result in results if result.token_id is not None],
+                [result.logprob for result in results],
+            )
+            return StepResult(drawn=drawn, compute_s=submitted.compute_s)
+        return StepResult(entries=results, compute_s=submitted.compute_s)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -160,10 +169,10 @@ class SimulatedRunner:
             self._slots.check_chain(table, entry.start)
         hashes = self._slots.write(table, entry.start, token_ids)
         if entry.targets is not None:
-            for value, target in zip(hashes, entry.targets, strict=True):
-                after = Distribution(value, self._vocabulary)
-                result.target_logprobs.append(after.logprob(target))
-                result.target_top.append(after.top(entry.top_logprobs))
+            scored = [Distribution(value, self._vocabulary) for value in hashes]
+            pairs = zip(scored, entry.targets, strict=True)
+            result.target_logprobs = [after.logprob(target) for after, target in pairs]
+            result.target_top = [after.top(entry.top_logprobs) for after in scored]
         if entry.pool:
             result.pooled = [
                 float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
@@ -255,3 +264,9 @@ def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int, strict
                 f"{who} with a token {token}",
                 f"0 to {vocab_size - 1}, or PREVIOUS alone with plans in flight",
             )
+
+
+def _is_plain(result: EntryResult, entry: StepEntry) -> bool:
+    """Whether a token was drawn, and that is all that was asked for."""
+    asked = entry.targets is not None or entry.top_logprobs > 0 or entry.pool
+    return result.token_id is not None and result.error is None and not asked

@@ -174,7 +174,7 @@ def test_targets_and_alternatives(device: torch.device) -> None:
         np.testing.assert_allclose([p for _, p in found], [p for _, p in top], atol=2e-5)
     assert [len(top) for top in scored.target_top] == [3, 3, 3]
     assert len(greedy.top) == 50
-    assert sampled.top == []
+    assert not sampled.top
     assert sampled.token_id == draw(logits[4], entries[2].draw or Draw(temperature=0))[0]
     assert [t for t, _ in last.top] == [int(np.argmax(logits[5]))]
 

@@ -8,6 +8,7 @@ nothing of what the launches do.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterator
@@ -28,8 +29,9 @@ MOST_GRAPHS = 96
 
 def row_bucket(rows: int, most: int) -> int:
     """What `rows` are padded to."""
-    large = -(-rows // _LARGE_STEP) * _LARGE_STEP
-    return min(next((bucket for bucket in _BUCKETS if rows <= bucket), large), most)
+    at = bisect.bisect_left(_BUCKETS, rows)
+    bucket = _BUCKETS[at] if at < len(_BUCKETS) else -(-rows // _LARGE_STEP) * _LARGE_STEP
+    return min(bucket, most)
 
 
 def row_buckets(most: int) -> list[int]:

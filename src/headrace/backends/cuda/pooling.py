@@ -5,12 +5,15 @@ Added up on the device in double precision. Knows neither models nor requests.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from headrace.core.step import StepEntry
+
+_POOL = attrgetter("pool")
 
 
 class Pooled(Protocol):
@@ -34,9 +37,9 @@ class Pooling:
 
     def add(self, step: Pooled) -> None:
         """Right after a step's body, before another's."""
-        asking = [number for number, entry in enumerate(step.entries) if entry.pool]
-        if not asking:
+        if not any(map(_POOL, step.entries)):  # as most steps: this looks at every entry
             return
+        asking = [number for number, entry in enumerate(step.entries) if entry.pool]
         counts = [len(entry.token_ids) for entry in step.entries]
         ends = np.cumsum(counts)
         sums = []

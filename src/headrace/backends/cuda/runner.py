@@ -20,6 +20,7 @@ from types import TracebackType
 import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.block_tables import mistaken
 from headrace.backends.cuda.choice import Choices
 from headrace.backends.cuda.device import taking
 from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
@@ -28,11 +29,11 @@ from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
 from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.pooling import Pooling
 from headrace.backends.cuda.program import Program, attention_windows
-from headrace.backends.cuda.results import StepInFlight
+from headrace.backends.cuda.results import Landing, StepInFlight
 from headrace.backends.cuda.sampling import Sampler, Tops
 from headrace.backends.draws import Wanted
 from headrace.core.errors import DeviceLostError, HeadraceError
-from headrace.core.step import RunnerLimits, StepEntry, StepPlan, StepResult
+from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.tensor import Tensor
@@ -80,6 +81,7 @@ class CudaRunner:
         self._flight: deque[StepInFlight] = deque()
         self._drawn: dict[int, int] = {}  # by the last step: sequence -> its wanted row
         self._steps = 0
+        self._steps_begun = 0
         self._lost: DeviceLostError | None = None
         self._closed = False
         with self._computing():
@@ -134,6 +136,8 @@ class CudaRunner:
         )
         most_wanted = limits.max_batch_tokens + limits.max_sequences
         self._sampler = Sampler(self._logit_rows, most_wanted, spec.vocab_size, device)
+        # One more than steps in flight: a step that is refused has not touched another's.
+        self._landings = [Landing(most_wanted, device) for _ in range(limits.steps_in_flight + 1)]
         final_norm = self._weights.final_norm
         assert isinstance(final_norm, torch.Tensor)
         self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
@@ -167,9 +171,12 @@ class CudaRunner:
                 f"{self._limits.steps_in_flight}.",
                 "Collect one first.",
             )
-        self._check_plan(plan)
+        landing = self._landings[self._steps_begun % len(self._landings)]
+        step = StepInFlight(plan, landing)
+        self._check_plan(plan, step)
         with self._computing():
-            step = self._compute(plan)
+            self._compute(plan, step)
+        self._steps_begun += 1
         self._flight.append(step)
         self._steps += 1
 
@@ -181,7 +188,7 @@ class CudaRunner:
                 "collect() was called with no plan submitted; expected a submit() before it.",
                 "Submit a plan first.",
             )
-        with self._computing():
+        with self._reporting():
             self._flight[0].wait()  # Ctrl-C in here leaves the step in flight
             step = self._flight.popleft()
             result = step.result()
@@ -196,7 +203,7 @@ class CudaRunner:
         most = min(GRAPH_ROWS, self._limits.max_batch_tokens)
         for rows in reversed(row_buckets(most)):
             if rows <= self._limits.max_sequences:
-                shape = self._inputs.shape_of([_padding()], rows)
+                shape = self._inputs.shape_of(1, rows)
                 self._inputs.clear(shape)
                 self._graphs.capture(shape, partial(self._launch_body, shape))
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
@@ -210,7 +217,16 @@ class CudaRunner:
         self._flight.clear()
         if self._cuda and self._lost is None:
             torch.cuda.synchronize(self._device)
-        for name in ("_graphs", "_pooling", "_program", "_sampler", "_inputs", "_kv", "_weights"):
+        for name in (
+            "_landings",
+            "_graphs",
+            "_pooling",
+            "_program",
+            "_sampler",
+            "_inputs",
+            "_kv",
+            "_weights",
+        ):
             self.__dict__.pop(name, None)
         if self._cuda and self._lost is None:
             torch.cuda.empty_cache()
@@ -228,8 +244,7 @@ class CudaRunner:
 
     # -- one step ----------------------------------------------------------------------------------
 
-    def _compute(self, plan: StepPlan) -> StepInFlight:
-        step = StepInFlight(plan, self._device)
+    def _compute(self, plan: StepPlan, step: StepInFlight) -> None:
         step.began()
         if plan.copies:
             self._kv.copy(plan.copies)
@@ -237,10 +252,10 @@ class CudaRunner:
         if not entries:
             self._drawn = {}
             step.ended()
-            return step
+            return
         wanted = step.wanted
-        shape = self._inputs.shape_of(entries, self._padded(step.rows))
-        self._inputs.fill(entries, wanted.rows, self._drawn, shape)
+        shape = self._inputs.shape_of(max(step.counts), self._padded(step.rows))
+        self._inputs.fill(entries, step.counts, wanted.rows, self._drawn, shape)
         self._graphs.run(
             shape, lambda: self._launch_body(shape), shape.rows, at_once=shape.is_decode
         )
@@ -254,7 +269,6 @@ class CudaRunner:
         self._drawn = wanted.drawn
         step.fetch(self._sampler.results, tops)
         step.ended()
-        return step
 
     def _launch_body(self, shape: StepShape) -> None:
         self._inputs.launch(shape, self._sampler.tokens)
@@ -291,14 +305,19 @@ class CudaRunner:
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:
-        """On the runner's stream. What the device reports ends this runner: after such an error
-        nothing that it holds can be trusted, and every further call fails too."""
+        """On the runner's stream."""
         on_stream = (
             contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
         )
+        with self._reporting(), on_stream, torch.inference_mode():
+            yield
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """What the device reports ends this runner: after such an error nothing that it holds can
+        be trusted, and every further call fails too."""
         try:
-            with on_stream, torch.inference_mode():
-                yield
+            yield
         except HeadraceError:
             raise
         except torch.cuda.OutOfMemoryError as error:
@@ -316,13 +335,13 @@ class CudaRunner:
         if self._closed:
             raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
 
-    def _check_plan(self, plan: StepPlan) -> None:
+    def _check_plan(self, plan: StepPlan, step: StepInFlight) -> None:
         limits = self._limits
-        if plan.batch_tokens > limits.max_batch_tokens:
-            raise mistaken(f"{plan.batch_tokens} tokens", f"at most {limits.max_batch_tokens}")
+        if step.rows > limits.max_batch_tokens:
+            raise mistaken(f"{step.rows} tokens", f"at most {limits.max_batch_tokens}")
         if len(plan.entries) > limits.max_sequences:
             raise mistaken(f"{len(plan.entries)} entries", f"at most {limits.max_sequences}")
-        if not all(entry.token_ids for entry in plan.entries):
+        if not all(step.counts):
             raise mistaken("an entry without tokens", "one or more")
         if any(not 0 <= block < limits.total_blocks for pair in plan.copies for block in pair):
             raise mistaken(f"copies of blocks {plan.copies}", f"0 to {limits.total_blocks - 1}")
@@ -346,17 +365,6 @@ def multiprocessors_of(device: torch.device) -> int:
 
 def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
     return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
-
-
-def mistaken(found: str, expected: str) -> HeadraceError:
-    return HeadraceError(
-        f"The step plan has {found}; expected {expected}.",
-        "This is a mistake in Headrace: please report it.",
-    )
-
-
-def _padding() -> StepEntry:
-    return StepEntry(sequence_id=-1, token_ids=[0], start=0, block_table=[0])
 
 
 def _lost(error: Exception, remedy: str) -> DeviceLostError:

@@ -199,9 +199,11 @@ def _pool(plan: StepPlan, results: list[EntryResult], rows: NDArray[np.float32])
 def _answer(entry: StepEntry, result: EntryResult, values: NDArray[np.float32], token: int) -> None:
     try:
         if entry.targets is not None:
-            result.target_logprobs.append(log_probability(values, entry.targets[token]))
+            logprob = log_probability(values, entry.targets[token])
+            result.target_logprobs = [*result.target_logprobs, logprob]
             if entry.top_logprobs:
-                result.target_top.append(top_log_probabilities(values, entry.top_logprobs))
+                top = top_log_probabilities(values, entry.top_logprobs)
+                result.target_top = [*result.target_top, top]
         if entry.draw is not None and token == len(entry.token_ids) - 1:
             result.token_id, result.logprob = draw(values, entry.draw)
             if entry.top_logprobs:
