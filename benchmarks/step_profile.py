@@ -7,7 +7,8 @@ Steps of 1 to 127 rows decode one token of so many sequences after --context tok
 prefill one prompt. Of each operation the best of all rounds is shown, because noise only adds time,
 and beside it the median; peaks are measured before and after, on the same threads. The last column
 is the part of an operation's time that it would take at the peaks of int8 (or float) multiply-adds
-and of reading. Below the table: what Python adds to a step.
+and of reading. Below the table: what is outside the operations of a step that comes by itself; at
+the end, what Python adds to steps of one sequence and of sixteen when the engine runs them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from typing import Any
 from headrace.assemble import assemble
 from headrace.backends.cpu.profile import OperationProfile, Peaks, measure_peaks
 from headrace.backends.cpu.runner import CpuRunner
+from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.core.step import Draw, StepEntry, StepPlan
+from headrace.engine.loop import Engine
 
 BLOCK_TOKENS = 16
 PREFILL_ROWS = 128  # a step of so many rows or more is one prompt
 GREEDY = Draw(temperature=0.0)
+ENGINE_SEQUENCES = (1, 16)
+ENGINE_PROMPT = 32
+ENGINE_STEPS = 200
 
 
 def blocks_for(tokens: int) -> int:
@@ -108,6 +114,28 @@ def show(rows: int, found: dict[str, list[OperationProfile]], peaks: Peaks, thre
     print(f"rope tables, waking threads, results), {outside / middle:.1%} of it")
 
 
+def python_share(runner: CpuRunner, sequences: int) -> None:
+    """Of decode steps that the engine makes one after the other: all that is not native."""
+    engine = Engine(runner, frozenset())
+    params = SamplingParams(max_tokens=ENGINE_STEPS, temperature=0.0, ignore_eos=True)
+    for number in range(sequences):
+        prompt = [number + 1] * ENGINE_PROMPT
+        engine.add(GenerateRequest(request_id=str(number), prompt_token_ids=prompt, params=params))
+    steps, python = [], []
+    while engine.has_work:
+        began = time.perf_counter()
+        tokens_of_step = len(engine.step())
+        took = time.perf_counter() - began
+        if tokens_of_step == sequences:
+            steps.append(took)
+            python.append(took - runner.native_s)
+    share = statistics.median(p / s for p, s in zip(python, steps, strict=True))
+    print(
+        f"{sequences} in the engine: {statistics.median(steps) * 1e3:.2f} ms a step in the median, "
+        f"{statistics.median(python) * 1e6:.0f} µs of it Python, {share:.1%}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
@@ -119,7 +147,9 @@ def main() -> None:
     args = parser.parse_args()
     most = max((rows for rows in args.rows if rows < PREFILL_ROWS), default=1)
     kv_tokens = BLOCK_TOKENS * max(
-        most * blocks_for(args.context + 1), *(blocks_for(rows) for rows in args.rows)
+        most * blocks_for(args.context + 1),
+        max(ENGINE_SEQUENCES) * blocks_for(ENGINE_PROMPT + ENGINE_STEPS),
+        *(blocks_for(rows) for rows in args.rows),
     )
     model = assemble(args.model, backend="cpu", kv_tokens=kv_tokens, threads=args.threads)
     runner = model.runner
@@ -149,6 +179,9 @@ def main() -> None:
     )
     for rows, found in results.items():
         show(rows, found, peaks, threads)
+    print()
+    for sequences in ENGINE_SEQUENCES:
+        python_share(runner, sequences)
     if args.json:
         written: dict[str, Any] = {"threads": threads, "peaks": asdict(peaks), "rows": {}}
         for rows, found in results.items():

@@ -267,7 +267,7 @@ def test_scores_and_draws_in_one_step(path: str) -> None:
         wanted = top_log_probabilities(logits[row], len(top))
         assert [token for token, _ in top] == [token for token, _ in wanted]
         assert [p for _, p in top] == pytest.approx([p for _, p in wanted], abs=2e-5)
-    assert (found[0].top, found[4].top, found[3].target_top) == ([], [], [])
+    assert (found[0].top, found[4].top, found[3].target_top) == ((), (), ())
     assert len(found[3].top) == 3
 
 

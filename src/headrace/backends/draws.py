@@ -33,6 +33,13 @@ FAILURES = {  # what a sampler gives in place of a token
 _NO_ROWS: Ints = np.empty(0, np.int32)
 _NO_DRAWS: NDArray[np.float64] = np.empty((0, 5), np.float64)
 _NO_UNIFORMS: NDArray[np.float64] = np.empty(0, np.float64)
+# Of steps that decode a token of each sequence: always the same, made once. Nobody writes to them.
+_SEQUENCES = 1024
+_EACH_ROW: Ints = np.arange(_SEQUENCES, dtype=np.int32)
+_ALL_DRAWN: Ints = np.full(_SEQUENCES, -1, np.int32)
+_NO_TOPS: Ints = np.zeros(_SEQUENCES, np.int32)
+for _kept in (_EACH_ROW, _ALL_DRAWN, _NO_TOPS):
+    _kept.flags.writeable = False
 
 
 class Wanted:
@@ -48,16 +55,24 @@ class Wanted:
 
     def _take_plain(self, entries: Sequence[StepEntry]) -> None:
         """Every draw is of the likeliest token, and nothing else is wanted."""
-        ends = np.cumsum([len(entry.token_ids) for entry in entries])
+        counts = [len(entry.token_ids) for entry in entries]
         drawing = [entry.draw is not None for entry in entries]
         ids = [entry.sequence_id for entry in entries]
-        if not all(drawing):
-            ends = ends[drawing]
-            ids = list(compress(ids, drawing))
-        self.drawn = dict(zip(ids, range(len(ids)), strict=True))
-        self.rows = (ends - 1).astype(np.int32)
-        self.targets = np.full(len(ids), -1, np.int32)
-        self.tops = np.zeros(len(ids), np.int32)
+        count = len(ids)
+        if max(counts) == 1 and count <= _SEQUENCES and all(drawing):
+            self.rows = _EACH_ROW[:count]
+        else:
+            ends = np.cumsum(counts)
+            if not all(drawing):
+                ends = ends[drawing]
+                ids = list(compress(ids, drawing))
+                count = len(ids)
+            self.rows = (ends - 1).astype(np.int32)
+        self.drawn = dict(zip(ids, range(count), strict=True))
+        if count <= _SEQUENCES:
+            self.targets, self.tops = _ALL_DRAWN[:count], _NO_TOPS[:count]
+        else:
+            self.targets, self.tops = np.full(count, -1, np.int32), np.zeros(count, np.int32)
         self.scored = self.sampled = self.topped = _NO_ROWS
         self.draws, self.uniforms = _NO_DRAWS, _NO_UNIFORMS
         self.adjustments: Adjustments | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # In place of a token id: the token that this sequence drew in the step before, which whoever wrote
 # the plan did not know yet. Only as an entry's single token, and only where `steps_in_flight` > 1.
@@ -100,8 +100,7 @@ class EntryResult:
     is_own_fault: bool = False  # because of what its draw asked for
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(NamedTuple):
     """What most steps find: a token and its logprob for every entry, in the plan's order, and
     nothing else."""
 

@@ -136,6 +136,9 @@ class Program:
     def sample_s(self) -> float:
         """What sampling took in the last step."""
     @property
+    def run_s(self) -> float:
+        """What the last step took, all of it that is native."""
+    @property
     def activation_bytes(self) -> int:
         """Slots, rope tables and scratch; all there once finished."""
     def run(

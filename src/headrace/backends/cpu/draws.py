@@ -7,7 +7,7 @@ logits are; the order of operations is backends/reference/sampling.py's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,27 @@ from headrace.backends.draws import (
     Wanted,
     collect_results,
 )
-from headrace.core.step import EntryResult, StepEntry, TopLogprobs
+from headrace.core.step import Drawn, EntryResult, StepEntry, TopLogprobs
 
-# Of a row that is scored or wants its likeliest token: temperature 0, and no filter.
+# Of a row that is scored or wants its likeliest token: temperature 0, and no filter. Most rows do:
+# as many as a step may have are kept, for Python's share of a step that computes one row.
 _LIKELIEST = (0.0, 1.0, 0.0, 1.0, 0.0)
+_ROWS_KEPT = 512
+_PLAIN_DRAWS = np.full((_ROWS_KEPT, 5), _LIKELIEST)
+_PLAIN_UNIFORMS = np.zeros(_ROWS_KEPT)
 
 
 class DrawArrays:
     def __init__(self, entries: list[StepEntry]) -> None:
         self._wanted = wanted = Wanted(entries)
         count = len(wanted.rows)
-        self._draws = np.full((count, 5), _LIKELIEST)
-        self._draws[wanted.sampled] = wanted.draws
-        self._uniforms = np.zeros(count)
-        self._uniforms[wanted.sampled] = wanted.uniforms
+        if not len(wanted.sampled) and count <= _ROWS_KEPT:
+            self._draws, self._uniforms = _PLAIN_DRAWS[:count], _PLAIN_UNIFORMS[:count]
+        else:
+            self._draws = np.full((count, 5), _LIKELIEST)
+            self._draws[wanted.sampled] = wanted.draws
+            self._uniforms = np.zeros(count)
+            self._uniforms[wanted.sampled] = wanted.uniforms
         self._tokens = np.zeros(count, np.int32)  # written by the program
         self._logprobs = np.zeros(count, np.float32)  # likewise
         asked = wanted.adjustments
@@ -62,6 +69,21 @@ class DrawArrays:
             self._adjustments,
             self._tops,
         )
+
+    @property
+    def drawing(self) -> Collection[int]:
+        """The sequences that draw a token."""
+        return self._wanted.drawn
+
+    def drawn(self, entries: list[StepEntry]) -> Drawn | None:
+        """The results, if all that was asked for is a token for each entry, and each got one."""
+        wanted = self._wanted
+        if len(wanted.drawn) != len(entries) or len(wanted.scored) or self._tops is not None:
+            return None
+        tokens = self._tokens.tolist()
+        if min(tokens) < 0:
+            return None
+        return Drawn(list(wanted.drawn), tokens, self._logprobs.tolist())
 
     def results(self, entries: list[StepEntry]) -> list[EntryResult]:
         return collect_results(

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from headrace.core.errors import HeadraceError
 from headrace.core.step import (
     PREVIOUS,
+    Drawn,
     EntryResult,
     RunnerLimits,
     StepEntry,
@@ -24,7 +25,7 @@ from headrace.core.step import (
 )
 
 # By sequence: the token that it drew in a step, or None if it should have and failed.
-Drawn = Mapping[int, int | None]
+DrawnTokens = Mapping[int, int | None]
 
 
 class ReadStep(Protocol):
@@ -35,7 +36,9 @@ class ReadStep(Protocol):
         """The sequences that draw a token."""
         ...
 
-    def compute(self, previous: Drawn) -> list[EntryResult]: ...
+    def compute(self, previous: DrawnTokens) -> Drawn | list[EntryResult]:
+        """Few words where they say it all."""
+        ...
 
     @property
     def sample_s(self) -> float:
@@ -46,8 +49,8 @@ class ReadStep(Protocol):
 class Flight:
     def __init__(self, steps_in_flight: int) -> None:
         self._steps_in_flight = steps_in_flight
-        self._futures: deque[Future[StepResult]] = deque()
-        self._drawn: Drawn = {}  # by the last step; only whoever computes touches it
+        self._results: deque[Future[StepResult] | StepResult] = deque()  # to come, or there
+        self._drawn: DrawnTokens = {}  # by the last step; only whoever computes touches it
         self._closed = False
         # The executor's thread ends with it: on close(), when it is garbage, and, after the steps
         # submitted so far, when the interpreter exits.
@@ -60,45 +63,48 @@ class Flight:
     def submit(self, step: ReadStep) -> None:
         if self._closed:
             raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
-        if len(self._futures) >= self._steps_in_flight:
+        if len(self._results) >= self._steps_in_flight:
             raise HeadraceError(
-                f"A plan was submitted with {len(self._futures)} in flight; expected fewer than "
+                f"A plan was submitted with {len(self._results)} in flight; expected fewer than "
                 f"{self._steps_in_flight}.",
                 "Collect one first.",
             )
         if self._executor is not None:
-            self._futures.append(self._executor.submit(self._compute, step))
-            return
-        future: Future[StepResult] = Future()
-        future.set_result(self._compute(step))  # what it raises is raised here
-        self._futures.append(future)
+            self._results.append(self._executor.submit(self._compute, step))
+        else:
+            self._results.append(self._compute(step))  # what it raises is raised here
 
     def collect(self) -> StepResult:
-        if not self._futures:
+        if not self._results:
             raise HeadraceError(
                 "collect() was called with no plan submitted; expected a submit() before it.",
                 "Submit a plan first.",
             )
-        future = self._futures[0]
-        future.exception()  # waits; Ctrl-C in here leaves the step in flight
-        self._futures.popleft()
-        return future.result()
+        first = self._results[0]
+        if isinstance(first, StepResult):
+            self._results.popleft()
+            return first
+        first.exception()  # waits; Ctrl-C in here leaves the step in flight
+        self._results.popleft()
+        return first.result()
 
     def close(self) -> None:
         self._closed = True
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
-        self._futures.clear()
+        self._results.clear()
 
     def _compute(self, step: ReadStep) -> StepResult:
         began = time.perf_counter()
         previous, self._drawn = self._drawn, dict.fromkeys(step.drawing)  # if this step raises
-        results = step.compute(previous)
+        found = step.compute(previous)
+        took_s = time.perf_counter() - began
+        if isinstance(found, Drawn):
+            self._drawn = dict(zip(found.sequence_ids, found.token_ids, strict=True))
+            return StepResult(drawn=found, compute_s=took_s, sample_s=step.sample_s)
         drawing = step.drawing
-        self._drawn = {r.sequence_id: r.token_id for r in results if r.sequence_id in drawing}
-        return StepResult(
-            entries=results, compute_s=time.perf_counter() - began, sample_s=step.sample_s
-        )
+        self._drawn = {r.sequence_id: r.token_id for r in found if r.sequence_id in drawing}
+        return StepResult(entries=found, compute_s=took_s, sample_s=step.sample_s)
 
 
 class Unknown(NamedTuple):
@@ -137,7 +143,7 @@ def previous_rows(entries: Sequence[StepEntry]) -> list[Unknown]:
 
 
 def continue_from(
-    previous: Drawn, unknown: Sequence[Unknown]
+    previous: DrawnTokens, unknown: Sequence[Unknown]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, str]]]:
     """(row, token) for each unknown token, and (entry, error) for those whose sequence failed in
     the step before. Such an entry is computed from token 0: nobody else can see its blocks."""

@@ -8,15 +8,16 @@ is computed by a thread of the runner's own, while the next one is being written
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.draws import DrawArrays
 from headrace.backends.cpu.flight import (
-    Drawn,
+    DrawnTokens,
     Flight,
     check_previous,
     continue_from,
@@ -26,7 +27,14 @@ from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps
 from headrace.backends.cpu.pooling import Pooling
 from headrace.backends.cpu.profile import OperationProfile, read_profile
-from headrace.core.step import EntryResult, RunnerLimits, StepEntry, StepPlan, StepResult
+from headrace.core.step import (
+    Drawn,
+    EntryResult,
+    RunnerLimits,
+    StepEntry,
+    StepPlan,
+    StepResult,
+)
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize, plain_tensor
@@ -110,6 +118,11 @@ class CpuRunner:
     def activation_bytes(self) -> int:
         return self._program.activation_bytes
 
+    @property
+    def native_s(self) -> float:
+        """What the last step took in native code; not while one is in flight."""
+        return self._program.run_s
+
     def submit(self, plan: StepPlan) -> None:
         check_previous(plan, self._limits)
         self._flight.submit(_Step(self._program, self._kv, self._pooling, plan))
@@ -150,16 +163,20 @@ class _Step:
         self._program = program
         self._kv = kv
         self._pooling = pooling
-        self._copies = np.array(plan.copies, np.int32).reshape(-1, 2)
+        self._copies = np.array(plan.copies, np.int32) if plan.copies else None
         self._entries = list(plan.entries)
+        self._pools = any(entry.pool for entry in self._entries)
         self._arrays = _StepArrays(self._entries) if self._entries else None
         self._unknown = previous_rows(self._entries)
-        self.drawing = frozenset(e.sequence_id for e in self._entries if e.draw is not None)
         self.sample_s = 0.0
 
-    def compute(self, previous: Drawn) -> list[EntryResult]:
+    @property
+    def drawing(self) -> Collection[int]:
+        return () if self._arrays is None else self._arrays.draws.drawing
+
+    def compute(self, previous: DrawnTokens) -> Drawn | list[EntryResult]:
         tokens, failed = continue_from(previous, self._unknown)
-        if len(self._copies):
+        if self._copies is not None:
             self._kv.copy(self._copies)
         if self._arrays is None:
             return []
@@ -167,7 +184,11 @@ class _Step:
             self._arrays.inputs[0][row] = token
         self._arrays.run(self._program)
         self.sample_s = self._program.sample_s
-        results = self._arrays.results(self._entries)
+        if not self._pools and not failed:
+            drawn = self._arrays.draws.drawn(self._entries)
+            if drawn is not None:
+                return drawn
+        results = self._arrays.draws.results(self._entries)
         self._pooling.add(self._entries, results)
         for number, error in failed:
             sequence_id = self._entries[number].sequence_id
@@ -179,31 +200,45 @@ class _StepArrays:
     """A plan as the flat arrays that the native program reads, and those that it writes."""
 
     def __init__(self, entries: list[StepEntry]) -> None:
-        tokens: list[int] = []
-        positions: list[int] = []
-        owners: list[int] = []
-        for number, entry in enumerate(entries):
-            count = len(entry.token_ids)
-            tokens += entry.token_ids
-            positions += range(entry.start, entry.start + count)
-            owners += [number] * count
-        width = max(len(entry.block_table) for entry in entries)
-        tables = np.zeros((len(entries), width), np.int32)
-        for number, entry in enumerate(entries):
-            tables[number, : len(entry.block_table)] = entry.block_table
-        self.inputs = (
-            np.array(tokens, np.int32),
-            np.array(positions, np.int32),
-            np.array(owners, np.int32),
-            tables,
-        )
+        counts = [len(entry.token_ids) for entry in entries]
+        if max(counts) == 1:
+            tokens = [entry.token_ids[0] for entry in entries]
+            positions = [entry.start for entry in entries]
+            owners: Sequence[int] = range(len(entries))
+        else:
+            tokens, positions, owners = _flatten(entries)
+        # One call for all three: for a step of one row, Python's share is a matter of such calls.
+        columns = np.array((tokens, positions, owners), np.int32)
+        tables = [entry.block_table for entry in entries]
+        self.inputs = (columns[0], columns[1], columns[2], _even(tables))
         self.draws = DrawArrays(entries)
 
     def run(self, program: _native.Program) -> None:
         self.draws.run(program, *self.inputs)
 
-    def results(self, entries: list[StepEntry]) -> list[EntryResult]:
-        return self.draws.results(entries)
+
+def _flatten(entries: list[StepEntry]) -> tuple[list[int], list[int], list[int]]:
+    """Of every row: its token, its position, the number of its entry."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    owners: list[int] = []
+    for number, entry in enumerate(entries):
+        count = len(entry.token_ids)
+        tokens += entry.token_ids
+        positions += range(entry.start, entry.start + count)
+        owners += [number] * count
+    return tokens, positions, owners
+
+
+def _even(tables: list[list[int]]) -> NDArray[np.int32]:
+    """One row a table, the shorter ones filled up with 0."""
+    width = max(map(len, tables))
+    if all(len(table) == width for table in tables):
+        return np.array(tables, np.int32)
+    even = np.zeros((len(tables), width), np.int32)
+    for row, table in zip(even, tables, strict=True):
+        row[: len(table)] = table
+    return even
 
 
 def _prepare(

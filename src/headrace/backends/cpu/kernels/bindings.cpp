@@ -220,6 +220,7 @@ void bind_program(nb::module_& m) {
            "width"_a, "head"_a = false)
       .def_prop_ro("progress", [](const P& p) { return p.program.progress(); })
       .def_prop_ro("sample_s", [](const P& p) { return p.program.sample_s(); })
+      .def_prop_ro("run_s", [](const P& p) { return p.program.run_s(); })
       .def_prop_ro("activation_bytes", [](const P& p) { return p.program.activation_bytes(); })
       .def("embed",
            [](P& p, int out, const Table& t, float scale) {

@@ -378,12 +378,14 @@ void Program::run(const Step& step) {
     const Step& step;
   } context{this, step};
   sample_s_ = 0;
+  const auto began = std::chrono::steady_clock::now();
   pool_->run(
       [](void* p, int thread) {
         const auto& c = *static_cast<Context*>(p);
         c.program->work(c.step, thread);
       },
       &context);
+  run_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
 size_t Program::activation_bytes() const {

@@ -113,6 +113,8 @@ class Program {
   uint64_t progress() const { return pool_->progress(); }
   // The first thread's time in sampling, of the last step. Not to be read while one runs.
   double sample_s() const { return sample_s_; }
+  // What the last step took here: all the rest of it is its caller's.
+  double run_s() const { return run_s_; }
   Profile& profile() { return profile_; }
 
   // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
@@ -177,7 +179,7 @@ class Program {
   int max_inputs_ = 0;
   int logits_ = -1;
   bool in_head_ = false;
-  double sample_s_ = 0;
+  double sample_s_ = 0, run_s_ = 0;
 };
 
 }  // namespace headrace
