@@ -234,6 +234,7 @@ def measure(args: argparse.Namespace, name: str, sequences: int) -> dict[str, An
             setattr(StepInFlight, attribute, method)
     runner.close()
     collector.unsettle()
+    gc.collect()  # what is watched refers to itself, and the next runner needs its memory
     return summary(parts.steps)
 
 
