@@ -35,6 +35,7 @@ from offline_workloads import Sizes, mixed_lengths
 from shapes import SHAPES, write_shape
 
 STEP_S, TOKEN_S = 8e-3, 24e-6  # of the 8B shape on an H200: a step, and a prompt's token in it
+STEP_GROWTH = 24.0  # as on any GPU
 PROMPT_TOKENS = 129
 WARM_STEPS = 20
 BLOCK_TOKENS = 64
@@ -87,7 +88,6 @@ class Parts:
 def make_runner(args: argparse.Namespace, sequences: int) -> Any:
     import torch
 
-    from headrace.backends.cuda.graphs import Graphs
     from headrace.backends.cuda.runner import CudaRunner
     from headrace.weights.describe import describe_file
     from headrace.weights.load import find_weights, open_weights
@@ -102,10 +102,7 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
         (path / "config.json").write_text(json.dumps(config))
         file = open_weights(path, "dummy")
         spec, refs = describe_file(file, CONTEXT_TOKENS)
-        if args.device == "cpu":
-            # Launches that never run: a replay is one call, and so is this.
-            Graphs.run = lambda *_, **__: None  # type: ignore[method-assign]
-        return CudaRunner(
+        runner = CudaRunner(
             spec,
             find_weights(refs, file),
             total_blocks=max(sequences, 256) * 18,
@@ -116,6 +113,9 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
             device=torch.device(args.device),
             dependent=args.device == "cuda",
         )
+    if args.device == "cpu":  # launches are left out: a replay is one call, and so is this
+        runner._graphs.run = lambda *_, **__: None  # type: ignore[method-assign]
+    return runner
 
 
 def watch(parts: Parts, engine: Any, runner: Any) -> None:
@@ -214,13 +214,15 @@ def mixed(engine: Any, parts: Parts, args: argparse.Namespace, sequences: int) -
 def measure(args: argparse.Namespace, name: str, sequences: int) -> dict[str, Any]:
     from headrace.backends.cuda.results import StepInFlight
     from headrace.core import collector
+    from headrace.core.config import SchedulerConfig
     from headrace.engine.loop import Engine
 
     is_gpu = args.device == "cuda"
     kept = {n: getattr(StepInFlight, n) for n in ("__init__", "fetch", "wait")}
     parts = Parts(time.perf_counter if is_gpu else time.thread_time)
     runner = make_runner(args, sequences)
-    engine = Engine(runner if is_gpu else Paced(runner), frozenset())
+    config = SchedulerConfig(max_step_growth=STEP_GROWTH)
+    engine = Engine(runner if is_gpu else Paced(runner), frozenset(), config)
     watch(parts, engine, runner)
     collector.settle()  # as the engine process of a server does
     try:
@@ -232,6 +234,7 @@ def measure(args: argparse.Namespace, name: str, sequences: int) -> dict[str, An
             setattr(StepInFlight, attribute, method)
     runner.close()
     collector.unsettle()
+    gc.collect()  # what is watched refers to itself, and the next runner needs its memory
     return summary(parts.steps)
 
 

@@ -397,7 +397,7 @@ class Scheduler:
         """`_take_result` for the case that comes for every sequence in every step: a drawn token,
         and nothing else that was asked for."""
         tokens: list[SampledToken] = []
-        size = self.blocks.block_tokens
+        size, taken = self.blocks.block_tokens, 0
         for (sequence, epoch), entry, token_id, logprob in zip(
             flight, entries, drawn.token_ids, drawn.logprobs, strict=True
         ):
@@ -423,12 +423,13 @@ class Scheduler:
             if sequence.prompt_scores and sequence.generated_tokens == 1:
                 token.prompt_scores = sequence.prompt_scores
             tokens.append(token)
-            self.stats.generated_tokens += 1
+            taken += 1
             if reason is not None:
                 self._admission.learn(sequence.generated_tokens)
                 self._finish(sequence, reason)
             elif sequence.computed_tokens // size > sequence.published_blocks:
                 self._publish_new(sequence)
+        self.stats.generated_tokens += taken
         return tokens
 
     def _publish_new(self, sequence: Sequence) -> None:

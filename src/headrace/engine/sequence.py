@@ -182,14 +182,13 @@ class Sequence:
         if self.needs_history:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
             self.seen.add(token_id)
-        generated = len(self.token_ids) - self.prompt_tokens
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-            if self.constraint.is_stopped:
-                return FinishReason.STOP
-        if token_id in self.stop_ids and generated >= self.request.params.min_tokens:
+            if self.constraint is not None:
+                self.constraint.accept(token_id)
+                if self.constraint.is_stopped:
+                    return FinishReason.STOP
+        if token_id in self.stop_ids and self.generated_tokens >= self.request.params.min_tokens:
             return FinishReason.STOP
-        if generated >= self.max_tokens:
+        if len(self.token_ids) >= self._most_tokens:
             return FinishReason.LENGTH
         if self.constraint is not None:
             # Now rather than when it is needed: this is a place where it may fail, and another step

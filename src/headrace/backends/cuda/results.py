@@ -33,9 +33,15 @@ class Landing:
     def __init__(self, rows: int, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
         self.results = torch.zeros((2, rows), dtype=torch.int32, pin_memory=self.is_cuda)
+        self._tokens = self.results[0].numpy()
+        self._logprobs = self.results[1].view(torch.float32).numpy()
         self.events = [
             torch.cuda.Event(enable_timing=True) for _ in range(_MOMENTS if self.is_cuda else 0)
         ]
+
+    def read(self, count: int) -> tuple[list[int], list[float]]:
+        """Tokens and logprobs of the first `count` rows; only once they have come."""
+        return self._tokens[:count].tolist(), self._logprobs[:count].tolist()
 
 
 class StepInFlight:
@@ -115,15 +121,10 @@ class StepInFlight:
         sequence_ids = list(self.wanted.drawn)
         if not self.wanted.is_plain or len(sequence_ids) != len(self.entries):
             return None
-        tokens, logprobs = self._found()
+        tokens, logprobs = self._landing.read(len(self.wanted.rows))
         if self._failed or self._pooled is not None or min(tokens, default=0) < 0:
             return None
         return Drawn(sequence_ids, tokens, logprobs)
-
-    def _found(self) -> tuple[list[int], list[float]]:
-        """Tokens and logprobs of the wanted rows."""
-        tokens, logprobs = self._landing.results[:, : len(self.wanted.rows)]
-        return tokens.tolist(), logprobs.view(torch.float32).tolist()
 
     def _entry_results(self) -> list[EntryResult]:
         if not self._has_results:
@@ -134,7 +135,8 @@ class StepInFlight:
             for some in self._tops:
                 for number, pairs in some.lists(self.wanted.tops):
                     tops[number] = pairs
-        entries = collect_results(self.entries, *self._found(), tops)
+        found = self._landing.read(len(self.wanted.rows))
+        entries = collect_results(self.entries, *found, tops)
         if self._pooled is not None:
             for number, sums in zip(self._pooled[0], self._pooled[1].tolist(), strict=True):
                 entries[number].pooled = sums
