@@ -24,7 +24,6 @@ from headrace.backends.cuda.loading import (
     kept_format,
 )
 from headrace.backends.cuda.matrix import (
-    FP8_BLOCK,
     INT4_CHUNK,
     Format,
     Matrix,
@@ -37,6 +36,7 @@ from headrace.backends.cuda.program import (
     attention_windows,
     find_matrices,
 )
+from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
 from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
@@ -181,8 +181,9 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
     if format is Format.INT4:
         return _shape_int4(parts, rows, columns, bias, role == "gate_up")
     scales: torch.Tensor | None = None
+    group = FP8_BLOCK if format is Format.FP8_BLOCK else 0
     if format is Format.FP8_BLOCK:
-        scales = _empty(rows, -(-columns // FP8_BLOCK), dtype=torch.float32)
+        scales = _empty(rows, -(-columns // group), dtype=torch.float32)
     elif format is not None:
         scales = _empty(rows, dtype=torch.float32)
     return Matrix(
@@ -191,6 +192,7 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
         columns=columns,
         data=_empty(rows, columns, dtype=DTYPE if format is None else torch.uint8),
         scales=scales,
+        group=group,
         bias=bias,
         gated=role == "gate_up",
     )

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from headrace.backends.cuda.matrix import (
-    FP8_BLOCK,
     Format,
     Matrix,
     dense_matrix,
@@ -23,6 +22,7 @@ from headrace.backends.cuda.matrix import (
     quantize_matrix,
 )
 from headrace.backends.cuda.program import Prepared, Table
+from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.models.decoder import DecoderWeights
 from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyTensor
