@@ -14,6 +14,7 @@ from headrace.backends.cuda import layout
 from headrace.backends.cuda.device import Gpu
 from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
 from headrace.backends.cuda.loading import prepared_bytes
+from headrace.backends.cuda.matrix import Format
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError
@@ -50,6 +51,21 @@ def test_predicted_is_allocated(name: str, quantization: str, device: torch.devi
     found = layout.activation_bytes(spec, shapes, sizes, multiprocessors_of(device), 48, 80)
     assert found == runner.activation_bytes
     runner.close()
+
+
+def test_small_matrices_become_fp8_in_small_groups() -> None:
+    """But for the last one; matrices past the bound have a scale an output, all of them."""
+    spec = tiny.SPECS["llama"]
+    small = layout.shape_weights(tiny.make_weights(spec), "fp8")
+    found = [small.layers[0].qkv, small.layers[0].down, small.layers[-1].gate_up]
+    assert [(one.format, one.group) for one in found] == [(Format.FP8_BLOCK, 32)] * 3
+    assert small.layers[-1].down.format is Format.BF16
+    int8 = layout.shape_weights(tiny.make_weights(spec), "int8")
+    assert int8.layers[-1].down.format is Format.INT8
+    wide = tiny.resized(spec, hidden=1024, mlp=2112)
+    large = layout.shape_weights(tiny.make_weights(wide), "fp8")
+    found = [large.layers[-1].gate_up, large.layers[-1].down]
+    assert [(one.format, one.group) for one in found] == [(Format.FP8, 0)] * 2
 
 
 def test_int4_layers_are_a_quarter() -> None:

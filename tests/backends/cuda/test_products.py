@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.backends.cuda.choice import WIDENED, Launch
+from headrace.backends.cuda.choice import WIDENED, Launch, rule
 from headrace.backends.cuda.matrix import (
     Format,
     Matrix,
@@ -245,6 +245,22 @@ def test_fp8_widened_beside_whole_rows(device: torch.device, parts: int, swap: b
             whole_rows=True,
         )
         check(matrix, launch, 5, dtype=torch.bfloat16, norm=True, tolerance=BF16)
+
+
+@pytest.mark.parametrize("columns", [96, 200])
+def test_fp8_in_small_groups(device: torch.device, columns: int) -> None:
+    """Beside rows that are not quantized, by every kernel and at any row count: the same."""
+    values = torch.randn(70, columns) * 2.0 ** torch.randint(-10, 1, (70, columns))
+    matrix = quantize_matrix(values, device, Format.FP8_BLOCK, group=32, bias=torch.randn(70))
+    for rows in (1, 19, 70, 300):
+        launch = rule(Format.FP8_BLOCK, 70, columns, rows)
+        assert launch.whole_rows or launch.kernel == "widened"
+        check(matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16)
+    for parts, swap in ((2, True), (3, False)):
+        launch = Launch(kernel="dot", block_n=64, parts=parts, swap=swap, whole_rows=True)
+        check(matrix, launch, 5, dtype=torch.bfloat16, norm=True, tolerance=BF16)
+    quantized = Launch(kernel="dot", block_n=32)
+    check(matrix, quantized, 5, dtype=torch.bfloat16, norm=True, tolerance=FP8)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -17,11 +17,10 @@ from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
 from headrace.backends.cuda.loading import (
     FLOATS,
-    FORMATS,
-    QUANTIZED_ROLES,
     VECTORS,
     int4_group,
     kept_format,
+    made_format,
 )
 from headrace.backends.cuda.matrix import (
     INT4_CHUNK,
@@ -166,22 +165,22 @@ def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> Decoder
             return torch.empty(weight.columns, dtype=torch.float32, device=META)
         if role == "head" and tied:
             return dense_matrix(table.data, META, DTYPE)
-        return _shape_matrix(role, weight, quantization)
+        return _shape_matrix(role, weight, quantization, weight is weights.layers[-1].down)
 
     return weights.map(change)
 
 
-def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
+def _shape_matrix(role: str, weight: Weight, quantization: str, last: bool) -> Matrix:
     rows, columns = weight.rows, weight.columns
     bias = _empty(rows, dtype=torch.float32) if weight.bias else None
     format = kept_format(weight)
     parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
-    if format is None and quantization != "none" and role in QUANTIZED_ROLES:
-        format = FORMATS[quantization]
+    group = FP8_BLOCK if format is Format.FP8_BLOCK else 0
+    if format is None and (made := made_format(role, weight, quantization, last)) is not None:
+        format, group = made
     if format is Format.INT4:
         return _shape_int4(parts, rows, columns, bias, role == "gate_up")
     scales: torch.Tensor | None = None
-    group = FP8_BLOCK if format is Format.FP8_BLOCK else 0
     if format is Format.FP8_BLOCK:
         scales = _empty(rows, -(-columns // group), dtype=torch.float32)
     elif format is not None:

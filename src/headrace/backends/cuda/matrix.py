@@ -39,8 +39,16 @@ INT4_CHUNK = 128  # columns whose codes lie together
 # (columns of the matrix, columns of x that share a scale): one outlier costs those beside it their
 # precision, and narrow matrices, whose products matrix units do not bound, can afford small groups.
 _INT8_ROW_GROUPS = ((2048, 128), (1024, 64), (0, 32))
+# Up to so many weights the matrix units save less by FP8 rows, even a thousand of them, than the
+# launch that quantizes the rows takes.
+SMALL_WEIGHTS = 2 << 20
+SMALL_FP8_GROUP = 32  # columns that share a scale in FP8 matrices that are that small
 
 Values = torch.Tensor | NDArray[np.generic]
+
+
+def is_small(outputs: int, columns: int) -> bool:
+    return outputs * columns <= SMALL_WEIGHTS
 
 
 class Format(StrEnum):
