@@ -121,7 +121,7 @@ def rule(format: Format, outputs: int, columns: int, rows: int) -> Launch:
     if format is Format.INT4:
         return _int4(outputs, columns, rows)
     if keeps_rows(format, outputs, columns):
-        return _whole_rows(rows)
+        return _whole_rows(columns, rows)
     if rows <= 64:
         return _skinny(format, outputs, columns, rows)
     if format.dense or format is Format.FP8:
@@ -134,11 +134,19 @@ def keeps_rows(format: Format, outputs: int, columns: int) -> bool:
     return format in (Format.FP8, Format.FP8_BLOCK) and is_small(outputs, columns)
 
 
-def _whole_rows(rows: int) -> Launch:
+def _whole_rows(columns: int, rows: int) -> Launch:
+    """Few programs with little to do: latency is what they take, so the sum is shared and the norm
+    needs no launch."""
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
-    block_n = 32 if block_m < 64 else 64
     return Launch(
-        kernel="dot", block_m=block_m, block_n=block_n, block_k=64, stages=4, whole_rows=True
+        kernel="dot",
+        block_m=block_m,
+        block_n=32 if block_m < 64 else 64,
+        block_k=64,
+        parts=min(4, max(1, columns // 512)) if rows <= 64 else 1,
+        stages=4,
+        fuse_norm=rows <= 16,
+        whole_rows=True,
     )
 
 
