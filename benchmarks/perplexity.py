@@ -9,8 +9,9 @@
 
 The text is cut into windows that are scored apart; every token but a window's first counts. All
 backends see the same windows. With several KV types or quantizations a backend runs once with
-each; each model's figures are held against its first one. benchmarks/quantized_copies.py writes
-quantized models to compare backends on.
+each; each model's figures are held against its first one, with the standard error of the
+difference, token by token: what is less than two of them may be chance.
+benchmarks/quantized_copies.py writes quantized models to compare backends on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from headrace.assemble import assemble
@@ -32,11 +34,11 @@ Figures = dict[str, float]
 TEXT = Path(__file__).parent / "texts" / "jargon-file-4.4.7.txt"
 
 
-def score(runner: Runner, token_ids: list[int], window: int) -> tuple[float, int]:
-    """Sum of the logprobs, and how many there are."""
+def score(runner: Runner, token_ids: list[int], window: int) -> list[float]:
+    """The logprob of each token but the windows' first."""
     limits = runner.limits
     table = list(range(-(-window // limits.block_tokens)))
-    total, count = 0.0, 0
+    found: list[float] = []
     for at in range(0, len(token_ids) - 1, window):
         tokens = token_ids[at : at + window]
         for start in range(0, len(tokens) - 1, limits.max_batch_tokens):
@@ -49,10 +51,8 @@ def score(runner: Runner, token_ids: list[int], window: int) -> tuple[float, int
                 targets=tokens[start + 1 : end + 1],
             )
             runner.submit(StepPlan(entries=[entry]))
-            logprobs = runner.collect().entries[0].target_logprobs
-            total += math.fsum(logprobs)
-            count += len(logprobs)
-    return total, count
+            found += runner.collect().entries[0].target_logprobs
+    return found
 
 
 def variants(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -71,20 +71,30 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"cuda {shown}{kv_dtype}", settings
 
 
-def measure(model: str | None, settings: dict[str, Any], args: argparse.Namespace) -> Figures:
+def measure(
+    model: str | None, settings: dict[str, Any], args: argparse.Namespace
+) -> tuple[Figures, list[float]]:
     assembled = assemble(model, context_tokens=args.window, **settings)
     try:
         token_ids = assembled.tokenizer.encode(args.text.read_text())[: args.tokens]
         began = time.perf_counter()
-        total, count = score(assembled.runner, token_ids, args.window)
+        logprobs = score(assembled.runner, token_ids, args.window)
         took = time.perf_counter() - began
     finally:
         assembled.close()
-    return {
+    count = len(logprobs)
+    figures: Figures = {
         "tokens": count,
-        "perplexity": math.exp(-total / count),
+        "perplexity": math.exp(-math.fsum(logprobs) / count),
         "tokens_per_s": count / took,
     }
+    return figures, logprobs
+
+
+def standard_error(logprobs: list[float], others: list[float]) -> float:
+    """Of the mean difference, as a share of the perplexity."""
+    apart = [one - other for one, other in zip(logprobs, others, strict=True)]
+    return stdev(apart) / math.sqrt(len(apart))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -111,15 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures: dict[str, Figures] = {}
     for model in args.model or [None]:
         prefix = f"{Path(model).name} " if model and len(args.model) > 1 else ""
-        first: str | None = None
+        first: tuple[str, list[float]] | None = None
         for name, settings in variants(args):
-            found = figures[prefix + name] = measure(model, settings, args)
+            found, logprobs = measure(model, settings, args)
+            figures[prefix + name] = found
             change = ""
             if first is None:
-                first = prefix + name
+                first = prefix + name, logprobs
             else:
-                share = found["perplexity"] / figures[first]["perplexity"] - 1
-                change = f"  {share:+.3%} against {first}"
+                share = found["perplexity"] / figures[first[0]]["perplexity"] - 1
+                found["standard_error"] = standard_error(logprobs, first[1])
+                change = f"  {share:+.3%} ({found['standard_error']:.3%}) against {first[0]}"
             print(
                 f"{prefix}{name:14} {found['tokens']} tokens  perplexity "
                 f"{found['perplexity']:.4f}  ({found['tokens_per_s']:.0f} tokens/s){change}",

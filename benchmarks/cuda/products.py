@@ -2,6 +2,7 @@
 launches inside CUDA graphs, and all products of a step with the fastest of each.
 
     PYTHONPATH=src python benchmarks/cuda/products.py [--formats bf16,fp8] [--limit-s 280]
+    PYTHONPATH=src python benchmarks/cuda/products.py --formats int8,fp8_block
 
 Writes $OUT/products.json (all figures) and $OUT/choices.json (the winners, as choice.py reads
 them). Needs torch, Triton and numpy only. Candidates are compiled and checked by several processes
@@ -46,8 +47,14 @@ from headrace.models.spec import Activation
 
 READ_BYTES_A_SECOND = 4.57e12  # measured on this kind of device
 L2_BYTES = 60 << 20
-FORMATS = (Format.BF16, Format.FP8, Format.INT4, Format.INT8)
-TOLERANCE = {Format.BF16: 0.01, Format.FP8: 0.06, Format.INT4: 0.015, Format.INT8: 0.03}
+FORMATS = (Format.BF16, Format.FP8, Format.INT4, Format.INT8)  # fp8_block: only when asked for
+TOLERANCE = {
+    Format.BF16: 0.01,
+    Format.FP8: 0.06,
+    Format.FP8_BLOCK: 0.06,
+    Format.INT4: 0.015,
+    Format.INT8: 0.02,
+}
 EPS = 1e-5
 
 
@@ -287,7 +294,13 @@ class Step:
 
 
 def step_bytes(model: Model, format: Format) -> float:
-    item = {Format.BF16: 2.0, Format.FP8: 1.0, Format.INT8: 1.0, Format.INT4: 0.5 + 4 / 128}
+    item = {
+        Format.BF16: 2.0,
+        Format.FP8: 1.0,
+        Format.FP8_BLOCK: 1.0 + 4 / 128,
+        Format.INT8: 1.0,
+        Format.INT4: 0.5 + 4 / 128,
+    }
     return sum(
         item[format_of(s, format)] * s.outputs * s.columns * (1 if s.logits else model.layers)
         for s in model.shapes

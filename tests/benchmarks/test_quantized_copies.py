@@ -123,6 +123,14 @@ def test_perplexities_of_a_model_and_its_copies(
     assert "against float reference f32" in capsys.readouterr().out
 
 
+def test_the_standard_error_is_of_the_tokens_differences() -> None:
+    """Not of the tokens: what both find as unlikely is no noise."""
+    first = [-1.0, -9.0, -3.0, -20.0]
+    assert perplexity.standard_error([value - 0.5 for value in first], first) == pytest.approx(0.0)
+    apart = [-1.0, -9.0, -3.0, -20.4]
+    assert perplexity.standard_error(apart, first) == pytest.approx(0.1)
+
+
 def test_what_a_run_asks_for() -> None:
     args = perplexity.parse(
         ["--device", "reference", "cuda", "--quantization", "none", "fp8", "--kv-dtype", "fp8"]

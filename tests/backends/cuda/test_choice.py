@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from headrace.backends.cuda import choice
-from headrace.backends.cuda.choice import MEASURED_ROWS, Choices, Launch, candidates, key_of, rule
+from headrace.backends.cuda.choice import (
+    MEASURED_ROWS,
+    Choices,
+    Launch,
+    candidates,
+    key_of,
+    rule,
+)
 from headrace.backends.cuda.matrix import Format, dense_matrix
 from headrace.core.errors import ConfigError
 
@@ -40,6 +47,15 @@ def test_rule_and_candidates_can_run(format: Format) -> None:
                 for size in (launch.block_m, launch.block_n, launch.block_k):
                     assert size & (size - 1) == 0
                 assert not launch.swap or launch.block_n >= 64
+
+
+@pytest.mark.parametrize("format", [Format.FP8, Format.FP8_BLOCK])
+def test_rows_are_not_quantized_for_small_fp8_matrices(format: Format) -> None:
+    """At no row count: what a row gives does not depend on who else is there."""
+    for rows in (1, 8, 64, 65, 256, 257, 5000):
+        found = [rule(format, 3072, 576, rows), *candidates(format, 3072, 576, rows)]
+        assert all(one.whole_rows or one.kernel in ("row", "widened") for one in found)
+    assert not rule(format, 28672, 4096, 64).whole_rows
 
 
 def test_measured_beats_the_rule(cache: Path) -> None:

@@ -75,6 +75,35 @@ def test_quantized(device: torch.device, quantize: int, norm: bool) -> None:
     assert scales[rows:].isnan().all()
 
 
+@pytest.mark.parametrize("quantize", [QUANTIZE_FP8, QUANTIZE_INT8])
+@pytest.mark.parametrize(("width", "group"), [(200, 32), (192, 64), (96, 128), (600, 128)])
+def test_quantized_in_groups(device: torch.device, quantize: int, width: int, group: int) -> None:
+    """Each group has the scale of its own largest value, also the last one, which may be short."""
+    rows, groups = 3, -(-width // group)
+    x = torch.randn(rows, width, device=device)
+    x[:, :group] *= 1000.0
+    x[1, -1] = 0.0
+    x[2] = 0.0
+    dtype = torch.float8_e4m3fn if quantize == QUANTIZE_FP8 else torch.int8
+    out = poisoned((rows, width), dtype, device)
+    scales = torch.full((groups * rows + 1,), torch.nan, device=device)
+    launches.prepare(x, out, scales=scales, quantize=quantize, group=group)
+    assert scales[groups * rows :].isnan().all()
+    each = scales[: groups * rows].reshape(groups, rows).T.repeat_interleave(group, 1)[:, :width]
+    largest = 448.0 if quantize == QUANTIZE_FP8 else 127.0
+    filled = torch.nn.functional.pad(x, (0, groups * group - width)).reshape(rows, groups, group)
+    peaks = filled.abs().amax(2)[:2].double()
+    found = scales[: groups * rows].reshape(groups, rows).T[:2].double()
+    torch.testing.assert_close(found, peaks / largest, rtol=1e-5, atol=0.0)
+    values = out.to(torch.float64) * each.double()
+    tolerance = (0.05 if quantize == QUANTIZE_FP8 else 0.012) * TWICE
+    for start in range(0, width, group):
+        part = slice(start, start + group)
+        want = x[:2, part].double()
+        assert (values[:2, part] - want).norm() / want.norm() < tolerance
+    assert (values[2] == 0).all()
+
+
 def test_permuted(device: torch.device) -> None:
     rows, width = 2, 96
     x = torch.randn(rows, width, device=device)

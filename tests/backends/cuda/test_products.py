@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.backends.cuda.choice import WIDENED, Launch
+from headrace.backends.cuda.choice import WIDENED, Launch, rule
 from headrace.backends.cuda.matrix import (
     Format,
     Matrix,
@@ -172,6 +172,34 @@ def test_quantized_rows(device: torch.device, format: Format, rows: int) -> None
     check(gated, DOT, rows, activation=Activation.SILU, tolerance=INT8)
 
 
+@pytest.mark.parametrize(
+    ("format", "columns", "group"),
+    [(Format.INT8, 272, 32), (Format.INT8, 1100, 64), (Format.FP8_BLOCK, 400, 128)],
+)
+@pytest.mark.parametrize("swap", [False, True])
+def test_an_outlier_costs_its_group_alone(
+    device: torch.device, format: Format, columns: int, group: int, swap: bool
+) -> None:
+    """A value 1,000 times the others; its group's weights are 0, so that only the others count.
+    With one scale a row all of them would round to nothing."""
+    values = torch.randn(70, columns) / columns**0.5
+    values[:, group : 2 * group] = 0.0
+    matrix = quantize_matrix(values, device, format)
+    assert matrix.row_group == group
+    workspace = Workspace([matrix], max_rows=40, device=device)
+    workspace.scales.fill_(torch.nan)
+    product = Product(matrix, workspace)
+    x = torch.randn(40, columns, device=device).to(torch.bfloat16)
+    x[:, group + 3] = 1000.0
+    for rows, parts in ((1, 1), (19, 2), (40, 1)):
+        out = torch.full((rows, 70), torch.nan, device=device)
+        launch = Launch(kernel="dot", block_n=32, block_k=256, parts=parts, swap=swap)
+        product.run(launch, x, out, None, rows)
+        want = expected(product, x[:rows], None, None)
+        error = (out.double() - want).norm() / want.norm()
+        assert error < (INT8 if format is Format.INT8 else FP8), error
+
+
 @pytest.mark.parametrize("format", WIDENED)
 def test_widened_matrix(device: torch.device, format: Format) -> None:
     matrix = make(format, 144, 256, device, gated=True)
@@ -217,6 +245,22 @@ def test_fp8_widened_beside_whole_rows(device: torch.device, parts: int, swap: b
             whole_rows=True,
         )
         check(matrix, launch, 5, dtype=torch.bfloat16, norm=True, tolerance=BF16)
+
+
+@pytest.mark.parametrize("columns", [96, 200, 1100])
+def test_fp8_in_small_groups(device: torch.device, columns: int) -> None:
+    """Beside rows that are not quantized, by every kernel and at any row count: the same."""
+    values = torch.randn(70, columns) * 2.0 ** torch.randint(-10, 1, (70, columns))
+    matrix = quantize_matrix(values, device, Format.FP8_BLOCK, group=32, bias=torch.randn(70))
+    for rows in (1, 19, 70, 300) if columns < 1000 else (2,):
+        launch = rule(Format.FP8_BLOCK, 70, columns, rows)
+        assert launch.whole_rows or launch.kernel == "widened"
+        check(matrix, launch, rows, dtype=torch.bfloat16, norm=True, add=True, tolerance=BF16)
+    for parts, swap in ((2, True), (3, False)):
+        launch = Launch(kernel="dot", block_n=64, parts=parts, swap=swap, whole_rows=True)
+        check(matrix, launch, 5, dtype=torch.bfloat16, norm=True, tolerance=BF16)
+    quantized = Launch(kernel="dot", block_n=32)
+    check(matrix, quantized, 5, dtype=torch.bfloat16, norm=True, tolerance=FP8)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from headrace.backends.cuda.matrix import Format, Matrix
+from headrace.backends.cuda.matrix import Format, Matrix, is_small
 from headrace.core.errors import ConfigError
 from headrace.models.cache import cache_folder
 
@@ -39,7 +39,7 @@ class Launch:
     stages: int = 3
     swap: bool = False
     fuse_norm: bool = False  # dense matrices and whole rows, one part
-    whole_rows: bool = False  # FP8 only: the weights are widened, the rows not quantized
+    whole_rows: bool = False  # of FP8 matrices: the weights are widened, the rows not quantized
     late: bool = False  # INT4 only: the next kernel may start when the sums are made, not at once
 
 
@@ -120,11 +120,34 @@ def rule(format: Format, outputs: int, columns: int, rows: int) -> Launch:
         return Launch(kernel="widened")
     if format is Format.INT4:
         return _int4(outputs, columns, rows)
+    if keeps_rows(format, outputs, columns):
+        return _whole_rows(columns, rows)
     if rows <= 64:
         return _skinny(format, outputs, columns, rows)
     if format.dense or format is Format.FP8:
         return Launch(kernel="library")
     return Launch(kernel="dot", block_m=64, block_n=128, warps=4, stages=3)
+
+
+def keeps_rows(format: Format, outputs: int, columns: int) -> bool:
+    """Whether rows are never quantized for such a matrix: it is FP8, and too small to gain."""
+    return format in (Format.FP8, Format.FP8_BLOCK) and is_small(outputs, columns)
+
+
+def _whole_rows(columns: int, rows: int) -> Launch:
+    """Few programs with little to do: latency is what they take, so the sum is shared and the norm
+    needs no launch."""
+    block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
+    return Launch(
+        kernel="dot",
+        block_m=block_m,
+        block_n=32 if block_m < 64 else 64,
+        block_k=64,
+        parts=min(4, max(1, columns // 512)) if rows <= 64 else 1,
+        stages=4,
+        fuse_norm=rows <= 16,
+        whole_rows=True,
+    )
 
 
 def _skinny(format: Format, outputs: int, columns: int, rows: int) -> Launch:
@@ -176,6 +199,8 @@ def candidates(format: Format, outputs: int, columns: int, rows: int) -> list[La
         found.append(Launch(kernel="library"))
     if format in WIDENED and rows >= 128:
         found.append(Launch(kernel="widened"))
+    if keeps_rows(format, outputs, columns):
+        found = [one for one in found if one.whole_rows or one.kernel in ("row", "widened")]
     return [one for one in dict.fromkeys(found) if _fits(one, format)]
 
 
@@ -214,19 +239,27 @@ _TILES: dict[tuple[int, bool], tuple[tuple[int, int, bool], ...]] = {
 def _dot_candidates(format: Format, narrow: bool, rows: int) -> Iterable[Launch]:
     block_m = min(128, max(16, 1 << (rows - 1).bit_length()))
     many = rows > 64
-    deep = (64 if many else 128) if format.dense else 128 if many else 256
+    # With scales for groups of columns a step is a group: more of them are on their way at once.
+    grouped = format in (Format.INT8, Format.FP8_BLOCK)
+    deep = (64 if many else 128) if format.dense else 128 if many or grouped else 256
+    stages = 4 if block_m <= 32 or (format.dense and many) else 3
+    if grouped and not many:
+        stages += 2
     size = 16 if rows <= 16 else 64 if rows <= 64 else 256
     for block_n, parts, swap in _TILES[size, narrow]:
         yield Launch(
             kernel="dot",
             block_m=block_m,
             block_n=block_n,
-            block_k=128 if format is Format.FP8_BLOCK else deep,
+            block_k=deep,
             parts=parts,
             warps=4 if block_m * block_n < 64 * 128 else 8,
-            stages=4 if block_m <= 32 or (format.dense and many) else 3,
+            stages=stages,
             swap=swap,
         )
+    if grouped and many:  # sums and their scaling fill registers: small tiles, several at a time
+        for block_n, swap in ((64, True), (128, False), (128, True)):
+            yield Launch(kernel="dot", block_m=64, block_n=block_n, stages=4, swap=swap)
     if format.dense and rows <= 16:  # the norm inside, where nobody shares a tile
         for block_n in (32, 64):
             yield Launch(kernel="dot", block_n=block_n, stages=4, fuse_norm=True)

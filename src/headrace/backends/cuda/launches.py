@@ -39,6 +39,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 GATED_BLOCK = 1024
 PREFETCH_TILES = 2  # on an H200 more was slower, and none no faster
 PREFETCH_CHUNKS = 8
+MOST_STAGES = 6
 _SCALES = {
     Format.FP8: SCALES_CHANNEL,
     Format.INT8: SCALES_CHANNEL,
@@ -83,12 +84,14 @@ def prepare(
     added: torch.Tensor | None = None,
     permutation: torch.Tensor | None = None,
     quantize: int = QUANTIZE_NONE,
+    group: int = 0,
     pdl: bool = False,
 ) -> None:
     """out = quantize(permute(norm(x))); with `added`, x += added first. All but x are optional;
-    as many rows as out has."""
+    as many rows as out has. With `group`, so many columns share a scale: [groups, rows]."""
     assert permutation is None or quantize == QUANTIZE_NONE
     rows, width = out.shape
+    assert scales is None or scales.numel() >= rows * (triton.cdiv(width, group) if group else 1)
     prepare_kernel[(rows,)](
         x,
         added,
@@ -101,11 +104,12 @@ def prepare(
         0 if added is None else added.stride(0),
         out.stride(0),
         eps,
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=triton.next_power_of_2(max(width, group)),
         NORM=weight is not None,
         ADD=added is not None,
         PERMUTE=permutation is not None,
         QUANTIZE=quantize,
+        GROUP=group,
         num_warps=_row_warps(width),
         **_flags(pdl),
     )
@@ -201,8 +205,12 @@ def dot(
     matrix, rows = product.matrix, place.x.shape[0]
     norm = product.norm if fused_norm else None
     scales = _SCALES.get(matrix.format, SCALES_NONE)
-    block_k = 128 if scales == SCALES_BLOCK else launch.block_k
-    widen = scales == SCALES_CHANNEL and place.x.dtype.itemsize > 1
+    widen = scales != SCALES_NONE and place.x.dtype.itemsize > 1
+    group = 0 if widen else matrix.row_group
+    block_k, stages = launch.block_k, launch.stages
+    if needed := matrix.group or group:  # a scale's columns are a step
+        stages = min(MOST_STAGES, stages * max(1, block_k // needed))
+        block_k = needed
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
     dot_kernel[(tiles, launch.parts)](
         place.x,
@@ -229,6 +237,7 @@ def dot(
         SWAP=launch.swap,
         EVEN=matrix.columns % block_k == 0,
         SCALES=scales,
+        GROUP=group,
         NORM=norm is not None,
         WIDEN=widen,
         ACTIVATION=product.activation,
@@ -237,7 +246,7 @@ def dot(
         PREFETCH=PREFETCH_TILES if workspace.pdl else 0,
         INTERPRETED=INTERPRETED,
         num_warps=launch.warps,
-        num_stages=launch.stages,
+        num_stages=stages,
         **_flags(workspace.pdl),
     )
 
@@ -298,14 +307,15 @@ def widen(matrix: Matrix, workspace: Workspace) -> torch.Tensor:
             **_flags(workspace.pdl),
         )
         return out
-    widen_kernel[(triton.cdiv(matrix.columns, 128), triton.cdiv(matrix.rows, 64))](
+    block_k = matrix.group or 128
+    widen_kernel[(triton.cdiv(matrix.columns, block_k), triton.cdiv(matrix.rows, 64))](
         matrix.data,
         matrix.scales,
         out,
         matrix.rows,
         matrix.columns,
         BLOCK_N=64,
-        BLOCK_K=128,
+        BLOCK_K=block_k,
         BLOCKED=matrix.format is Format.FP8_BLOCK,
         **_flags(workspace.pdl),
     )

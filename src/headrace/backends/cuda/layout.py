@@ -17,14 +17,12 @@ from headrace.backends.cuda.inputs import StepInputs
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
 from headrace.backends.cuda.loading import (
     FLOATS,
-    FORMATS,
-    QUANTIZED_ROLES,
     VECTORS,
     int4_group,
     kept_format,
+    made_format,
 )
 from headrace.backends.cuda.matrix import (
-    FP8_BLOCK,
     INT4_CHUNK,
     Format,
     Matrix,
@@ -37,6 +35,7 @@ from headrace.backends.cuda.program import (
     attention_windows,
     find_matrices,
 )
+from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
 from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
@@ -166,23 +165,24 @@ def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> Decoder
             return torch.empty(weight.columns, dtype=torch.float32, device=META)
         if role == "head" and tied:
             return dense_matrix(table.data, META, DTYPE)
-        return _shape_matrix(role, weight, quantization)
+        return _shape_matrix(role, weight, quantization, weight is weights.layers[-1].down)
 
     return weights.map(change)
 
 
-def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
+def _shape_matrix(role: str, weight: Weight, quantization: str, last: bool) -> Matrix:
     rows, columns = weight.rows, weight.columns
     bias = _empty(rows, dtype=torch.float32) if weight.bias else None
     format = kept_format(weight)
     parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
-    if format is None and quantization != "none" and role in QUANTIZED_ROLES:
-        format = FORMATS[quantization]
+    group = FP8_BLOCK if format is Format.FP8_BLOCK else 0
+    if format is None and (made := made_format(role, weight, quantization, last)) is not None:
+        format, group = made
     if format is Format.INT4:
         return _shape_int4(parts, rows, columns, bias, role == "gate_up")
     scales: torch.Tensor | None = None
     if format is Format.FP8_BLOCK:
-        scales = _empty(rows, -(-columns // FP8_BLOCK), dtype=torch.float32)
+        scales = _empty(rows, -(-columns // group), dtype=torch.float32)
     elif format is not None:
         scales = _empty(rows, dtype=torch.float32)
     return Matrix(
@@ -191,6 +191,7 @@ def _shape_matrix(role: str, weight: Weight, quantization: str) -> Matrix:
         columns=columns,
         data=_empty(rows, columns, dtype=DTYPE if format is None else torch.uint8),
         scales=scales,
+        group=group,
         bias=bias,
         gated=role == "gate_up",
     )

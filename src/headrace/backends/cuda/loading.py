@@ -13,16 +13,18 @@ import numpy as np
 import torch
 
 from headrace.backends.cuda.matrix import (
-    FP8_BLOCK,
+    SMALL_FP8_GROUP,
     Format,
     Matrix,
     dense_matrix,
     fp8_matrix,
     int4_matrix,
     int8_matrix,
+    is_small,
     quantize_matrix,
 )
 from headrace.backends.cuda.program import Prepared, Table
+from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.models.decoder import DecoderWeights
 from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyTensor
@@ -63,11 +65,11 @@ class Loader:
                 return self._values(weight).float().reshape(-1) + weight.offset
             if role == "head" and tied:
                 return dense_matrix(table.data, self._device, self._dtype)
-            return self._matrix(role, weight)
+            return self._matrix(role, weight, last=weight is weights.layers[-1].down)
 
         return weights.map(change)
 
-    def _matrix(self, role: str, weight: Weight) -> Matrix:
+    def _matrix(self, role: str, weight: Weight, last: bool) -> Matrix:
         bias = None
         if weight.bias:
             bias = torch.cat([self._part(part).float().reshape(-1) for part in weight.bias])
@@ -76,16 +78,11 @@ class Loader:
         if kept is not None:
             return kept
         values = self._values(weight)
-        if self._quantization == "none" or role not in QUANTIZED_ROLES:
+        made = made_format(role, weight, self._quantization, last)
+        if made is None:
             return dense_matrix(values, self._device, self._dtype, bias=bias, gated=gated)
-        return quantize_matrix(
-            values,
-            self._device,
-            FORMATS[self._quantization],
-            group=int4_group(values.shape[1]),
-            bias=bias,
-            gated=gated,
-        )
+        format, group = made
+        return quantize_matrix(values, self._device, format, group=group, bias=bias, gated=gated)
 
     def _keep_codes(self, weight: Weight, bias: torch.Tensor | None, gated: bool) -> Matrix | None:
         """A quantized checkpoint's matrix with the codes that it has; None where `kept_format`
@@ -174,6 +171,21 @@ def kept_format(weight: Weight) -> Format | None:
     if kind is CodeKind.INT8:
         return Format.INT8
     return Format.FP8 if whole else Format.FP8_BLOCK
+
+
+def made_format(
+    role: str, weight: Weight, quantization: str, last: bool
+) -> tuple[Format, int] | None:
+    """The format that a weight of floats becomes, and the columns that share a scale (0: all of
+    an output's); None: it stays dense. `last`: no other weight of the layers comes after it."""
+    if quantization == "none" or role not in QUANTIZED_ROLES:
+        return None
+    format = FORMATS[quantization]
+    if format is Format.FP8 and is_small(weight.rows, weight.columns):
+        # What the last product gets wrong nothing makes good: a sixth of all that FP8 costs the
+        # default model, for a hundred-and-twentieth of its matrices.
+        return None if last else (Format.FP8_BLOCK, SMALL_FP8_GROUP)
+    return format, int4_group(weight.columns) if format is Format.INT4 else 0
 
 
 def _agree(parts: Sequence[Beside]) -> bool:

@@ -6,8 +6,8 @@ from. Every maker takes arrays [outputs, columns] as a checkpoint has them, nump
 How each format lies in memory (n outputs, k columns):
   dense      data [n, k]
   fp8        data [n, k] e4m3, scales [n]
-  fp8_block  data [n, k] e4m3, scales [n, k / 128]: a block's scale is repeated for its outputs, so
-             that gate and up outputs may be interleaved
+  fp8_block  data [n, k] e4m3, scales [n, k / group]: a checkpoint's block of 128 x 128 has its
+             scale repeated for its outputs, so that gate and up outputs may be interleaved
   int8       data [n, k], scales [n]
   int4       data [k / 128, n, 32], words of 16 bits: bits 4j to 4j + 3 are columns of the j-th
              quarter of 128. factors [k / group, n]: a group's scale in the high half of a number
@@ -25,14 +25,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.backends.cuda.rounding import (
+    FP8_BLOCK,
+    round_to_fp8,
+    round_to_fp8_blocks,
+    round_to_int4,
+    round_to_int8,
+)
 from headrace.core.errors import UnsupportedModelError, WeightsError
 
-FP8_BLOCK = 128
-FP8_MAX = 448.0
 INT4_GROUPS = (128, 64, 32)
 INT4_CHUNK = 128  # columns whose codes lie together
+# (columns of the matrix, columns of x that share a scale): one outlier costs those beside it their
+# precision, and narrow matrices, whose products matrix units do not bound, can afford small groups.
+_INT8_ROW_GROUPS = ((2048, 128), (1024, 64), (0, 32))
+# Up to so many weights the matrix units save less by FP8 rows, even a thousand of them, than the
+# launch that quantizes the rows takes.
+SMALL_WEIGHTS = 2 << 20
+SMALL_FP8_GROUP = 32  # columns that share a scale in FP8 matrices that are that small
 
 Values = torch.Tensor | NDArray[np.generic]
+
+
+def is_small(outputs: int, columns: int) -> bool:
+    return outputs * columns <= SMALL_WEIGHTS
 
 
 class Format(StrEnum):
@@ -64,7 +80,7 @@ class Matrix:
     data: torch.Tensor
     scales: torch.Tensor | None = None  # fp8, int8
     factors: torch.Tensor | None = None  # int4
-    group: int = 0  # int4
+    group: int = 0  # int4 and fp8_block: columns that share a scale
     scale_dtype: torch.dtype | None = None  # int4: of the scales in the factors
     permutation: torch.Tensor | None = None  # i32: stored column j takes x[permutation[j]]
     bias: torch.Tensor | None = None  # f32 [rows]
@@ -75,6 +91,15 @@ class Matrix:
         """All that it holds on the device."""
         values = (getattr(self, field.name) for field in fields(self))
         return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+
+    @property
+    def row_group(self) -> int:
+        """Columns of x that share a scale where x is quantized; 0: a row has one scale."""
+        if self.format is Format.FP8_BLOCK:
+            return self.group
+        if self.format is not Format.INT8:
+            return 0
+        return next(group for least, group in _INT8_ROW_GROUPS if self.columns >= least)
 
     @property
     def device(self) -> torch.device:
@@ -110,23 +135,23 @@ def quantize_matrix(
     bias: Values | None = None,
     gated: bool = False,
 ) -> Matrix:
-    """Round to nearest: FP8 and INT8 with a scale per output, FP8 blocks of 128 x 128, INT4 with a
-    scale per group of columns and no zero points."""
+    """Round to nearest: FP8 and INT8 with a scale per output, FP8 blocks with one per group of
+    columns or, of 128, per block of 128 x 128, INT4 per group and without zero points."""
     data = _on(device, values).to(torch.float32)
     if format is Format.FP8:
-        scales = data.abs().amax(1).clamp(min=1e-10) / FP8_MAX
-        codes = (data / scales[:, None]).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        codes, scales = round_to_fp8(data)
+        return fp8_matrix(codes, scales, device, bias=bias, gated=gated)
+    if format is Format.FP8_BLOCK and group == FP8_BLOCK:
+        codes, scales = round_to_fp8_blocks(data)
         return fp8_matrix(codes, scales, device, bias=bias, gated=gated)
     if format is Format.FP8_BLOCK:
-        scales = _block_peaks(data).clamp(min=1e-10) / FP8_MAX
-        codes = (data / _spread_blocks(scales, *data.shape)).clamp(-FP8_MAX, FP8_MAX)
-        return fp8_matrix(codes.to(torch.float8_e4m3fn), scales, device, bias=bias, gated=gated)
+        codes, scales = round_to_fp8(data, group)
+        return fp8_matrix(codes, scales, device, group=group, bias=bias, gated=gated)
     if format is Format.INT8:
-        scales = data.abs().amax(1).clamp(min=1e-10) / 127.0
-        codes = torch.round(data / scales[:, None]).to(torch.int8)
+        codes, scales = round_to_int8(data)
         return int8_matrix(codes, scales, device, bias=bias, gated=gated)
     if format is Format.INT4:
-        codes, scales = _round_to_int4(data, group)
+        codes, scales = round_to_int4(data, group)
         return int4_matrix(codes, scales, device, bias=bias, gated=gated)
     raise AssertionError(f"{format} has no codes")
 
@@ -136,6 +161,7 @@ def fp8_matrix(
     scales: Values,  # [n] or [n, 1], one value, or one for each block of 128 x 128
     device: torch.device | str,
     *,
+    group: int = 0,  # scales are [n, k / group]
     bias: Values | None = None,
     gated: bool = False,
 ) -> Matrix:
@@ -147,9 +173,11 @@ def fp8_matrix(
     blocks = (-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
     if found.numel() == 1:
         found = found.reshape(1).expand(rows)
-    if tuple(found.shape) == blocks:  # first: of 16384 columns there are as many as rows
+    if group:
+        format, laid = Format.FP8_BLOCK, _interleave(found, gated)
+    elif tuple(found.shape) == blocks:  # first: of 16384 columns there are as many as rows
         each_row = found.repeat_interleave(FP8_BLOCK, 0)[:rows]
-        format, laid = Format.FP8_BLOCK, _interleave(each_row, gated)
+        format, laid, group = Format.FP8_BLOCK, _interleave(each_row, gated), FP8_BLOCK
     elif found.numel() == rows:
         format, laid = Format.FP8, _interleave(found.reshape(rows), gated)
     else:
@@ -164,6 +192,7 @@ def fp8_matrix(
         columns=columns,
         data=_interleave(data.view(torch.uint8), gated).contiguous().view(torch.float8_e4m3fn),
         scales=laid.contiguous(),
+        group=group,
         bias=_bias(bias, device, gated),
         gated=gated,
     )
@@ -250,7 +279,7 @@ def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
     values = matrix.data.to(torch.float32)
     if matrix.format is Format.FP8_BLOCK:
         assert matrix.scales is not None
-        return values * matrix.scales.repeat_interleave(FP8_BLOCK, 1)[:, : matrix.columns]
+        return values * matrix.scales.repeat_interleave(matrix.group, 1)[:, : matrix.columns]
     return values if matrix.scales is None else values * matrix.scales[:, None]
 
 
@@ -329,32 +358,3 @@ def _split_factors(
     scales = (factors >> 8 * scale_dtype.itemsize).to(bits).view(scale_dtype)
     points = (factors & 0xFFFF).to(torch.int16).view(torch.bfloat16).to(torch.float32) - 128.0
     return scales.to(torch.float32), points
-
-
-def _round_to_int4(data: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = data.shape
-    if columns % group:
-        raise UnsupportedModelError(
-            f"A matrix of {columns} columns can't be cut into INT4 groups of {group}.",
-            "Choose a group size that divides them, or another format.",
-        )
-    grouped = data.reshape(rows, columns // group, group)
-    # The value of largest size becomes code 0 or close to 15, whichever side it is on.
-    peaks = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scales = (peaks / -8.0).to(torch.float16).to(torch.float32)
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-    codes = (torch.round(grouped / scales) + 8.0).clamp(0, 15).to(torch.uint8)
-    return codes.reshape(rows, columns), scales[:, :, 0]
-
-
-def _block_peaks(data: torch.Tensor) -> torch.Tensor:
-    rows, columns = data.shape
-    down, across = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
-    padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, device=data.device)
-    padded[:rows, :columns] = data.abs()
-    return padded.reshape(down, FP8_BLOCK, across, FP8_BLOCK).amax((1, 3))
-
-
-def _spread_blocks(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    tall = scales.repeat_interleave(FP8_BLOCK, 0)[:rows]
-    return tall.repeat_interleave(FP8_BLOCK, 1)[:, :columns]

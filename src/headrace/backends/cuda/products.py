@@ -73,7 +73,8 @@ class Workspace:
         self.rows = torch.empty(max_rows, width, dtype=dtype, device=device)
         quantized = any(m.format in _QUANTIZED for m in found)
         self.codes = torch.empty(max_rows * columns * quantized, dtype=torch.uint8, device=device)
-        self.scales = torch.empty(max_rows, dtype=torch.float32, device=device)
+        groups = max(-(-m.columns // (m.row_group or m.columns)) for m in found)
+        self.scales = torch.empty(max_rows * groups, dtype=torch.float32, device=device)
         self.partials = torch.empty(PARTIAL_VALUES, dtype=torch.float32, device=device)
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         wide = max((m.rows for m in found if _needs_wide(m)), default=0)
@@ -148,7 +149,7 @@ class Product:
             launches.row(self, self._workspace, launch, place)
         elif launch.kernel == "dot":
             launch = self._bounded(launch, rows)
-            whole = self.matrix.format is Format.FP8 and launch.whole_rows
+            whole = launch.whole_rows and self.matrix.format in (Format.FP8, Format.FP8_BLOCK)
             fused = launch.fuse_norm and launch.parts == 1 and (whole or self.matrix.format.dense)
             place = self._prepare(place, fused_norm=fused, quantize=not whole)
             if self.matrix.format is Format.INT4:
@@ -191,6 +192,7 @@ class Product:
             eps=0.0 if norm is None else norm.eps,
             permutation=matrix.permutation,
             quantize=code,
+            group=matrix.row_group if code != QUANTIZE_NONE else 0,
             pdl=workspace.pdl,
         )
         return place._replace(x=prepared)

@@ -1,9 +1,9 @@
 """A product on the matrix units, for any number of rows: dense, FP8 and INT8 matrices.
 
 One program makes a tile of rows x outputs, or the part of it that some of the columns give
-(PARTS), which the last program of the tile sums up. FP8 and INT8 rows come quantized with a scale
-each, unless the FP8 weights are widened (WIDEN): then rows stay bf16, as they do in a few rows'
-products, where the launch that quantizes them would cost more than it gains. With SWAP the
+(PARTS), which the last program of the tile sums up. FP8 and INT8 rows come quantized, with a scale
+each or one for every GROUP columns, unless the FP8 weights are widened (WIDEN): then rows stay
+bf16, where the launch that quantizes them would cost more than it gains. With SWAP the
 weights are the left operand: the wide side of Hopper's instruction, straight from shared memory,
 while the few rows take the narrow side.
 """
@@ -55,8 +55,8 @@ def dot_kernel(
     x,  # [rows, columns]
     weight,  # [outputs, columns]; bytes with WIDEN
     out,
-    row_scales,  # [rows] f32, with SCALES
-    weight_scales,  # [outputs], or [outputs, columns / 128]
+    row_scales,  # f32 [rows], or [columns / GROUP, rows]: with SCALES
+    weight_scales,  # [outputs], or [outputs, columns / BLOCK_K] with SCALES_BLOCK
     norm_weight,  # [columns], with NORM
     bias,
     residual,
@@ -71,11 +71,12 @@ def dot_kernel(
     eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # 128 with block scales
+    BLOCK_K: tl.constexpr,  # with block scales their columns, with GROUP the same
     PARTS: tl.constexpr,
     SWAP: tl.constexpr,
     EVEN: tl.constexpr,  # columns are a multiple of BLOCK_K
     SCALES: tl.constexpr,
+    GROUP: tl.constexpr,  # columns of x that share a scale; 0: a row has one
     NORM: tl.constexpr,  # only with one part
     WIDEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -110,10 +111,11 @@ def dot_kernel(
         gdc_wait()
 
     WHOLE: tl.constexpr = x.dtype.element_ty.is_int()
+    SCALED: tl.constexpr = SCALES == 2 or GROUP != 0  # as they are summed, not after it
     if SWAP:
-        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if WHOLE else tl.float32)
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if WHOLE and not SCALED else tl.float32)
     else:
-        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if WHOLE else tl.float32)
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if WHOLE and not SCALED else tl.float32)
     squares = tl.zeros((BLOCK_M, BLOCK_K), tl.float32)
     for here in tl.range(first_k, last_k, BLOCK_K):
         k = here + tl.arange(0, BLOCK_K)
@@ -132,13 +134,22 @@ def dot_kernel(
             squares += values * values
             gains = tl.load(norm_weight + k, mask=k < columns, other=0.0).to(tl.float32)
             a = (values * gains[None, :]).to(a.dtype)
-        if SCALES == 2:
-            fresh = tl.zeros(sums.shape, tl.float32)
-            block = tl.load(weight_scales + n_inside * tl.cdiv(columns, 128) + here // 128)
+        if SCALED:
+            fresh = tl.zeros(sums.shape, tl.int32 if WHOLE else tl.float32)
             if SWAP:
-                sums += multiply(w, tl.trans(a), fresh, INTERPRETED) * block[:, None]
+                fresh = multiply(w, tl.trans(a), fresh, INTERPRETED).to(tl.float32)
             else:
-                sums += multiply(a, tl.trans(w), fresh, INTERPRETED) * block[None, :]
+                fresh = multiply(a, tl.trans(w), fresh, INTERPRETED).to(tl.float32)
+            step = here // BLOCK_K
+            if GROUP != 0:
+                factor = tl.load(row_scales + step * rows + m, mask=m < rows, other=0.0)
+                fresh *= factor[None, :] if SWAP else factor[:, None]
+            if SCALES == 2:
+                block = tl.load(weight_scales + n_inside * tl.cdiv(columns, BLOCK_K) + step)
+                if WIDEN and not INTERPRETED:
+                    fresh *= 1329227995784915872903807060280344576.0  # 2^120
+                fresh *= block[:, None] if SWAP else block[None, :]
+            sums += fresh
         elif SWAP:
             sums = multiply(w, tl.trans(a), sums, INTERPRETED)
         else:
@@ -147,7 +158,7 @@ def dot_kernel(
     total = sums.to(tl.float32)
     if SWAP:
         total = tl.trans(total)
-    if WIDEN and not INTERPRETED:
+    if WIDEN and not INTERPRETED and not SCALED:
         total *= 1329227995784915872903807060280344576.0  # 2^120
     if NORM:
         total *= tl.rsqrt(tl.sum(squares, 1) / columns + eps)[:, None]
@@ -157,7 +168,7 @@ def dot_kernel(
     if last:
         if SCALES == 1:
             total *= tl.load(weight_scales + n_inside)[None, :]
-        if SCALES != 0 and not WIDEN:
+        if SCALES != 0 and GROUP == 0 and not WIDEN:
             total *= tl.load(row_scales + m, mask=m < rows, other=0.0)[:, None]
         finish(
             total,

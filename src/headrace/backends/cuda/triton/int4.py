@@ -216,12 +216,12 @@ def unpack_kernel(
 @triton.jit
 def widen_kernel(
     weight,  # [outputs, columns] fp8 or int8
-    weight_scales,  # [outputs], or [outputs, columns / 128] with BLOCKED
+    weight_scales,  # [outputs], or [outputs, columns / BLOCK_K] with BLOCKED
     out,  # [outputs, columns]
     outputs,
     columns,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # 128 with BLOCKED
+    BLOCK_K: tl.constexpr,
     BLOCKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -233,7 +233,7 @@ def widen_kernel(
     values = tl.load(weight + places, mask=mask, other=0.0).to(tl.float32)
     factors = n
     if BLOCKED:
-        factors = n * tl.cdiv(columns, 128) + tl.program_id(0)
+        factors = n * tl.cdiv(columns, BLOCK_K) + tl.program_id(0)
     scales = tl.load(weight_scales + factors, mask=n < outputs, other=0.0)
     if PDL:
         gdc_wait()

@@ -1,7 +1,7 @@
 """Rows made ready for a product: RMS norm, permutation and quantization, one program a row.
 
-Knows rows and vectors only: not whose rows they are nor which product takes them. A program
-holds its whole row in registers.
+Quantized rows have a scale each, or one for every group of columns. Knows rows and vectors only:
+not whose rows they are nor which product takes them. A program holds its whole row in registers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,33 @@ def store_quantized(values, peak, out, scales, row, columns, mask, QUANTIZE: tl.
 
 
 @triton.jit
+def store_grouped(
+    values, out, scales, row, rows, width, mask, GROUP: tl.constexpr, QUANTIZE: tl.constexpr
+):
+    """As store_quantized, with a scale for each GROUP columns: scales [groups, rows]."""
+    GROUPS: tl.constexpr = values.shape[0] // GROUP
+    grouped = tl.reshape(values, (GROUPS, GROUP))
+    LARGEST: tl.constexpr = 448.0 if QUANTIZE == 1 else 127.0
+    peaks = tl.maximum(tl.max(tl.abs(grouped), 1), 1e-10)
+    scaled = grouped * (LARGEST / peaks)[:, None]
+    scaled = tl.reshape(tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST), values.shape)
+    columns = tl.arange(0, values.shape[0])
+    if QUANTIZE == 1:
+        tl.store(out + columns, scaled.to(out.dtype.element_ty), mask=mask)
+    else:
+        tl.store(out + columns, tl.floor(scaled + 0.5).to(tl.int8), mask=mask)
+    group = tl.arange(0, GROUPS)
+    tl.store(scales + group * rows + row, peaks / LARGEST, mask=group * GROUP < width)
+
+
+@triton.jit
 def prepare_kernel(
     x,  # [rows, width], written too when ADD
     added,  # [rows, width]
     weight,  # [width]
     permutation,  # [width] i32: value j of the result is value permutation[j] of the row
     out,  # [rows, width]
-    scales,  # [rows] f32, with QUANTIZE
+    scales,  # [rows] f32, or [groups, rows]: with QUANTIZE
     width,
     x_stride,
     added_stride,
@@ -47,6 +67,7 @@ def prepare_kernel(
     ADD: tl.constexpr,
     PERMUTE: tl.constexpr,
     QUANTIZE: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale; 0: all of them
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -76,6 +97,9 @@ def prepare_kernel(
         moved = tl.load(out + source, mask=mask, other=0.0)
         tl.debug_barrier()
         tl.store(out + columns, moved, mask=mask)
+    elif QUANTIZE != 0 and GROUP != 0:
+        rows = tl.num_programs(0)
+        store_grouped(values, out, scales, row, rows, width, mask, GROUP, QUANTIZE)
     elif QUANTIZE != 0:
         store_quantized(
             values, tl.max(tl.abs(values), 0), out, scales, row, columns, mask, QUANTIZE
