@@ -89,6 +89,13 @@ class Graphs:
         self._graphs[key] = graph
         self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
 
+    def forget(self) -> None:
+        """As if nothing had been seen: what is launched is another thing from now on."""
+        self._graphs.clear()
+        self._seen.clear()
+        if self._enabled:  # a memory pool ends with its last graph
+            self._pool = torch.cuda.graph_pool_handle()
+
     def close(self) -> None:
         self._graphs.clear()
 

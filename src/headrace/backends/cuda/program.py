@@ -8,7 +8,7 @@ plans nor sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -274,7 +274,7 @@ def _vector(weight: Prepared) -> torch.Tensor:
     return weight
 
 
-def find_matrices(weights: DecoderWeights[Prepared]) -> Iterable[Matrix]:
+def find_matrices(weights: DecoderWeights[Prepared]) -> list[Matrix]:
     found: list[Matrix] = []
 
     def look(role: str, weight: Prepared) -> None:
