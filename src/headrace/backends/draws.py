@@ -59,7 +59,7 @@ class Wanted:
         drawing = [entry.draw is not None for entry in entries]
         ids = [entry.sequence_id for entry in entries]
         count = len(ids)
-        if max(counts) == 1 and count <= _SEQUENCES and all(drawing):
+        if max(counts, default=0) == 1 and count <= _SEQUENCES and all(drawing):
             self.rows = _EACH_ROW[:count]
         else:
             ends = np.cumsum(counts)
