@@ -48,7 +48,15 @@ def quantized_rows(x: Floats) -> NDArray[np.float64]:
 @pytest.mark.parametrize("format_name", list(FORMATS))
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(1, 48, 256), (2, 33, 512), (3, 7, 256), (5, 100, 768), (8, 17, 256), (13, 64, 1024)],
+    [
+        (1, 48, 256),
+        (2, 33, 512),
+        (3, 7, 256),
+        (5, 100, 768),
+        (8, 17, 256),
+        (13, 64, 1024),
+        (99, 37, 512),  # a matrix unit's, where there is one
+    ],
 )
 def test_linear_matches_the_exact_product(
     run_op: RunOp,
@@ -132,7 +140,35 @@ def test_a_row_is_the_same_alone_and_in_any_batch(
         np.testing.assert_array_equal(part, whole[:count])
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, 40])
+@pytest.mark.parametrize("format_name", QUANTIZED)
+def test_a_row_is_the_same_alone_and_among_many(
+    run_op: RunOp, random_tensor: RandomTensor, format_name: str
+) -> None:
+    """Past a hundred rows a path may have another unit multiply them: the bits stay."""
+    rng = np.random.default_rng(17)
+    x = rng.standard_normal((177, 512)).astype(np.float32)
+    matrix = matrix_of(random_tensor(rng, format_name, 150, 512))
+    few = np.concatenate(
+        [run_op([x[at : at + 3]], lambda ops, v: ops.linear(v, matrix)) for at in range(0, 177, 3)]
+    )
+    for first, last, threads in ((0, 177, 1), (0, 96, 2), (0, 97, 3), (40, 151, 2), (66, 177, 1)):
+        many = run_op([x[first:last]], lambda ops, v: ops.linear(v, matrix), threads=threads)
+        np.testing.assert_array_equal(many, few[first:last])
+
+
+def test_many_rows_of_a_half_filled_last_record(run_op: RunOp, random_tensor: RandomTensor) -> None:
+    rng = np.random.default_rng(18)
+    for format_name, inputs in (("Q4_0", 32), ("Q4_1", 96), ("Q5_1", 160), ("Q8_0", 32)):
+        matrix = matrix_of(random_tensor(rng, format_name, 20, inputs))
+        x = rng.standard_normal((101, inputs)).astype(np.float32)
+        many = run_op([x], lambda ops, v, m=matrix: ops.linear(v, m))
+        few = run_op([x[:4]], lambda ops, v, m=matrix: ops.linear(v, m))
+        last = run_op([x[-1:]], lambda ops, v, m=matrix: ops.linear(v, m))
+        np.testing.assert_array_equal(many[:4], few)
+        np.testing.assert_array_equal(many[-1:], last)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 40, 130])
 @pytest.mark.parametrize("format_name", ["Q4_1", "Q8_0", "F16"])
 def test_fused_operations_are_the_single_ones_bit_for_bit(
     run_op: RunOp, random_tensor: RandomTensor, format_name: str, rows: int
@@ -299,3 +335,5 @@ def test_paths_match_the_processor() -> None:
     assert ("avx2" in paths) == (" avx2 " in flags and " fma " in flags and " f16c " in flags)
     assert ("avx-vnni" in paths) == (" avx_vnni " in flags and " avx2 " in flags)
     assert ("avx512-vnni" in paths) == (" avx512_vnni " in flags and " avx512bw " in flags)
+    # What is announced may still not run; what runs was announced.
+    assert "amx" not in paths or (" amx_tile " in flags and " amx_int8" in flags)

@@ -30,6 +30,7 @@ _SCALE_BYTES = 2
 _QUERIES_TOGETHER = 12
 _SHARED_BYTES = 480 << 10
 _TILE_ROWS = 6
+_MATRIX_ROWS = 16
 _GROUP_INPUTS, _GROUP_BYTES = 32, 48
 _UNPACKED_GROUP_BYTES = 2 * _LANES * (_GROUP_INPUTS + 2 * FLOAT_BYTES)  # two blocks
 _SAMPLER_TOKEN_BYTES = 24  # adjusted logit, row number, weight, candidate
@@ -124,9 +125,11 @@ def activation_bytes(
     inputs = _padded(_widest_inputs(weights))
     tile = inputs // _GROUP_INPUTS * _GROUP_BYTES * _TILE_ROWS
     quantized = -(-tile // 64) * 64
-    made = inputs * _TILE_ROWS * FLOAT_BYTES  # a tile's rows before they are quantized
+    made = inputs * _MATRIX_ROWS * FLOAT_BYTES  # a tile's rows before they are quantized
+    matrix_tile = inputs // _GROUP_INPUTS * _GROUP_BYTES * _MATRIX_ROWS
+    shared = max(_SHARED_BYTES, matrix_tile) + _MATRIX_ROWS * _GROUP_INPUTS
     unpacked = inputs // _GROUP_INPUTS * _UNPACKED_GROUP_BYTES
-    scratch = max(_SHARED_BYTES, quantized) + (quantized + made + unpacked) * threads
+    scratch = shared + (quantized + made + unpacked) * threads
     samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads
     return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
 

@@ -16,7 +16,7 @@ from headrace.backends.cpu import _native
 
 _CGROUPS = Path("/sys/fs/cgroup")
 # Features the kernels look at, as /proc/cpuinfo names them.
-_FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni")
+_FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "amx_int8")
 
 
 def describe(threads: int | None = None) -> dict[str, object]:

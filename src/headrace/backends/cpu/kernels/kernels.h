@@ -14,6 +14,7 @@ namespace headrace {
 
 constexpr int MAX_TILE_ROWS = 6;
 constexpr int MAX_TILE_BLOCKS = 4;
+constexpr int MATRIX_ROWS = 16;  // most rows of a tile that a matrix unit multiplies
 
 // Activations quantized for a tile of R rows. For each 32 inputs:
 //   int8 [R][32], float scale [R], float scale * sum [R], int32 sum [R], int32 sum of 16 [R]
@@ -112,7 +113,7 @@ struct Attend {
 struct Kernels {
   const char* name;
 
-  // rows of x [rows][inputs] -> one tile of activations; rows <= MAX_TILE_ROWS
+  // rows of x [rows][inputs] -> one tile of activations
   void (*quantize)(const float* x, size_t stride, int rows, int inputs, uint8_t* out);
   // [kind][blocks - 1][rows - 1]; null where the path has no such tile
   TileKernel tiles[QUANTIZED_KINDS + FLOAT_KINDS][MAX_TILE_BLOCKS][MAX_TILE_ROWS];
@@ -120,6 +121,14 @@ struct Kernels {
   // read them; null where that is no gain
   TileKernel unpacking[FOUR_BIT_KINDS][MAX_TILE_ROWS];
   TileKernel unpacked[FOUR_BIT_KINDS][MAX_TILE_ROWS];
+  // Tiles of one block for a matrix unit, [kind][rows - 1]; they read the block as unpack() left it in
+  // Tile::unpacked. All null where the path has no such unit.
+  struct Matrix {
+    void (*begin)();  // a thread's products are about to use the unit
+    void (*end)();
+    void (*unpack[QUANTIZED_KINDS])(const uint8_t* stream, int records, int zero, uint8_t* to);
+    TileKernel tiles[QUANTIZED_KINDS][MATRIX_ROWS];
+  } matrix;
 
   void (*norm)(const float* x, const float* weight, float eps, int n, float* out);
   void (*rope)(float* head, const float* cosines, const float* sines, int half, bool interleaved);
@@ -148,6 +157,9 @@ const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avxvnni_kernels();
 const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
+// Asks the operating system, which keeps the unit's registers for those who do, and tries it once.
+bool may_use_amx();
 #endif
 
 // Paths this machine can run, best first; nullptr for a name that is not among them.

@@ -16,10 +16,19 @@ bool has_avxvnni() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
+
+#if defined(HEADRACE_AMX)
+// Leaf 7, bits 24 (tiles) and 25 (int8) of edx. Palette 1, the only one there is, comes with them: a
+// virtual machine may hide the leaf that describes it.
+bool has_amx() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1) && may_use_amx();
+}
+#endif
 #endif
 
 struct Paths {
-  const Kernels* list[4];
+  const Kernels* list[5];
   int count = 0;
 
   Paths() {
@@ -27,8 +36,12 @@ struct Paths {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512vnni"))
+        __builtin_cpu_supports("avx512vnni")) {
+#if defined(HEADRACE_AMX)
+      if (has_amx()) list[count++] = &amx_kernels();
+#endif
       list[count++] = &avx512_kernels();
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("f16c")) {
       if (has_avxvnni()) list[count++] = &avxvnni_kernels();

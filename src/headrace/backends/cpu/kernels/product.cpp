@@ -11,9 +11,14 @@ constexpr size_t SHARED_BYTES = 480 << 10;
 constexpr int ROWS_QUANTIZED_ALONE = 4;
 // Row tiles of a panel from which on it pays to take its nibbles apart once for all.
 constexpr int UNPACKING_TILES = 3;
+// Rows from which on a matrix unit is faster than tiles in vector registers, also while another
+// hyperthread shares the core (docs/decisions/0007).
+constexpr int MATRIX_MIN_ROWS = 96;
 // How far ahead in its own stream a tile of few rows asks for weights.
 constexpr int STREAM_AHEAD_BYTES = 2048;
 constexpr int CACHE_LINE_BYTES = 64;
+// What a matrix unit reads of a tile's 32 inputs, however few rows it has: at the end, past them.
+constexpr size_t MATRIX_BYTES = MATRIX_ROWS * QUANTIZED_GROUP;
 
 int max_tile_rows(const TileKernel (&tiles)[MAX_TILE_ROWS]) {
   int rows = 0;
@@ -21,8 +26,8 @@ int max_tile_rows(const TileKernel (&tiles)[MAX_TILE_ROWS]) {
   return rows;
 }
 
-int tile_rows_of(const Kernels& kernels) {
-  return max_tile_rows(kernels.tiles[0][0]);
+int tile_rows_of(const Kernels& kernels, bool matrix) {
+  return matrix ? MATRIX_ROWS : max_tile_rows(kernels.tiles[0][0]);
 }
 
 // Rows split into tiles as evenly as can be: 8 is 4 + 4, not 6 + 2.
@@ -40,6 +45,7 @@ struct Call {
   int start;  // the chunk's first row
   const uint8_t* quantized;
   uint8_t* unpacked;
+  bool matrix;  // on the path's matrix unit
 };
 
 void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
@@ -64,6 +70,10 @@ class Blocks {
 
   void run(int first, int last) const {
     int b = first;
+    if (call_.matrix) {
+      for (; b < last; ++b) matrix_block(b, b + 1);
+      return;
+    }
     if (tiles_.count == 1 && table_[3][tiles_.rows - 1]) {
       // Bound by memory: four streams far apart keep more of it busy than one.
       const int quarter = (last - first) / 4;
@@ -84,12 +94,27 @@ class Blocks {
   // One panel, of two blocks if it has a second; the one that begins with block `next` comes after it.
   void run_panel(int b, int next) const {
     const int blocks = std::min(2, m_.blocks - b);
+    if (call_.matrix) {
+      matrix_block(b, blocks == 2 ? b + 1 : next);
+      if (blocks == 2) matrix_block(b + 1, next);
+      return;
+    }
     if (blocks == 1 || table_[1][0]) return panel(b, blocks, next);
     panel(b, 1, b + 1);
     panel(b + 1, 1, next);
   }
 
  private:
+  void matrix_block(int b, int next) const {
+    const int kind = static_cast<int>(m_.kind);
+    kernels_.matrix.unpack[kind](m_.stream(b), m_.records, m_.zero, call_.unpacked);
+    for (int i = 0; i < tiles_.count; ++i) {
+      Tile tile = make(i, 1, {b});
+      look_ahead(tile, i, next, 1);
+      kernels_.matrix.tiles[kind][tiles_.size(i) - 1](tile);
+    }
+  }
+
   void panel(int b, int blocks, int next) const {
     for (int i = 0; i < tiles_.count; ++i) {
       Tile tile = make(i, blocks, {b, b + 1});
@@ -164,9 +189,9 @@ std::string Linear::describe() const {
 
 ProductScratch::ProductScratch(int threads, int max_inputs)
     : quantized_bytes_((quantized_row_bytes(max_inputs) * MAX_TILE_ROWS + 63) / 64 * 64),
-      unpacked_at_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MAX_TILE_ROWS),
+      unpacked_at_(quantized_bytes_ + sizeof(float) * padded_inputs(max_inputs) * MATRIX_ROWS),
       own_bytes_(unpacked_at_ + unpacked_bytes(max_inputs)),
-      shared_(std::max(SHARED_BYTES, quantized_bytes_)),
+      shared_(std::max(SHARED_BYTES, quantized_row_bytes(max_inputs) * MATRIX_ROWS) + MATRIX_BYTES),
       own_(own_bytes_ * threads),
       shares_(threads) {}
 
@@ -178,7 +203,9 @@ void Shares::begin(int thread) {
 
 void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
               const Linear& weight, const ProductRows& rows) {
-  const int most = tile_rows_of(kernels);
+  const bool matrix =
+      kernels.matrix.begin && rows.rows >= MATRIX_MIN_ROWS && weight.quantized_wholly();
+  const int most = tile_rows_of(kernels, matrix);
   const size_t row_bytes = quantized_row_bytes(weight.inputs);
   const int chunk_rows = std::max<int>(most, static_cast<int>(SHARED_BYTES / row_bytes) / most * most);
   const bool quantized = weight.quantized();
@@ -205,9 +232,10 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
       }
       if (!alone) pool.barrier();
     }
+    if (matrix) kernels.matrix.begin();
     scratch.shares().begin(thread);
     for (const Linear::Part& part : weight.parts) {
-      const Call call{weight, part, rows, start, area, scratch.unpacked(thread)};
+      const Call call{weight, part, rows, start, area, scratch.unpacked(thread), matrix};
       const Blocks blocks(kernels, call, tiles);
       const int64_t all = part.matrix->blocks;
       // Few rows wait for memory, which comes best in long runs; many take panels as they can.
@@ -219,6 +247,7 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
           blocks.run_panel(2 * panel, 2 * panel + (thread % 2 == 0 ? 2 : -2));
         });
     }
+    if (matrix) kernels.matrix.end();
   }
 }
 
