@@ -48,7 +48,7 @@ class Wanted:
 
     def __init__(self, entries: Sequence[StepEntry]) -> None:
         self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
-        if _are_plain(entries):
+        if are_plain(entries):
             self._take_plain(entries)
         else:
             self._take(entries)
@@ -249,7 +249,7 @@ def collect_results(
     return results
 
 
-def _are_plain(entries: Sequence[StepEntry]) -> bool:
+def are_plain(entries: Sequence[StepEntry]) -> bool:
     """Whether all draws are one and the same, of the likeliest token, and nothing else is asked
     for."""
     likeliest: Draw | None = None

@@ -158,6 +158,10 @@ class Program:
     ) -> None:
         """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
         says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
+    def decode(
+        self, tokens: list[int], positions: list[int], tables: list[list[int]]
+    ) -> tuple[list[int], list[float]]:
+        """One token of each sequence; the likeliest after it, with its log-probability."""
     def profile(self, on: bool) -> None:
         """Time each operation from now on, or no longer."""
     def take_profile(self) -> list[tuple[str, int, float, float, float, float]]:

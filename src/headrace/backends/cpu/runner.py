@@ -25,6 +25,7 @@ from headrace.backends.cpu.flight import (
 )
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps
+from headrace.backends.cpu.plain import PlainStep, is_plain
 from headrace.backends.cpu.pooling import Pooling
 from headrace.backends.cpu.profile import OperationProfile, read_profile
 from headrace.core.step import (
@@ -125,7 +126,10 @@ class CpuRunner:
 
     def submit(self, plan: StepPlan) -> None:
         check_previous(plan, self._limits)
-        self._flight.submit(_Step(self._program, self._kv, self._pooling, plan))
+        if self._limits.steps_in_flight == 1 and is_plain(plan):
+            self._flight.submit(PlainStep(self._program, plan.entries))
+        else:
+            self._flight.submit(_Step(self._program, self._kv, self._pooling, plan))
 
     def collect(self) -> StepResult:
         return self._flight.collect()

@@ -163,6 +163,43 @@ struct RecordedProgram {
     program.run(step);
   }
 
+  // The step that most are: one token of each sequence, and the likeliest after it. Lists in and out:
+  // for one sequence, arrays of what is always the same would be most of what Python does.
+  std::pair<std::vector<int32_t>, std::vector<float>> decode(
+      const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+      const std::vector<std::vector<int32_t>>& tables) {
+    const int rows = static_cast<int>(tokens.size());
+    require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
+    require(positions.size() == tokens.size() && tables.size() == tokens.size(),
+            "tokens, positions and tables differ in length");
+    size_t width = 0;
+    for (const auto& table : tables) width = std::max(width, table.size());
+    std::vector<int32_t> flat(rows * width), each(rows), targets(rows, -1), out_tokens(rows);
+    std::vector<float> out_logprobs(rows);
+    for (int r = 0; r < rows; ++r) {
+      require(!vocabulary || (tokens[r] >= 0 && tokens[r] < vocabulary),
+              "a token id is outside the vocabulary");
+      require(positions[r] >= 0 && positions[r] < static_cast<int>(tables[r].size()) * LANES,
+              "a position lies beyond its block table");
+      for (size_t i = 0; i < tables[r].size(); ++i) {
+        require(!kv || (tables[r][i] >= 0 && tables[r][i] < kv->blocks),
+                "a block table names a block outside the pool");
+        flat[r * width + i] = tables[r][i];
+      }
+      each[r] = r;
+    }
+    const std::vector<DrawParams> draws(rows, DrawParams{0.0, 1.0, 0.0, 1.0, 0.0, 0, nullptr});
+    const Step step{rows,         tokens.data(),     positions.data(),    each.data(),
+                    flat.data(),  static_cast<int>(width), rows,          each.data(),
+                    targets.data(), draws.data(),    out_tokens.data(),   out_logprobs.data(),
+                    nullptr,      nullptr,           nullptr};
+    {
+      nb::gil_scoped_release release;
+      program.run(step);
+    }
+    return {std::move(out_tokens), std::move(out_logprobs)};
+  }
+
   // Columns of draws: temperature, top_p, min_p, typical_p, top_k.
   std::vector<DrawParams> draw_params(const DoubleMatrix& draws, const DoubleArray& uniforms,
                                       const Adjustments* adjustments) const {
@@ -299,6 +336,7 @@ void bind_program(nb::module_& m) {
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
            "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
+      .def("decode", &P::decode, "tokens"_a, "positions"_a, "tables"_a)
       .def("profile", [](P& p, bool on) { p.program.profile().enable(on); }, "on"_a)
       .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
