@@ -1,4 +1,4 @@
-"""Steps of likeliest tokens: the short way gives what the general one gives, and refuses as it does."""
+"""Steps of likeliest tokens: the short way gives what the general one gives, and refuses alike."""
 
 from __future__ import annotations
 
