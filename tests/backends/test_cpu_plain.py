@@ -1,27 +1,31 @@
-"""Steps of likeliest tokens: the short way gives what the general one gives, and refuses alike."""
+"""Steps of one token a sequence: the short way gives what the general one gives, refusals too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from tests.backends.test_cpu_runner import (
-    HIDDEN,
+from tests.backends.random_models import (
     SPECS,
     VOCAB,
     RandomTensor,
     make_weights,
     run,
+    spoil_embedding,
 )
 
 from headrace.backends.cpu.plain import is_plain
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.core.step import Draw, StepEntry, StepPlan
-from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Weight
 
 GREEDY = Draw(temperature=0.0)
+SAMPLED = Draw(temperature=0.9, top_p=0.8, min_p=0.01, typical_p=0.95, top_k=40, uniform=0.7)
+# Of three sequences: likeliest tokens, drawn ones, both; filters of a likeliest token mean nothing.
+DRAWS = {
+    "greedy": (GREEDY, GREEDY, GREEDY),
+    "sampled": (SAMPLED, replace(SAMPLED, uniform=0.2), Draw(temperature=2.0, uniform=0.999)),
+    "mixed": (GREEDY, SAMPLED, Draw(temperature=0.0, top_p=0.1, top_k=3)),
+}
 
 
 def decoding(number: int, token: int, start: int, table: list[int]) -> StepEntry:
@@ -33,13 +37,14 @@ def decoding(number: int, token: int, start: int, table: list[int]) -> StepEntry
 def test_what_is_plain() -> None:
     entry = decoding(0, 5, 3, [1])
     assert is_plain(StepPlan(entries=[entry, decoding(1, 6, 20, [2, 3])]))
+    assert is_plain(StepPlan(entries=[entry, replace(entry, draw=SAMPLED)]))
     assert not is_plain(StepPlan(entries=[]))
     assert not is_plain(StepPlan(entries=[entry], copies=[(1, 2)]))
     for change in (
         {"token_ids": [5, 6]},
         {"draw": None},
-        {"draw": Draw(temperature=0.7)},
         {"draw": Draw(temperature=0.0, bias={3: 1.0})},
+        {"draw": Draw(temperature=0.7, repetition_penalty=1.1, seen=(3,))},
         {"targets": [4]},
         {"top_logprobs": 1},
         {"pool": True},
@@ -47,8 +52,9 @@ def test_what_is_plain() -> None:
         assert not is_plain(StepPlan(entries=[entry, replace(entry, **change)])), change
 
 
+@pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", SPECS)
-def test_both_ways_give_the_same(name: str, random_tensor: RandomTensor) -> None:
+def test_both_ways_give_the_same(name: str, draws: str, random_tensor: RandomTensor) -> None:
     spec = SPECS[name]
     tables = [[1, 2], [3], [4, 5, 6]]
     with CpuRunner(
@@ -57,28 +63,24 @@ def test_both_ways_give_the_same(name: str, random_tensor: RandomTensor) -> None
         for table, tokens in zip(tables, ([3] * 17, [9] * 5, [4] * 40), strict=True):
             run(runner, StepEntry(sequence_id=0, token_ids=tokens, start=0, block_table=table))
         entries = [
-            decoding(n, 7 + n, start, table)
-            for n, (start, table) in enumerate(zip((17, 5, 40), tables, strict=True))
+            replace(decoding(n, 7 + n, start, table), draw=draw)
+            for n, (start, table, draw) in enumerate(
+                zip((17, 5, 40), tables, DRAWS[draws], strict=True)
+            )
         ]
         assert is_plain(StepPlan(entries=entries))
         plain = run(runner, *entries)
         general = run(runner, *(replace(entry, top_logprobs=1) for entry in entries))
         alone = [run(runner, entry)[0] for entry in entries]
     assert [replace(found, top=()) for found in general] == plain == alone
-    assert [found.top[0] for found in general] == [(p.token_id, p.logprob) for p in plain]
+    if draws == "greedy":
+        assert [found.top[0] for found in general] == [(p.token_id, p.logprob) for p in plain]
 
 
 def test_a_sequence_without_numbers_fails_alone(random_tensor: RandomTensor) -> None:
     spec = SPECS["plain"]
-    weights = make_weights(spec, random_tensor, "F32")
-    (part,) = weights.embed.parts
-    assert isinstance(part, Tensor)
-    table = np.frombuffer(part.data, np.float32).reshape(VOCAB, HIDDEN).copy()
-    table[13] = np.nan  # of the embedding only: the output layer keeps the unspoiled table
-    spoiled = Tensor(part.name, part.format, part.shape, memoryview(table.tobytes()))
-    with CpuRunner(
-        spec, replace(weights, embed=Weight(parts=(spoiled,))), total_blocks=4
-    ) as runner:
+    weights = spoil_embedding(make_weights(spec, random_tensor, "F32"), 13)
+    with CpuRunner(spec, weights, total_blocks=4) as runner:
         (good,) = run(runner, decoding(1, 5, 0, [1]))
         bad, other = run(runner, decoding(0, 13, 0, [0]), decoding(1, 5, 0, [1]))
     assert bad.token_id is None

@@ -48,7 +48,7 @@ class Wanted:
 
     def __init__(self, entries: Sequence[StepEntry]) -> None:
         self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
-        if are_plain(entries):
+        if _are_plain(entries):
             self._take_plain(entries)
         else:
             self._take(entries)
@@ -97,7 +97,7 @@ class Wanted:
                 continue
             number = len(rows)
             if draw is not likeliest:
-                adjusts = _adjusts_logits(draw)
+                adjusts = adjusts_logits(draw)
                 if adjusts:
                     adjusted.append((number, draw))
                 if adjusts or draw.temperature != 0:
@@ -249,14 +249,14 @@ def collect_results(
     return results
 
 
-def are_plain(entries: Sequence[StepEntry]) -> bool:
+def _are_plain(entries: Sequence[StepEntry]) -> bool:
     """Whether all draws are one and the same, of the likeliest token, and nothing else is asked
     for."""
     likeliest: Draw | None = None
     for entry in entries:
         draw = entry.draw
         if draw is not likeliest and draw is not None:
-            if likeliest is not None or draw.temperature != 0 or _adjusts_logits(draw):
+            if likeliest is not None or draw.temperature != 0 or adjusts_logits(draw):
                 return False
             likeliest = draw
         if entry.targets is not None or entry.top_logprobs:
@@ -275,7 +275,8 @@ def _counted_tokens(draw: Draw) -> dict[int, int]:
     return {token: count for token, count in draw.counts.items() if count > 0}
 
 
-def _adjusts_logits(draw: Draw) -> bool:
+def adjusts_logits(draw: Draw) -> bool:
+    """Whether it draws from other logits than the model's: biased, masked or penalized ones."""
     return (
         draw.allowed is not None
         or draw.mask is not None

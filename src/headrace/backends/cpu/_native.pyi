@@ -159,9 +159,14 @@ class Program:
         """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
         says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
     def decode(
-        self, tokens: list[int], positions: list[int], tables: list[list[int]]
+        self,
+        tokens: list[int],
+        positions: list[int],
+        tables: list[list[int]],
+        draws: list[tuple[float, float, float, float, float, float]],
     ) -> tuple[list[int], list[float]]:
-        """One token of each sequence; the likeliest after it, with its log-probability."""
+        """One token of each sequence; one drawn after it, with its log-probability. Columns of
+        draws as in `run`, then the uniform number; none: the likeliest tokens."""
     def profile(self, on: bool) -> None:
         """Time each operation from now on, or no longer."""
     def take_profile(self) -> list[tuple[str, int, float, float, float, float]]:

@@ -23,25 +23,18 @@ from headrace.backends.draws import (
 )
 from headrace.core.step import Drawn, EntryResult, StepEntry, TopLogprobs
 
-# Of a row that is scored or wants its likeliest token: temperature 0, and no filter. Most rows do:
-# as many as a step may have are kept, for Python's share of a step that computes one row.
+# Of a row that is scored or wants its likeliest token: temperature 0, and no filter.
 _LIKELIEST = (0.0, 1.0, 0.0, 1.0, 0.0)
-_ROWS_KEPT = 512
-_PLAIN_DRAWS = np.full((_ROWS_KEPT, 5), _LIKELIEST)
-_PLAIN_UNIFORMS = np.zeros(_ROWS_KEPT)
 
 
 class DrawArrays:
     def __init__(self, entries: list[StepEntry]) -> None:
         self._wanted = wanted = Wanted(entries)
         count = len(wanted.rows)
-        if not len(wanted.sampled) and count <= _ROWS_KEPT:
-            self._draws, self._uniforms = _PLAIN_DRAWS[:count], _PLAIN_UNIFORMS[:count]
-        else:
-            self._draws = np.full((count, 5), _LIKELIEST)
-            self._draws[wanted.sampled] = wanted.draws
-            self._uniforms = np.zeros(count)
-            self._uniforms[wanted.sampled] = wanted.uniforms
+        self._draws = np.full((count, 5), _LIKELIEST)
+        self._draws[wanted.sampled] = wanted.draws
+        self._uniforms = np.zeros(count)
+        self._uniforms[wanted.sampled] = wanted.uniforms
         self._tokens = np.zeros(count, np.int32)  # written by the program
         self._logprobs = np.zeros(count, np.float32)  # likewise
         asked = wanted.adjustments

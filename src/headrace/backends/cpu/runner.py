@@ -8,7 +8,7 @@ is computed by a thread of the runner's own, while the next one is being written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 import numpy as np
@@ -204,15 +204,7 @@ class _StepArrays:
     """A plan as the flat arrays that the native program reads, and those that it writes."""
 
     def __init__(self, entries: list[StepEntry]) -> None:
-        counts = [len(entry.token_ids) for entry in entries]
-        if max(counts) == 1:
-            tokens = [entry.token_ids[0] for entry in entries]
-            positions = [entry.start for entry in entries]
-            owners: Sequence[int] = range(len(entries))
-        else:
-            tokens, positions, owners = _flatten(entries)
-        # One call for all three: for a step of one row, Python's share is a matter of such calls.
-        columns = np.array((tokens, positions, owners), np.int32)
+        columns = np.array(_flatten(entries), np.int32)
         tables = [entry.block_table for entry in entries]
         self.inputs = (columns[0], columns[1], columns[2], _even(tables))
         self.draws = DrawArrays(entries)

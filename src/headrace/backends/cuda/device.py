@@ -10,13 +10,9 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
-
-if TYPE_CHECKING:
-    pass
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
 FP8_CAPABILITY = (8, 9)

@@ -2,6 +2,7 @@
 //
 // Arguments are checked here; behind this file everything is trusted. The GIL is released wherever
 // real work is done.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -163,15 +164,18 @@ struct RecordedProgram {
     program.run(step);
   }
 
-  // The step that most are: one token of each sequence, and the likeliest after it. Lists in and out:
-  // for one sequence, arrays of what is always the same would be most of what Python does.
+  // The step that most are: one token of each sequence, and one drawn after it from the logits as
+  // they are. Lists in and out: for one sequence, arrays would be most of what Python does. Columns
+  // of draws: those below, and the uniform number; none at all for the likeliest tokens.
   std::pair<std::vector<int32_t>, std::vector<float>> decode(
       const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
-      const std::vector<std::vector<int32_t>>& tables) {
+      const std::vector<std::vector<int32_t>>& tables,
+      const std::vector<std::array<double, 6>>& draws) {
     const int rows = static_cast<int>(tokens.size());
     require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
-    require(positions.size() == tokens.size() && tables.size() == tokens.size(),
-            "tokens, positions and tables differ in length");
+    require(positions.size() == tokens.size() && tables.size() == tokens.size() &&
+                (draws.empty() || draws.size() == tokens.size()),
+            "tokens, positions, tables and draws differ in length");
     size_t width = 0;
     for (const auto& table : tables) width = std::max(width, table.size());
     std::vector<int32_t> flat(rows * width), each(rows), targets(rows, -1), out_tokens(rows);
@@ -188,11 +192,23 @@ struct RecordedProgram {
       }
       each[r] = r;
     }
-    const std::vector<DrawParams> draws(rows, DrawParams{0.0, 1.0, 0.0, 1.0, 0.0, 0, nullptr});
-    const Step step{rows,         tokens.data(),     positions.data(),    each.data(),
-                    flat.data(),  static_cast<int>(width), rows,          each.data(),
-                    targets.data(), draws.data(),    out_tokens.data(),   out_logprobs.data(),
-                    nullptr,      nullptr,           nullptr};
+    std::vector<DrawParams> params(rows, DrawParams{0.0, 1.0, 0.0, 1.0, 0.0, 0, nullptr});
+    for (size_t r = 0; r < draws.size(); ++r) params[r] = draw_of(draws[r].data(), draws[r][5]);
+    const Step step{rows,
+                    tokens.data(),
+                    positions.data(),
+                    each.data(),
+                    flat.data(),
+                    static_cast<int>(width),
+                    rows,
+                    each.data(),
+                    targets.data(),
+                    params.data(),
+                    out_tokens.data(),
+                    out_logprobs.data(),
+                    nullptr,
+                    nullptr,
+                    nullptr};
     {
       nb::gil_scoped_release release;
       program.run(step);
@@ -200,16 +216,19 @@ struct RecordedProgram {
     return {std::move(out_tokens), std::move(out_logprobs)};
   }
 
-  // Columns of draws: temperature, top_p, min_p, typical_p, top_k.
+  // temperature, top_p, min_p, typical_p, top_k
+  DrawParams draw_of(const double* columns, double uniform) const {
+    // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
+    const double top_k = columns[4];
+    const int kept = top_k > 0 && top_k < program.vocabulary() ? static_cast<int>(top_k) : 0;
+    return {columns[0], columns[1], columns[2], columns[3], uniform, kept, nullptr};
+  }
+
   std::vector<DrawParams> draw_params(const DoubleMatrix& draws, const DoubleArray& uniforms,
                                       const Adjustments* adjustments) const {
     std::vector<DrawParams> params(uniforms.size());
-    for (size_t i = 0; i < params.size(); ++i) {
-      const double* d = draws.data() + 5 * i;
-      // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
-      const int top_k = d[4] > 0 && d[4] < program.vocabulary() ? static_cast<int>(d[4]) : 0;
-      params[i] = {d[0], d[1], d[2], d[3], uniforms.data()[i], top_k, nullptr};
-    }
+    for (size_t i = 0; i < params.size(); ++i)
+      params[i] = draw_of(draws.data() + 5 * i, uniforms.data()[i]);
     if (adjustments) adjustments->attach(params, program.vocabulary());
     return params;
   }
@@ -336,7 +355,7 @@ void bind_program(nb::module_& m) {
       .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
            "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
-      .def("decode", &P::decode, "tokens"_a, "positions"_a, "tables"_a)
+      .def("decode", &P::decode, "tokens"_a, "positions"_a, "tables"_a, "draws"_a)
       .def("profile", [](P& p, bool on) { p.program.profile().enable(on); }, "on"_a)
       .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
