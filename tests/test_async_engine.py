@@ -67,7 +67,9 @@ def test_leaving_early_ends_the_request(engine: AsyncEngine) -> None:
         async for _ in events:
             break
         await events.aclose()  # type: ignore[attr-defined]
-        task = asyncio.create_task(collect(engine, "Go on.", params=SamplingParams(max_tokens=900)))
+        # Drawn at random, an answer may be over at once: this one must not be.
+        endless = SamplingParams(max_tokens=900, ignore_eos=True)
+        task = asyncio.create_task(collect(engine, "Go on.", params=endless))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
