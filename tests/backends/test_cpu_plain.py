@@ -44,7 +44,7 @@ def test_what_is_plain() -> None:
         {"token_ids": [5, 6]},
         {"draw": None},
         {"draw": Draw(temperature=0.0, bias={3: 1.0})},
-        {"draw": Draw(temperature=0.7, repetition_penalty=1.1, seen=(3,))},
+        {"draw": Draw(temperature=0.7, repetition_penalty=1.1, history=(3,))},
         {"targets": [4]},
         {"top_logprobs": 1},
         {"pool": True},

@@ -134,7 +134,7 @@ def test_a_whole_draw_is_the_references(random_tensor: RandomTensor) -> None:
     tokens = rng.integers(0, VOCAB, 40).tolist()
     draw = Draw(
         temperature=0.9, top_p=0.9, top_k=60, min_p=0.01, typical_p=0.8, repetition_penalty=1.4,
-        presence_penalty=0.3, frequency_penalty=0.2, seen=tokens, counts={tokens[0]: 3},
+        presence_penalty=0.3, frequency_penalty=0.2, history=[*tokens, tokens[0]], prompt_tokens=3,
         bias={5: 1.0}, allowed=range(1, VOCAB, 2), banned=[7], uniform=0.6,
     )  # fmt: skip
     runner = CpuRunner(spec, weights, total_blocks=10, threads=2, kv_dtype="f32")

@@ -40,7 +40,7 @@ def row(size: int = 50, seed: int = 0) -> Row:
 
 def reachable(logits: Row, how: Draw, steps: int = 4000) -> set[int]:
     """The tokens that some uniform number leads to."""
-    return {draw(logits, replace(how, uniform=u / steps))[0] for u in range(steps)}
+    return {draw(logits, replace(how, uniform=(u + 0.5) / steps))[0] for u in range(steps)}
 
 
 def processed(processor: object, logits: Row, seen: list[int]) -> Row:
@@ -97,22 +97,22 @@ def test_repetition_penalty_bias_and_bans_are_transformers() -> None:
         )
         wanted = processed(SuppressTokensLogitsProcessor([3, 30]), wanted, seen)
         wanted = processed(RepetitionPenaltyLogitsProcessor(penalty), wanted, seen)
-        how = Draw(temperature=1, repetition_penalty=penalty, seen=seen, bias=bias, banned=[3, 30])
+        how = Draw(temperature=1, repetition_penalty=penalty, history=seen, bias=bias, banned=[3, 30])
         np.testing.assert_array_equal(adjust(logits, how), wanted)
 
 
 def test_presence_and_frequency_penalties_are_openais_formula() -> None:
     """mu[j] - c[j] * frequency - (c[j] > 0) * presence, after the repetition penalty."""
     logits = row()
-    counts = {0: 3, 7: 1, 8: 0, 49: 200}
+    prompt, output = [20, 7, 20, 30], [0, 49, 0, 7, 0] + [49] * 199
     how = Draw(
-        temperature=1, presence_penalty=-0.5, frequency_penalty=0.75, counts=counts,
-        repetition_penalty=2, seen=[7, 20],
+        temperature=1, presence_penalty=-0.5, frequency_penalty=0.75, repetition_penalty=2,
+        history=prompt + output, prompt_tokens=len(prompt),
     )  # fmt: skip
     wanted = logits.astype(np.float64)
-    for token in (7, 20):
+    for token in (0, 7, 20, 30, 49):
         wanted[token] *= 0.5 if wanted[token] > 0 else 2
-    for token, count in counts.items():
+    for token, count in {0: 3, 7: 1, 8: 0, 20: 0, 49: 200}.items():
         wanted[token] -= count * 0.75 + (count > 0) * -0.5
     np.testing.assert_allclose(adjust(logits, how), wanted, rtol=1e-6)
     assert adjust(logits, how)[8] == logits[8]
@@ -152,7 +152,7 @@ def test_nothing_left_is_an_error(
 
 def test_a_draw_that_asks_for_nothing_leaves_the_row_alone() -> None:
     logits = row()
-    how = Draw(temperature=1, seen=[1], counts={1: 1})
+    how = Draw(temperature=1, history=[1])
     assert adjust(logits, how) is logits
     assert adjust(logits, replace(how, repetition_penalty=2)) is not logits
     np.testing.assert_array_equal(logits, row())
@@ -184,6 +184,19 @@ def test_ties_are_in_order_of_id() -> None:
     assert reachable(logits, Draw(temperature=1, top_p=0.3)) == {0, 1, 2}
     tokens = [draw(logits, Draw(temperature=1, uniform=u / 10))[0] for u in range(10)]
     assert tokens == list(range(10))
+
+
+def test_noise_in_the_logits_hardly_moves_a_draw() -> None:
+    """Tokens of much the same likelihood: noise changes their order by likelihood everywhere. A
+    draw in that order would become another nearly always; in order of id hardly ever."""
+    noise = np.random.default_rng(1)
+    logits = row(2000) * np.float32(0.01)
+    moved = 0
+    for u in range(200):
+        how = Draw(temperature=1, uniform=(u + 0.5) / 200)
+        noisy = logits + noise.normal(0, 1e-4, len(logits)).astype(np.float32)
+        moved += draw(logits, how)[0] != draw(noisy, how)[0]
+    assert moved < 10
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324])
@@ -218,7 +231,7 @@ def test_filters_together_by_exact_fractions(
     while sum(weight[i] for i in kept) < p * total:
         kept.append(order[len(kept)])
     total, running = sum(weight[i] for i in kept), Fraction(0)
-    for wanted in kept:
+    for wanted in sorted(kept):
         running += weight[wanted]
         if running > u * total:
             break

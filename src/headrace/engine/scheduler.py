@@ -106,6 +106,7 @@ class Scheduler:
             eos_ids=self.eos_ids,
             beams=beams,
             constraint=constraint,
+            counts_previous=self.limits.counts_previous,
         )
         if beams is not None:
             beams.start(sequence)
@@ -512,8 +513,6 @@ class Scheduler:
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
             child.seed = child_seed(parent.seed, index)
-            if child.needs_history:
-                child.seen, child.counts = set(child.token_ids), {}
         parent.siblings, parent.unstarted = 0, None
 
     def _count_finish(self, reason: FinishReason) -> None:

@@ -61,8 +61,6 @@ class Sequence:
     published_blocks: int = 0
     prompt_scores: list[tuple[float, TopLogprobs]] = field(default_factory=list)
     pooled: list[float] = field(default_factory=list)  # summed hidden states of computed tokens
-    counts: dict[int, int] = field(default_factory=dict)  # of output tokens
-    seen: set[int] = field(default_factory=set)  # prompt and output
     siblings: int = 0  # to be forked once the prompt is computed
     beams: BeamGroup | None = None
     constraint: Constraint | None = None  # has accepted exactly the generated tokens
@@ -72,13 +70,16 @@ class Sequence:
     # Positions before this one, from `scheduled_tokens` on, lie in blocks that nobody else holds.
     own_tokens: int = 0
     top_logprobs: int = 0  # alternatives wanted with each drawn token
-    needs_history: bool = False  # a draw depends on tokens before it, not only through the model
+    # Whether the runner counts a token that was drawn but is not known yet, for penalties.
+    counts_previous: bool = False
+    # A draw can't be planned before the last token is known, not even by a runner that has it.
+    needs_last_token: bool = False
     # Neither beams nor a grammar: a drawn token is taken as it comes.
     takes_tokens: bool = True
     _most_tokens: int = 0  # of prompt and output together
-    _plain: bool = True
     _constant_draw: Draw | None = None
     _draws: tuple[Draw, ...] = ()  # two, as two plans may be in flight
+    _may_ban: bool = False
     _entries: tuple[StepEntry, ...] = ()  # likewise
     _run_number: int = -1
     _run: tuple[float, ...] = ()
@@ -88,22 +89,18 @@ class Sequence:
         self.prompt_tokens = len(self.request.prompt_token_ids)
         self._most_tokens = self.prompt_tokens + self.max_tokens
         self.takes_tokens = self.beams is None and self.constraint is None
-        self.needs_history = (
+        self.needs_last_token = (
             self.beams is not None
             or self.constraint is not None
-            or params.repetition_penalty != 1.0
-            or params.presence_penalty != 0.0
-            or params.frequency_penalty != 0.0
             or bool(self.request.bad_token_ids)
+            or (self._penalizes() and not self.counts_previous)
         )
         self.top_logprobs = params.logprobs or 0 if self.beams is None else 2 * self.beams.width
-        self._plain = self._is_plain()
-        if self.beams is not None or (self._plain and params.temperature == 0):
+        self._may_ban = params.min_tokens > 0 or bool(self.request.bad_token_ids)
+        if self.beams is not None or self._is_greedy():
             self._constant_draw = GREEDY
-        elif self._plain:
-            self._draws = (self._plain_draw(), self._plain_draw())
-        if self.needs_history:
-            self.seen = set(self.token_ids)
+        else:
+            self._draws = (self._new_draw(), self._new_draw())
 
     @property
     def is_finished(self) -> bool:
@@ -117,7 +114,7 @@ class Sequence:
     def wanted_tokens(self) -> int:
         """To be scheduled before the next draw, one that is only being drawn now included."""
         known, drawing = len(self.token_ids), self.draws_in_flight
-        if drawing and (self.needs_history or known + 1 >= self._most_tokens):
+        if drawing and (self.needs_last_token or known + 1 >= self._most_tokens):
             return 0
         return known + drawing - self.scheduled_tokens
 
@@ -151,41 +148,24 @@ class Sequence:
         """For the token that follows all known ones and those in flight."""
         if self._constant_draw is not None:
             return self._constant_draw
-        params = self.request.params
         place = len(self.token_ids) - self.prompt_tokens + self.draws_in_flight
-        if self._plain:  # made once and used again: this runs for every token of every sequence
-            draw = self._draws[place % 2]
+        draw = self._draws[place % 2]  # used again: this runs for every token of every sequence
+        if draw.temperature:
             draw.uniform = self._uniform(place)
-            return draw
-        return Draw(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            typical_p=params.typical_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            seen=self.seen,
-            counts=self.counts,
-            bias=params.logit_bias,
-            allowed=params.allowed_token_ids,
-            banned=self._banned(place),
-            mask=self.mask,
-            uniform=0.0 if params.temperature == 0 else self._uniform(place),
-        )
+        draw.history = self.token_ids
+        draw.mask = self.mask
+        if self._may_ban:
+            draw.banned = self._banned(place)
+        return draw
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a drawn token; why the sequence ends with it, if it does. Raises what its
         constraint raises."""
         self.token_ids.append(token_id)
-        if self.needs_history:
-            self.counts[token_id] = self.counts.get(token_id, 0) + 1
-            self.seen.add(token_id)
-            if self.constraint is not None:
-                self.constraint.accept(token_id)
-                if self.constraint.is_stopped:
-                    return FinishReason.STOP
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
+            if self.constraint.is_stopped:
+                return FinishReason.STOP
         if token_id in self.stop_ids and self.generated_tokens >= self.request.params.min_tokens:
             return FinishReason.STOP
         if len(self.token_ids) >= self._most_tokens:
@@ -205,13 +185,21 @@ class Sequence:
             if at == len(self.prompt_scores) and at < self.prompt_tokens - 1:
                 self.prompt_scores.append((logprob, top[:wanted]))
 
-    def _plain_draw(self) -> Draw:
+    def _new_draw(self) -> Draw:
+        """With all that is the same at every place."""
         params = self.request.params
         return Draw(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             min_p=params.min_p,
+            typical_p=params.typical_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            prompt_tokens=self.prompt_tokens,
+            bias=params.logit_bias,
+            allowed=params.allowed_token_ids,
         )
 
     def _uniform(self, place: int) -> float:
@@ -220,15 +208,24 @@ class Sequence:
             self._run_number, self._run = run, uniforms(self.seed, run)
         return self._run[at]
 
-    def _is_plain(self) -> bool:
-        """Whether a draw is a matter of the usual filters alone."""
+    def _penalizes(self) -> bool:
         params = self.request.params
         return (
-            not self.needs_history
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
+
+    def _is_greedy(self) -> bool:
+        """Whether every draw is of the likeliest token as the model gives it."""
+        params = self.request.params
+        return (
+            params.temperature == 0
+            and self.constraint is None
+            and not self._may_ban
+            and not self._penalizes()
             and not params.logit_bias
             and params.allowed_token_ids is None
-            and params.min_tokens == 0
-            and params.typical_p == 1.0
         )
 
     def _banned(self, place: int) -> Collection[int]:
@@ -253,6 +250,7 @@ def start_sequence(
     seed: int | None = None,
     beams: BeamGroup | None = None,
     constraint: Constraint | None = None,
+    counts_previous: bool = False,
 ) -> Sequence:
     """A request's continuation, with room for `room_tokens` of output."""
     params = request.params
@@ -272,6 +270,7 @@ def start_sequence(
         seed=child_seed(choose_seed(request) if seed is None else seed, index),
         beams=beams,
         constraint=constraint,
+        counts_previous=counts_previous,
     )
 
 

@@ -137,23 +137,24 @@ class Distribution:
         return None
 
     def _drawn(self, uniform: float) -> int:
-        """The inverse of the running sum, which after rank i is 1 - fall ** (i + 1)."""
-        ranks = self._ranked + self._ends
-        fall_after = math.exp(ranks * self._log_fall)
-        if ranks == self._vocabulary.size:
-            uniform *= 1 - fall_after
-        rank = int(math.log1p(-uniform) / self._log_fall)
-        if rank < ranks:
-            if self._ends:
-                if rank == 0 and self._vocabulary.eos_id is not None:
-                    return self._vocabulary.eos_id
-                rank -= 1
-            return self._token((self._first + rank * self._stride) % self._others)
-        rest = self._rest()
-        if not rest:
-            return self._ranks(ranks)[-1]
-        share = (uniform - (1 - fall_after)) / fall_after
-        return rest[min(int(share * len(rest)), len(rest) - 1)]
+        """The inverse of the running sum in order of id: few tokens have a probability of their
+        own, and between two of these it rises evenly."""
+        ranks = self._ranks(self._vocabulary.size)
+        without = self._vocabulary.size - len(ranks)
+        each = math.exp(len(ranks) * self._log_fall) / without if without else 0.0
+        running, next_id, last = 0.0, 0, 0
+        for token, rank in sorted((token, rank) for rank, token in enumerate(ranks)):
+            between = token - next_id
+            if running + between * each > uniform:
+                return next_id + min(int((uniform - running) / each), between - 1)
+            running += between * each + math.exp(self._of_rank(rank))
+            if running > uniform:
+                return token
+            next_id, last = token + 1, token
+        left = self._vocabulary.size - next_id
+        if not left:
+            return last
+        return next_id + min(int((uniform - running) / each), left - 1)
 
     def _drawn_by_reference(self, how: Draw) -> int | None:
         logits = np.full(self._vocabulary.size, -np.inf)

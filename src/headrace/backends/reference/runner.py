@@ -288,7 +288,7 @@ def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int) -> Non
         raise _mistaken(f"{who} with {entry.top_logprobs} top_logprobs", f"0 to {vocab_size}")
     if entry.draw is not None:
         how = entry.draw
-        named = chain(how.bias, how.allowed or (), how.banned, how.seen, how.counts)
+        named = chain(how.bias, how.allowed or (), how.banned, how.history)
         if not all(0 <= token < vocab_size for token in named):
             raise _mistaken(
                 f"{who} with a draw that names a token outside the vocabulary",

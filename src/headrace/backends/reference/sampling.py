@@ -4,9 +4,10 @@ Adjusting, where a draw asks for any of it; in float32, one operation after the 
  1. logit + bias.
  2. Tokens outside `allowed`, those whose bit in `mask` is not set (or that lie past its end), and
     those in `banned` are dropped: their logit is -infinity.
- 3. Tokens in `seen`: divided by repetition_penalty if above 0, else multiplied by it.
- 4. logit - frequency_penalty * count, then - presence_penalty, for tokens whose count is above 0.
-    If all are dropped now, or one has left float32's range, the draw fails.
+ 3. Tokens in `history`: divided by repetition_penalty if above 0, else multiplied by it.
+ 4. logit - frequency_penalty * count, then - presence_penalty, for tokens of the output, which
+    is `history` past the prompt; count is how often. If all are dropped now, or one has left float32's
+    range, the draw fails.
 Choosing, in float64:
  5. temperature 0: the first index of the largest logit; nothing else applies.
  6. Order tokens by (logit descending, id ascending). top_k keeps the first k of them.
@@ -18,14 +19,18 @@ Choosing, in float64:
     But for a factor of temperature the distance is |-log p - entropy|: locally typical sampling.
  9. top_p keeps the shortest prefix, in order of 6., whose running sum is >= top_p * (sum of what is
     kept so far); a top_p of 1 keeps all.
-10. The token is the first whose running sum is > uniform * (sum of what is kept).
+10. The token is the first, in order of id, whose running sum is > uniform * (sum of what is kept).
+    By id, and not by likelihood: where logits differ in their last bits, as they do on a GPU from
+    one batch to another, tokens change places in the order of 6., and not in this one.
 
-Running sums go in that order, one after the other. Log-probabilities given back are those of the
+Running sums go in the order that is named, one after the other. Log-probabilities given back are those of the
 model, among all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of
 batches.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,8 +65,9 @@ def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogpro
 def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
     """Bias, allowed, masked and banned tokens, penalties: 1. to 4. The row itself if nothing is
     asked."""
-    repeats = how.repetition_penalty != 1 and len(how.seen) > 0
-    counted = (how.presence_penalty != 0 or how.frequency_penalty != 0) and len(how.counts) > 0
+    repeats = how.repetition_penalty != 1 and len(how.history) > 0
+    output = how.history[how.prompt_tokens :]
+    counted = (how.presence_penalty != 0 or how.frequency_penalty != 0) and len(output) > 0
     limited = how.allowed is not None or how.mask is not None or how.banned
     if not (how.bias or limited or repeats or counted):
         return logits
@@ -78,13 +84,12 @@ def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
     with np.errstate(over="ignore"):  # past float32: infinite, which is refused afterwards
         if repeats:
             penalty = np.float32(how.repetition_penalty)
-            for token in set(how.seen):
+            for token in set(how.history):
                 row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
         if counted:
-            for token, count in how.counts.items():
-                if count > 0:
-                    row[token] -= np.float32(how.frequency_penalty) * np.float32(count)
-                    row[token] -= np.float32(how.presence_penalty)
+            for token, count in Counter(output).items():
+                row[token] -= np.float32(how.frequency_penalty) * np.float32(count)
+                row[token] -= np.float32(how.presence_penalty)
     return row
 
 
@@ -107,12 +112,14 @@ def _sampled(logits: NDArray[np.float64], how: Draw) -> int:
     if how.typical_p < 1:
         kept = _typical(logits[order], weights, how.typical_p)
         order, weights = order[kept], weights[kept]
-    sums = np.cumsum(weights)
     if how.top_p < 1:
+        sums = np.cumsum(weights)
         end = int(np.searchsorted(sums, how.top_p * sums[-1], side="left")) + 1
-        sums = sums[:end]
+        order, weights = order[:end], weights[:end]
+    by_id = np.argsort(order)
+    sums = np.cumsum(weights[by_id])
     chosen = int(np.searchsorted(sums, how.uniform * sums[-1], side="right"))
-    return int(order[min(chosen, len(sums) - 1)])
+    return int(order[by_id[min(chosen, len(sums) - 1)]])
 
 
 def _typical(

@@ -12,15 +12,10 @@ double share(const Candidate& c, Sum what) {
   return what == Sum::Count ? 1.0 : static_cast<double>(c.weight);
 }
 
-bool crossed(double sum, Until until, double threshold) {
-  return until == Until::AtLeast ? sum >= threshold : sum > threshold;
-}
-
-Crossing walk(std::span<const Candidate> ordered, Sum what, Until until, double threshold,
-              double sum) {
+Crossing walk(std::span<const Candidate> ordered, Sum what, double threshold, double sum) {
   for (const Candidate& c : ordered) {
     sum += share(c, what);
-    if (crossed(sum, until, threshold)) return {c, sum};
+    if (sum >= threshold) return {c, sum};
   }
   return {ordered.back(), sum};
 }
@@ -30,8 +25,7 @@ Crossing walk(std::span<const Candidate> ordered, Sum what, Until until, double 
 // Each round keeps the one bin in which the sum crosses. A bin's keys all lie before the next bin's:
 // subtracting, scaling and truncating are monotone, rounded or not.
 template <typename Key>
-Crossing Ranking::cross(std::span<const Candidate> from, Key key, Sum what, Until until,
-                        double threshold) {
+Crossing Ranking::cross(std::span<const Candidate> from, Key key, Sum what, double threshold) {
   if (narrowed_.size() < from.size()) narrowed_.resize(from.size());
   if (bins_.size() < from.size()) bins_.resize(from.size());
   double before = 0;
@@ -53,7 +47,7 @@ Crossing Ranking::cross(std::span<const Candidate> from, Key key, Sum what, Unti
     }
     int bin = 0, last = BINS - 1;
     while (sums_[last] == 0) --last;
-    while (bin < last && !crossed(before + sums_[bin], until, threshold)) before += sums_[bin++];
+    while (bin < last && before + sums_[bin] < threshold) before += sums_[bin++];
 
     size_t kept = 0;
     for (size_t i = 0; i < from.size(); ++i) {  // may go over itself: kept <= i
@@ -67,10 +61,10 @@ Crossing Ranking::cross(std::span<const Candidate> from, Key key, Sum what, Unti
   const auto order = [key](const Candidate& a, const Candidate& b) { return precedes(key, a, b); };
   // All alike are in order of id already, and may be a whole vocabulary.
   if (!std::is_sorted(rest.begin(), rest.end(), order)) std::sort(rest.begin(), rest.end(), order);
-  return walk(rest, what, until, threshold, before);
+  return walk(rest, what, threshold, before);
 }
 
-template Crossing Ranking::cross(std::span<const Candidate>, ByLogit, Sum, Until, double);
-template Crossing Ranking::cross(std::span<const Candidate>, ByDistance, Sum, Until, double);
+template Crossing Ranking::cross(std::span<const Candidate>, ByLogit, Sum, double);
+template Crossing Ranking::cross(std::span<const Candidate>, ByDistance, Sum, double);
 
 }  // namespace headrace

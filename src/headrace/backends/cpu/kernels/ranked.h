@@ -40,11 +40,10 @@ bool precedes(Key key, const Candidate& a, const Candidate& b) {
   return (ka < kb) | ((ka == kb) & likelier(a, b));
 }
 
-enum class Sum { Count, Weight };       // what is summed
-enum class Until { AtLeast, MoreThan };  // when a running sum has crossed
+enum class Sum { Count, Weight };  // what is summed
 
 struct Crossing {
-  Candidate at;  // the one at which the sum crosses; the last of all if rounding kept it below
+  Candidate at;  // the first at which the sum is at least that; the last of all if rounding kept it below
   double sum;    // including it
 };
 
@@ -52,8 +51,7 @@ class Ranking {
  public:
   // `candidates` in ascending order of id, not empty.
   template <typename Key>
-  Crossing cross(std::span<const Candidate> candidates, Key key, Sum what, Until until,
-                 double threshold);
+  Crossing cross(std::span<const Candidate> candidates, Key key, Sum what, double threshold);
 
  private:
   std::vector<Candidate> narrowed_;  // grows, never shrinks: not zeroed again for each row

@@ -54,6 +54,30 @@ double total_of(const float* x, int n, float bound) {
   return std::accumulate(lanes, lanes + LANES, 0.0);
 }
 
+// The first value, of those that are at least a bound, at which their running sum is above a
+// threshold; the last of them if rounding kept it below.
+int cross_by_id(const float* x, int n, float bound, double threshold) {
+  double sum = 0;
+  int last = 0;
+  for (int i = 0; i < n; i += RUN) {
+    const int end = std::min(i + RUN, n);
+    const double run = total_of(x + i, end - i, bound);
+    if (sum + run > threshold) {
+      for (int j = i; j < end; ++j) {
+        if (x[j] < bound) continue;
+        sum += static_cast<double>(x[j]);
+        last = j;
+        if (sum > threshold) return j;
+      }
+    } else {
+      sum += run;
+      if (run > 0)
+        for (int j = i; j < end; ++j) last = x[j] >= bound ? j : last;
+    }
+  }
+  return last;
+}
+
 bool is_set(std::span<const uint8_t> mask, int id) {
   const size_t at = static_cast<size_t>(id) / 8;
   return at < mask.size() && (mask[at] >> (id % 8) & 1);
@@ -188,26 +212,35 @@ int Sampler::choose(const float* logits, float highest, const DrawParams& params
   const float sharpness = static_cast<float>(std::min(1.0 / params.temperature, 1e30));
   kernels_.exponentials(logits, highest, sharpness, vocabulary_, weights_.data());
   const float least = static_cast<float>(std::clamp(params.min_p, LEAST_WEIGHT, 1.0));
+  if (params.top_k <= 0 && params.typical_p >= 1 && params.top_p >= 1) {
+    const double sum = total_of(weights_.data(), vocabulary_, least);
+    return cross_by_id(weights_.data(), vocabulary_, least, params.uniform * sum);
+  }
   double sum = collect_enough(logits, least, params);
   if (params.top_k > 0) keep_top(params.top_k);
   if (params.typical_p < 1) keep_typical(params.typical_p);
   if (params.top_k > 0 || params.typical_p < 1) sum = total();
-  // What top_p drops comes last in this order, so that the walk below never gets to it.
-  if (params.top_p < 1)
-    sum = ranking_.cross(candidates_, ByLogit{}, Sum::Weight, Until::AtLeast, params.top_p * sum)
-              .sum;
-  return ranking_
-      .cross(candidates_, ByLogit{}, Sum::Weight, Until::MoreThan, params.uniform * sum)
-      .at.id;
+  if (params.top_p < 1) {
+    const Crossing end =
+        ranking_.cross(candidates_, ByLogit{}, Sum::Weight, params.top_p * sum);
+    keep_if(candidates_, [&](const Candidate& c) { return !likelier(end.at, c); });
+    sum = total();
+  }
+  double running = 0;
+  for (const Candidate& c : candidates_) {  // which are in order of id
+    running += c.weight;
+    if (running > params.uniform * sum) return c.id;
+  }
+  return candidates_.back().id;
 }
 
 // Most distributions have most of their mass in few tokens. Those above some weight are a prefix of
-// the order; where the draw can be seen to end among them, the others are only summed. Gives the sum
-// of all whose weight is at least `least`, where no filter but top_p follows; otherwise nothing.
+// the order; where top_k or top_p can be seen to end among them, the others are only summed. Gives the
+// sum of all whose weight is at least `least`, where no filter but top_p follows; otherwise nothing.
 double Sampler::collect_enough(const float* logits, float least, const DrawParams& params) {
   const bool by_count = params.top_k > 0, needs_all = !by_count && params.typical_p < 1;
   const double sum = by_count || needs_all ? 0 : total_of(weights_.data(), vocabulary_, least);
-  const double needed = (params.top_p < 1 ? params.top_p : params.uniform) * sum;
+  const double needed = params.top_p * sum;
   for (const float weight : LIKELY) {
     if (needs_all || weight <= least) break;
     collect(logits, weight);
@@ -229,7 +262,7 @@ void Sampler::collect(const float* logits, float least) {
 void Sampler::keep_top(int k) {
   if (static_cast<size_t>(k) >= candidates_.size()) return;
   const Candidate last =
-      ranking_.cross(candidates_, ByLogit{}, Sum::Count, Until::AtLeast, k).at;
+      ranking_.cross(candidates_, ByLogit{}, Sum::Count, k).at;
   keep_if(candidates_, [&](const Candidate& c) { return !likelier(last, c); });
 }
 
@@ -240,7 +273,7 @@ void Sampler::keep_typical(double mass) {
   for (const Candidate& c : candidates_) mean += c.weight * (c.logit - first);
   const ByDistance key{first + mean / sum};
   const Candidate last =
-      ranking_.cross(candidates_, key, Sum::Weight, Until::AtLeast, mass * sum).at;
+      ranking_.cross(candidates_, key, Sum::Weight, mass * sum).at;
   keep_if(candidates_, [&](const Candidate& c) { return !precedes(key, last, c); });
 }
 
