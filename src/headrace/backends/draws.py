@@ -44,7 +44,8 @@ for _kept in (_EACH_ROW, _ALL_DRAWN, _NO_TOPS):
 
 class Wanted:
     """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are numbers of wanted rows
-    that need more than the likeliest token: a draw, a target, alternatives."""
+    that need more than the likeliest token: a draw, a target, alternatives. `adjusting` lists those
+    draws that change the logits first, with their entries."""
 
     def __init__(self, entries: Sequence[StepEntry]) -> None:
         self.drawn: dict[int, int] = {}  # sequence -> the wanted row of its draw
@@ -75,7 +76,7 @@ class Wanted:
             self.targets, self.tops = np.full(count, -1, np.int32), np.zeros(count, np.int32)
         self.scored = self.sampled = self.topped = _NO_ROWS
         self.draws, self.uniforms = _NO_DRAWS, _NO_UNIFORMS
-        self.adjustments: Adjustments | None = None
+        self.adjusting: list[tuple[int, StepEntry]] = []
 
     def _take(self, entries: Sequence[StepEntry]) -> None:
         rows: list[int] = []  # of the step
@@ -83,7 +84,7 @@ class Wanted:
         sampled: list[int] = []
         draws: list[tuple[float, float, float, float, float]] = []
         uniforms: list[float] = []
-        adjusted: list[tuple[int, Draw]] = []
+        adjusting: list[tuple[int, StepEntry]] = []
         tops: list[int] = []
         likeliest: Draw | None = None  # one that was seen to want that alone: most are the same
         end = 0  # of this entry's rows
@@ -99,7 +100,7 @@ class Wanted:
             if draw is not likeliest:
                 adjusts = adjusts_logits(draw)
                 if adjusts:
-                    adjusted.append((number, draw))
+                    adjusting.append((number, entry))
                 if adjusts or draw.temperature != 0:
                     sampled.append(number)
                     filters = (draw.top_p, draw.min_p, draw.typical_p, float(draw.top_k))
@@ -119,12 +120,17 @@ class Wanted:
         self.uniforms = np.array(uniforms, np.float64)
         self.tops = np.array(tops, np.int32)
         self.topped = np.flatnonzero(self.tops).astype(np.int32)
-        self.adjustments = Adjustments.of(adjusted) if adjusted else None
+        self.adjusting = adjusting
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every row wants its likeliest token and nothing more."""
-        return not (len(self.sampled) or len(self.scored) or len(self.topped))
+    def is_drawn_only(self) -> bool:
+        """Whether every row wants a token and nothing more."""
+        return not (len(self.scored) or len(self.topped))
+
+    def draws_within(self, first: int, end: int) -> bool:
+        """Whether one of these wanted rows needs a draw."""
+        low, high = np.searchsorted(self.sampled, (first, end))
+        return bool(low < high)
 
     @property
     def most_tops(self) -> int:
@@ -155,8 +161,8 @@ class Adjustments:
     mask_bytes: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, adjusted: Sequence[tuple[int, Draw]]) -> Adjustments:
-        draws = [draw for _, draw in adjusted]
+    def of(cls, adjusted: Sequence[tuple[int, StepEntry]]) -> Adjustments:
+        draws = [entry.draw for _, entry in adjusted if entry.draw is not None]
         counts = [_counted_tokens(draw) for draw in draws]
         output_owners, output_ids = _owned([ids for ids, _ in counts])
         bias_owners, bias_ids = _owned([d.bias for d in draws])
@@ -185,32 +191,6 @@ class Adjustments:
             count_values=_flat_values([often for _, often in counts]),
             mask_bytes=tuple(d.mask or b"" for d in draws),
         )
-
-    def part(self, some: slice) -> Adjustments:
-        """Of some of the rows."""
-        if some.start == 0 and some.stop == len(self.rows):
-            return self
-        taken: dict[str, NDArray[np.generic]] = {}
-        for name in ("bias", "allowed", "banned", "seen", "count"):
-            owners = getattr(self, f"{name}_owners")
-            inside = slice(*np.searchsorted(owners, (some.start, some.stop)))
-            taken[f"{name}_owners"] = owners[inside] - some.start
-            for kind in ("ids", "values"):
-                if f"{name}_{kind}" in self.__slots__:
-                    taken[f"{name}_{kind}"] = getattr(self, f"{name}_{kind}")[inside]
-        return Adjustments(
-            rows=self.rows[some],
-            penalties=self.penalties[some],
-            has_allowed=self.has_allowed[some],
-            has_mask=self.has_mask[some],
-            mask_bytes=self.mask_bytes[some],
-            **taken,  # type: ignore[arg-type]
-        )
-
-    def masks(self, places: Longs, size_bytes: int) -> NDArray[np.uint8]:
-        """Masks of the rows at `places`, cut or filled up with 0 to one size: [n, size_bytes]"""
-        found = [self.mask_bytes[at][:size_bytes].ljust(size_bytes, b"\0") for at in places]
-        return np.frombuffer(bytearray().join(found), np.uint8).reshape(-1, size_bytes)
 
 
 def collect_results(
@@ -269,11 +249,11 @@ def _repeats(draw: Draw) -> bool:
 
 
 def _counted_tokens(draw: Draw) -> tuple[Ints, Longs]:
-    """The output tokens that presence and frequency penalties are about, and how often each came."""
+    """The output tokens that presence and frequency penalties are about; how often each came."""
     output = draw.history[draw.prompt_tokens :]
     if draw.presence_penalty == 0 and draw.frequency_penalty == 0:
         output = ()
-    return np.unique(_flat_ids(output), return_counts=True)
+    return np.unique(flat_ids(output), return_counts=True)
 
 
 def adjusts_logits(draw: Draw) -> bool:
@@ -294,7 +274,7 @@ def penalizes(draw: Draw) -> bool:
     )
 
 
-def _flat_ids(ids: Collection[int]) -> Ints:
+def flat_ids(ids: Collection[int]) -> Ints:
     if isinstance(ids, (np.ndarray, array)):  # no Python number in between
         return np.asarray(ids, np.int32)
     return np.fromiter(ids, np.int32, len(ids))
@@ -307,4 +287,4 @@ def _flat_values(rows: Iterable[Collection[float]]) -> Floats:
 def _owned(rows: Sequence[Collection[int]]) -> tuple[Longs, Ints]:
     """All rows' ids one after the other, and whose each is."""
     owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    return owners, np.concatenate([_flat_ids(row) for row in rows])
+    return owners, np.concatenate([flat_ids(row) for row in rows])

@@ -165,6 +165,44 @@ def test_a_failed_draw_fails_what_continues_it_and_nothing_else(device: torch.de
     cuda.close()
 
 
+def test_penalties_count_tokens_that_nobody_knows_yet(device: torch.device) -> None:
+    """Two steps in flight: the second draw is penalized for what the first drew. Sequences come
+    and go, more of them than there are slots, and one begins again further on."""
+    cuda, reference = make("llama", device)
+    how = Draw(
+        temperature=0.7, top_p=0.95, repetition_penalty=1.5, presence_penalty=0.4,
+        frequency_penalty=0.9, uniform=0.35,
+    )  # fmt: skip
+    rng = np.random.default_rng(8)
+    drawn: list[list[list[int | None]]] = []
+    prompts = [rng.integers(0, tiny.VOCAB, 6).tolist() for _ in range(7)]
+    for runner in (cuda, reference):
+        known = [list(prompt) for prompt in prompts]
+        found: list[list[int | None]] = []
+        for first in (0, 3, 4, 0):  # of three sequences that run together
+            for step in range(5):
+                entries = []
+                for n in range(first, first + 3):
+                    tokens = known[n] if step == 0 else [PREVIOUS]
+                    start = 0 if step == 0 else len(known[n])
+                    asked = replace(how, history=known[n], prompt_tokens=6)
+                    entries.append(entry(n, tokens, start, [2 * n, 2 * n + 1], draw=asked))
+                runner.submit(StepPlan(entries=entries))
+                if step:
+                    result = runner.collect()
+                    for n, one in zip(range(first, first + 3), result.entries, strict=True):
+                        assert one.token_id is not None
+                        known[n].append(one.token_id)
+                    found.append([one.token_id for one in result.entries])
+            result = runner.collect()
+            for n, one in zip(range(first, first + 3), result.entries, strict=True):
+                assert one.token_id is not None
+                known[n].append(one.token_id)
+        drawn.append([*found, *known])
+    assert drawn[0] == drawn[1]
+    cuda.close()
+
+
 def test_blocks_are_copied_before_the_step(device: torch.device) -> None:
     cuda, reference = make("qwen2", device)
     with cuda:

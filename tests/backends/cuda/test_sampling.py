@@ -40,10 +40,12 @@ def _run(
     """What the device finds for entries that want these rows; outputs are poisoned before."""
     wanted = Wanted(entries)
     assert len(wanted.rows) == len(logits)
-    sampler = Sampler(len(logits), len(logits), logits.shape[1], device, candidates)
+    count = len(logits)
+    sampler = Sampler(count, count, len(entries), logits.shape[1], device, candidates)
     sampler.results.fill_(-(2**31))
     rows = torch.from_numpy(logits).to(device)
-    sampler.launch(rows)
+    with np.errstate(over="ignore"):  # the interpreter's; a draw that overflows is refused
+        _draw(sampler, wanted, rows)
     tops = sampler.finish(wanted, rows)
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -52,6 +54,17 @@ def _run(
         for number, pairs in tops.lists(wanted.tops):
             found[number] = pairs
     return collect_results(entries, sampler.tokens.tolist(), sampler.logprobs.tolist(), found)
+
+
+def _draw(sampler: Sampler, wanted: Wanted, rows: torch.Tensor, offset: int = 0) -> None:
+    """All of a step but targets and alternatives; the rows' input tokens are 0."""
+    before = rows.clone()
+    sampler.launch(rows, offset)
+    if wanted.draws_within(offset, offset + len(rows)):
+        zeros = torch.zeros(len(rows), dtype=torch.int32, device=rows.device)
+        is_adjusted = sampler.prepare_draws(wanted, rows, zeros, zeros, offset)
+        sampler.launch_draws(rows, is_adjusted, offset)
+    assert torch.equal(rows.view(torch.int32), before.view(torch.int32))  # logprobs are of these
 
 
 def _logits(rng: np.random.Generator, rows: int, vocab: int) -> Floats:
@@ -105,8 +118,8 @@ def _random_draw(rng: np.random.Generator, vocab: int) -> Draw:
         repetition_penalty=pick(1.0, 1.0, 1.3, 0.7),
         presence_penalty=pick(0.0, 0.0, 0.6),
         frequency_penalty=pick(0.0, 0.0, -0.4),
-        seen=set(tokens),
-        counts={t: int(rng.integers(0, 4)) for t in tokens[:4]},
+        history=[0, *tokens, *tokens[2:], *tokens[3:], 0],
+        prompt_tokens=int(rng.integers(0, 7)),
         bias=some,
         allowed=allowed,
         banned=tokens[3:] if rng.random() < 0.2 else (),
@@ -146,7 +159,7 @@ def test_what_a_draw_does_to_itself_fails_it_alone(device: torch.device) -> None
     draws = [
         Draw(temperature=1.0, allowed=[3], banned=[3], uniform=0.2),
         Draw(temperature=0.7, uniform=0.2),
-        Draw(temperature=0.0, seen=range(24), repetition_penalty=1e-45),
+        Draw(temperature=0.0, history=range(24), repetition_penalty=1e-45),
     ]
     results = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device)
     for failed in (0, 2):
@@ -186,12 +199,12 @@ def test_rows_in_several_pieces_are_as_rows_in_one(device: torch.device) -> None
     entries = [_entry(i, _random_draw(rng, 40), top=i % 3) for i in range(7)]
     entries.append(_entry(7, Draw(temperature=0.0), targets=[1, 2, 3], top=2))
     wanted = Wanted(entries)
-    sampler = Sampler(3, 11, 40, device)
+    sampler = Sampler(3, 11, 8, 40, device)
     sampler.results.fill_(-(2**31))
     tops: list[list[tuple[int, float]]] = [[] for _ in logits]
     for at in range(0, 11, 3):
         rows = torch.from_numpy(logits[at : at + 3]).to(device)
-        sampler.launch(rows, at)
+        _draw(sampler, wanted, rows, at)
         if (found := sampler.finish(wanted, rows, at)) is not None:
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -37,8 +37,9 @@ class DrawArrays:
         self._uniforms[wanted.sampled] = wanted.uniforms
         self._tokens = np.zeros(count, np.int32)  # written by the program
         self._logprobs = np.zeros(count, np.float32)  # likewise
-        asked = wanted.adjustments
-        self._adjustments = None if asked is None else _native_adjustments(asked)
+        self._adjustments: _native.Adjustments | None = None
+        if wanted.adjusting:
+            self._adjustments = _native_adjustments(Adjustments.of(wanted.adjusting))
         self._tops: tuple[Ints, Ints, Floats] | None = None
         if len(wanted.topped):
             offsets = _offsets(wanted.tops)

@@ -119,7 +119,8 @@ def activation_bytes(
         device=META,
     )
     program = _program(spec, shapes, inputs, shape, limits, rows)
-    sampler = Sampler(rows, max_batch_tokens + sizes.max_sequences, spec.vocab_size, META)
+    most_wanted = max_batch_tokens + sizes.max_sequences
+    sampler = Sampler(rows, most_wanted, sizes.max_sequences, spec.vocab_size, META)
     return program.nbytes + inputs.nbytes + sampler.nbytes
 
 

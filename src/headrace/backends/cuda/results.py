@@ -119,7 +119,7 @@ class StepInFlight:
     def _drawn(self) -> Drawn | None:
         """If there is a token for every entry, and nothing else."""
         sequence_ids = list(self.wanted.drawn)
-        if not self.wanted.is_plain or len(sequence_ids) != len(self.entries):
+        if not self.wanted.is_drawn_only or len(sequence_ids) != len(self.entries):
             return None
         tokens, logprobs = self._landing.read(len(self.wanted.rows))
         if self._failed or self._pooled is not None or min(tokens, default=0) < 0:

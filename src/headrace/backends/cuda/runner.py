@@ -75,6 +75,7 @@ class CudaRunner:
             block_tokens=block_tokens,
             context_tokens=min(context_tokens or spec.context_tokens, spec.context_tokens),
             steps_in_flight=2 if overlap else 1,
+            counts_previous=True,
         )
         self._cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._cuda else None
@@ -135,7 +136,9 @@ class CudaRunner:
             dependent=dependent,
         )
         most_wanted = limits.max_batch_tokens + limits.max_sequences
-        self._sampler = Sampler(self._logit_rows, most_wanted, spec.vocab_size, device)
+        self._sampler = Sampler(
+            self._logit_rows, most_wanted, limits.max_sequences, spec.vocab_size, device
+        )
         # One more than steps in flight: a step that is refused has not touched another's.
         self._landings = [Landing(most_wanted, device) for _ in range(limits.steps_in_flight + 1)]
         final_norm = self._weights.final_norm
@@ -208,6 +211,9 @@ class CudaRunner:
                 self._graphs.capture(shape, partial(self._launch_body, shape))
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
+            for is_adjusted in (False, True):
+                launch = partial(self._launch_draws, rows, is_adjusted)
+                self._graphs.capture(("draws", rows, is_adjusted), launch)
 
     def close(self) -> None:
         """Let go of the device's memory; results not collected are lost."""
@@ -277,13 +283,24 @@ class CudaRunner:
     def _launch_head(self, rows: int) -> None:
         self._sampler.launch(self._program.run_head(rows, self._inputs.wanted))
 
+    def _launch_draws(self, rows: int, is_adjusted: bool) -> None:
+        self._sampler.launch_draws(self._program.logits[:rows], is_adjusted)
+
     def _draw(self, wanted: Wanted) -> Iterator[Tops]:
         if not len(wanted.rows):
             return
         rows = row_bucket(len(wanted.rows), self._logit_rows)
         self._graphs.run(rows, lambda: self._launch_head(rows), rows)
-        if not wanted.is_plain:
-            found = self._sampler.finish(wanted, self._program.logits[: len(wanted.rows)])
+        logits = self._program.logits[: len(wanted.rows)]
+        if len(wanted.sampled):
+            is_adjusted = self._sampler.prepare_draws(
+                wanted, logits, self._inputs.wanted, self._inputs.tokens
+            )
+            self._graphs.run(
+                ("draws", rows, is_adjusted), lambda: self._launch_draws(rows, is_adjusted), rows
+            )
+        if not wanted.is_drawn_only:
+            found = self._sampler.finish(wanted, logits)
             if found is not None:
                 yield found
 
@@ -294,6 +311,11 @@ class CudaRunner:
             some = rows[offset : offset + self._logit_rows]
             logits = self._program.run_head(len(some), some)
             self._sampler.launch(logits, offset)
+            if wanted.draws_within(offset, offset + len(some)):
+                is_adjusted = self._sampler.prepare_draws(
+                    wanted, logits, some, self._inputs.tokens, offset
+                )
+                self._sampler.launch_draws(logits, is_adjusted, offset)
             found = self._sampler.finish(wanted, logits, offset)
             if found is not None:
                 yield found

@@ -59,6 +59,7 @@ class ReferenceRunner:
             block_tokens=block_tokens,
             context_tokens=spec.context_tokens if context_tokens is None else context_tokens,
             steps_in_flight=steps_in_flight,
+            counts_previous=True,
         )
         _check_limits(self._limits, spec)
         self._weights = _prepare_all(weights)
@@ -92,7 +93,12 @@ class ReferenceRunner:
             return
         # Read now: whoever wrote the plan may go on with its lists.
         entries = [
-            replace(e, token_ids=list(e.token_ids), block_table=list(e.block_table))
+            replace(
+                e,
+                token_ids=list(e.token_ids),
+                block_table=list(e.block_table),
+                draw=None if e.draw is None else replace(e.draw, history=list(e.draw.history)),
+            )
             for e in plan.entries
         ]
         self._flight.append(StepPlan(entries=entries, copies=list(plan.copies)))
@@ -171,7 +177,10 @@ def _continued(plan: StepPlan, previous: dict[int, int | None]) -> tuple[StepPla
             token = previous[entry.sequence_id]
             if token is None:
                 failed.append(index)
-            entry = replace(entry, token_ids=[token or 0])
+            draw = entry.draw
+            if draw is not None:
+                draw = replace(draw, history=[*draw.history, token or 0])
+            entry = replace(entry, token_ids=[token or 0], draw=draw)
         entries.append(entry)
     return StepPlan(entries=entries, copies=plan.copies), failed
 

@@ -6,8 +6,8 @@ Adjusting, where a draw asks for any of it; in float32, one operation after the 
     those in `banned` are dropped: their logit is -infinity.
  3. Tokens in `history`: divided by repetition_penalty if above 0, else multiplied by it.
  4. logit - frequency_penalty * count, then - presence_penalty, for tokens of the output, which
-    is `history` past the prompt; count is how often. If all are dropped now, or one has left float32's
-    range, the draw fails.
+    is `history` past the prompt; count is how often they came. If all are dropped now, or one has
+    left float32's range, the draw fails.
 Choosing, in float64:
  5. temperature 0: the first index of the largest logit; nothing else applies.
  6. Order tokens by (logit descending, id ascending). top_k keeps the first k of them.
@@ -23,9 +23,9 @@ Choosing, in float64:
     By id, and not by likelihood: where logits differ in their last bits, as they do on a GPU from
     one batch to another, tokens change places in the order of 6., and not in this one.
 
-Running sums go in the order that is named, one after the other. Log-probabilities given back are those of the
-model, among all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of
-batches.
+Running sums go in the order that is named, one after the other. Log-probabilities given back are
+those of the model, among all tokens, unadjusted and at temperature 1. Knows one row of logits;
+nothing of batches.
 """
 
 from __future__ import annotations

@@ -43,6 +43,12 @@ def dependent_launch(wanted: bool) -> dict[str, Any]:
     return {"launch_pdl": True} if wanted else {}
 
 
+def exact_floats() -> dict[str, Any]:
+    """The launch option by which a product is rounded before it is added to anything: results are
+    then those of numpy. The interpreter does so anyway, and does not know the option."""
+    return {} if triton.knobs.runtime.interpret else {"enable_fp_fusion": False}
+
+
 @triton.jit
 def wait_for_previous(DEPENDENT: tl.constexpr):
     """Until all kernels before this one have ended and what they wrote can be seen."""
