@@ -4,6 +4,8 @@
     python benchmarks/offline.py --device cuda --quantization fp8 --kv-dtype fp8
     python benchmarks/offline.py --device cpu --shape tiny --workloads decode prefill
     python benchmarks/offline.py --device cuda --model DIR --workloads mixed --budget-s 120
+    python benchmarks/offline.py --device cuda --workloads draws    # every filter beside greedy
+    python benchmarks/offline.py --device cuda --temperature 0.8 --top-p 0.95
 
 A shape is a model by name with random weights (benchmarks/shapes.py); --model takes a real one.
 Everything goes through the engine as a program would use it: scheduler, runner, sampling. Beside a
@@ -35,6 +37,15 @@ from offline_anchors import TARGETS, VLLM, Floors
 from offline_workloads import TINY, WORKLOADS, Bench, Figure, Sizes, mixed_lengths
 from shapes import SHAPES, write_shape
 
+SAMPLING: dict[str, type] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+}
 PRECISIONS = {"none": "bf16", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -60,6 +71,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", help="sequences of `decode`")
     parser.add_argument("--prefills", type=int, nargs="+", help="prompt tokens of `prefill`")
     parser.add_argument("--decode-tokens", type=int, help="tokens a sequence of `decode`")
+    for flag, kind in SAMPLING.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", type=kind, help="of every request")
+    parser.add_argument("--drawn", type=int, nargs="+", help="sequences of `draws`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, help="begin no workload after so long")
     parser.add_argument("--gpu-memory", help="as for `headrace serve`")
@@ -79,6 +93,8 @@ def choose_sizes(args: argparse.Namespace) -> Sizes:
     changes: dict[str, Any] = {}
     if args.batches:
         changes["batches"] = tuple(args.batches)
+    if args.drawn:
+        changes["drawn"] = tuple(args.drawn)
     if args.prefills:
         changes["prefills"] = tuple(args.prefills)
     if args.decode_tokens:
@@ -119,6 +135,7 @@ def describe_run(args: argparse.Namespace, assembled: Assembled) -> dict[str, An
         "model": args.model or args.shape,
         "device": args.device,
         "quantization": args.quantization,
+        "sampling": sampling_of(args),
         "kv_dtype": str(assembled.ledger.kv.dtype),
         "python": platform.python_version(),
         "limits": asdict(limits),
@@ -140,6 +157,12 @@ def describe_run(args: argparse.Namespace, assembled: Assembled) -> dict[str, An
             for row in assembled.ledger.compare(assembled.allocated)
         }
     return report
+
+
+def sampling_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Greedy, and whatever was said otherwise."""
+    asked = {name: getattr(args, name) for name in SAMPLING}
+    return {"temperature": 0} | {name: v for name, v in asked.items() if v is not None}
 
 
 def floor_of(name: str, floors: Floors, sizes: Sizes) -> float | None:
@@ -188,7 +211,11 @@ class Report:
             row["target"] = TARGETS.get(self._key, {}).get(figure.name)
             row["floor"] = floor_of(figure.name, self._floors, self._sizes)
         self.content["figures"].append(row)
-        print(f"{figure.name:16} {figure.value:10.4g} {figure.unit}", file=sys.stderr, flush=True)
+        print(
+            f"{figure.name:16} {figure.value:10.4g} {figure.unit} {figure.note}",
+            file=sys.stderr,
+            flush=True,
+        )
         self.write()
 
     def leave_out(self, name: str) -> None:
@@ -203,7 +230,8 @@ class Report:
         content = self.content
         lines = [
             f"{content['model']} on {content.get('gpu', content['device'])}, quantization "
-            f"{content['quantization']}, KV {content['kv_dtype']}",
+            f"{content['quantization']}, KV {content['kv_dtype']}, "
+            + ", ".join(f"{name} {value}" for name, value in content["sampling"].items()),
             f"{'':16} {'median':>9} {'':8} {'spread':>17} {'vLLM':>9} {'target':>9} {'floor':>9}"
             "  busy",
         ]
@@ -212,7 +240,7 @@ class Report:
             known = " ".join(f"{_show(row.get(k)):>9}" for k in ("vllm", "target", "floor"))
             lines.append(
                 f"{row['name']:16} {_show(row['value']):>9} {row['unit']:8} {spread:>17} {known}"
-                f"  {_busy(row)}  {_verdict(row)}".rstrip()
+                f"  {_busy(row)}  {row['note']}{_verdict(row)}".rstrip()
             )
         for name, row in content["memory"].items():
             more = row["allocated_bytes"] / max(1, row["predicted_bytes"]) - 1
@@ -271,7 +299,11 @@ def measure(args: argparse.Namespace, model: str) -> Report:
             return args.budget_s is not None and time.perf_counter() - began > args.budget_s
 
         bench = Bench(
-            assembled.engine, assembled.spec.vocab_size, rounds=args.rounds, is_late=is_late
+            assembled.engine,
+            assembled.spec.vocab_size,
+            rounds=args.rounds,
+            is_late=is_late,
+            sampling=sampling_of(args),
         )
         for name in args.workloads:
             if is_late():

@@ -1,7 +1,8 @@
 """The workloads that offline engines are measured with, over an Engine: requests in, times out.
 
-Greedy, every answer as long as was asked for. Prompts are random and new, unless a workload is
-about the steps after them: those come from the prefix cache, so that only the steps are timed.
+Greedy unless it is said otherwise, every answer as long as was asked for. Prompts are random and
+new, unless a workload is about the steps after them: those come from the prefix cache, so that only
+the steps are timed.
 Knows no device and no other engine's figures.
 """
 
@@ -11,13 +12,41 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.engine.loop import Engine
 
 Prompt = list[int]
+
+# What `draws` measures beside greedy, as SamplingParams takes it. Random weights give flat
+# distributions; a low temperature makes peaked ones of them.
+FLAT: dict[str, Any] = {"temperature": 0.8}
+PEAKED: dict[str, Any] = {"temperature": 0.1}
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+ALLOWED = list(range(0, 500, 2))
+DRAWS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.0},
+    "top_p": FLAT | {"top_p": 0.95},
+    "top_k": FLAT | {"top_k": 50},
+    "top_k 5000": FLAT | {"top_k": 5000},
+    "top_k, top_p": FLAT | {"top_k": 5000, "top_p": 0.9},
+    "min_p": FLAT | {"min_p": 0.05},
+    "penalties": FLAT | PENALTIES,
+    "penalties, top_p": FLAT | PENALTIES | {"top_p": 0.95},
+    "mask": FLAT | {"allowed_token_ids": ALLOWED},
+    "bias": FLAT | {"logit_bias": dict.fromkeys(ALLOWED, 1.0), "top_p": 0.95},
+    "peaked": PEAKED,
+    "peaked top_p": PEAKED | {"top_p": 0.95},
+    "peaked top_k": PEAKED | {"top_k": 50},
+    "peaked min_p": PEAKED | {"min_p": 0.05},
+    "peaked penalties": PEAKED | PENALTIES | {"top_p": 0.95},
+    "peaked mask": PEAKED | {"allowed_token_ids": ALLOWED},
+    "typical_p": FLAT | {"typical_p": 0.9},
+    "logprobs": FLAT | {"logprobs": 5},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +54,7 @@ class Sizes:
     """How large each workload is."""
 
     batches: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512)
+    drawn: tuple[int, ...] = (1, 16, 64, 256)
     # Of the sequences whose steps are timed: the last token is computed anew though the prompt was
     # seen, and all before it fill whole blocks.
     prompt_tokens: int = 129
@@ -61,11 +91,12 @@ class Sizes:
 
     @property
     def most_sequences(self) -> int:
-        return max(*self.batches, self.mixed[0], *(count for count, _ in self.long))
+        return max(*self.batches, *self.drawn, self.mixed[0], *(count for count, _ in self.long))
 
 
 TINY = Sizes(
     batches=(1, 4),
+    drawn=(2,),
     prompt_tokens=32,
     decode_tokens=6,
     prefills=(48, 96),
@@ -85,6 +116,7 @@ class Figure:
     unit: str  # "ms", "s": lower is better; "tokens/s": higher
     value: float
     samples: list[float] = field(default_factory=list)
+    note: str = ""
 
     @classmethod
     def of(cls, name: str, unit: str, samples: list[float]) -> Figure:
@@ -101,8 +133,10 @@ class Bench:
         *,
         rounds: int = 3,
         is_late: Callable[[], bool] = lambda: False,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self._engine = engine
+        self._sampling = dict(sampling or {"temperature": 0})
         self._vocab_size = vocab_size
         self._rounds = rounds
         self._is_late = is_late
@@ -121,13 +155,16 @@ class Bench:
                 return
             yield number
 
-    def run(self, jobs: list[tuple[Prompt, int]]) -> float:
+    def run(
+        self, jobs: list[tuple[Prompt, int]], sampling: Mapping[str, Any] | None = None
+    ) -> float:
         """(prompt, output tokens) all at once, to their end: the seconds it took."""
+        asked = self._sampling if sampling is None else sampling
         requests = [
             GenerateRequest(
                 request_id=str(next(self._numbers)),
                 prompt_token_ids=prompt,
-                params=SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True),
+                params=SamplingParams(**asked, max_tokens=tokens, ignore_eos=True),
             )
             for prompt, tokens in jobs
         ]
@@ -174,6 +211,34 @@ def _step_times(bench: Bench, prompts: list[Prompt], tokens: int) -> list[float]
         whole = bench.run([(prompt, tokens) for prompt in prompts])
         samples.append(1e3 * (whole - first) / (tokens - 1))
     return samples
+
+
+def draws(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
+    """Steps that draw in every way, each beside greedy ones of the same minute."""
+    for batch in sizes.drawn:
+        prompts = [bench.prompt(sizes.prompt_tokens) for _ in range(batch)]
+        bench.run([(prompt, 1) for prompt in prompts])  # fills the prefix cache
+        greedy: dict[str, Any] = {"temperature": 0}
+        for name, sampling in DRAWS.items():
+            samples: list[float] = []
+            ratios: list[float] = []
+            for each in (greedy, sampling):  # compiles and captures
+                bench.run([(prompt, 4) for prompt in prompts], each)
+            for _ in bench.rounds():
+                pair = [_step_time(bench, prompts, sizes, each) for each in (greedy, sampling)]
+                samples.append(pair[1])
+                ratios.append(pair[0] / pair[1])
+            note = f"{statistics.median(ratios):.3f}x of greedy"
+            value = statistics.median(samples)
+            yield Figure(f"draws {batch} {name}", "ms", value, samples, note)
+
+
+def _step_time(
+    bench: Bench, prompts: list[Prompt], sizes: Sizes, sampling: dict[str, Any]
+) -> float:
+    first = bench.run([(prompt, 1) for prompt in prompts], sampling)
+    whole = bench.run([(prompt, sizes.decode_tokens) for prompt in prompts], sampling)
+    return 1e3 * (whole - first) / (sizes.decode_tokens - 1)
 
 
 def prefill(bench: Bench, sizes: Sizes) -> Iterator[Figure]:
@@ -239,6 +304,7 @@ def _prefix_pair(bench: Bench, sizes: Sizes) -> tuple[float, float]:
 # In the order in which they are taken while there is time.
 WORKLOADS: dict[str, Callable[[Bench, Sizes], Iterator[Figure]]] = {
     "decode": decode,
+    "draws": draws,
     "prefill": prefill,
     "long": long,
     "mixed": mixed,

@@ -17,7 +17,7 @@ from headrace.core.request import FinishReason, SampledToken
 from headrace.models.registry import describe_config
 from headrace.models.spec import ModelSpec
 from offline_anchors import TARGETS, VLLM, Floors
-from offline_workloads import TINY, WORKLOADS, Bench, Figure, Sizes, mixed_lengths
+from offline_workloads import DRAWS, TINY, WORKLOADS, Bench, Figure, Sizes, mixed_lengths
 from shapes import SHAPES
 
 
@@ -36,7 +36,8 @@ def test_every_workload_runs(
     report = json.loads(out.read_text())
     names = [row["name"] for row in report["figures"]]
     assert names == [
-        "start-up", "decode 1", "decode 4", "prefill 48", "prefill 96", "long 2 x 128", "mixed",
+        "start-up", "decode 1", "decode 4", *(f"draws 2 {name}" for name in DRAWS),
+        "prefill 48", "prefill 96", "long 2 x 128", "mixed",
         "throughput", "prefix cold", "prefix warm",
     ]  # fmt: skip
     for row in report["figures"]:
