@@ -17,6 +17,7 @@ import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 Answer = dict[str, Any]
@@ -65,9 +66,14 @@ class HttpServer:
         *,
         env: Mapping[str, str] | None = None,
         timeout_s: float = 270,  # less than the other side waits: it should hear why
+        log: Path | None = None,  # what it prints is kept here; by default nowhere
     ) -> None:
         self.port = port
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by stop)
+        self._log = (
+            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by stop)
+            if log is None
+            else log.open("w+", errors="replace")
+        )
         self._process = subprocess.Popen(
             command, stdout=self._log, stderr=self._log, env={**os.environ, **(env or {})}
         )

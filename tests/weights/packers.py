@@ -201,7 +201,7 @@ def pack_eight_bit(
 ) -> Packed:
     """Codes by torch's own rounding, values by its own conversion."""
     raw = torch.from_numpy(rng.standard_normal((outputs, inputs)).astype(np.float32))
-    # torch before 2.13 makes NaN of what is beyond the largest code; since then that code.
+    # Of what is beyond the largest code torch 2.11 makes NaN, 2.13 that code.
     fp8 = raw.mul(100).clamp(-448, 448).to(torch.float8_e4m3fn)
     codes = fp8 if dtype == "fp8" else raw.mul(30).to(torch.int8)
     factors = torch.from_numpy(rng.uniform(1e-4, 3e-4, shape).astype(np.float32)).to(scale_dtype)
