@@ -1,7 +1,8 @@
 """Models by name, as a config.json alone: to be measured with random weights.
 
-A folder made of one holds a tokenizer too, as small as can be, where the package for it is: nothing
-is measured with it, but whoever assembles a model reads one.
+A folder made of one holds a tokenizer too, where the package for it is: as small as can be, since
+whoever assembles a model reads one, or with a piece of text for every id of the vocabulary, where
+text is measured too.
 """
 
 from __future__ import annotations
@@ -78,19 +79,34 @@ SHAPES: dict[str, dict[str, object]] = {
 }
 
 
-def write_shape(name: str, folder: Path) -> Path:
+def write_shape(name: str, folder: Path, *, whole_vocabulary: bool = False) -> Path:
     """The folder, with what `assemble(..., load_format="dummy")` reads."""
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2))
     if importlib.util.find_spec("tokenizers") is not None:
-        _write_tokenizer(folder / "tokenizer.json")
+        size = SHAPES[name]["vocab_size"] if whole_vocabulary else 0
+        assert isinstance(size, int)
+        _write_tokenizer(folder / "tokenizer.json", size)
     return folder
 
 
-def _write_tokenizer(path: Path) -> None:
+def _write_tokenizer(path: Path, size: int) -> None:
+    """Bytes, and words up to so many tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # Nothing merges into them, so no text is encoded with them; every one can be decoded.
+    pieces += [_word(number) for number in range(size - len(pieces))]
+    tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(path))
+
+
+def _word(number: int) -> str:
+    """A space, as byte-level pieces spell it, and letters: " a", " b", ... " z", " aa", ..."""
+    letters = ""
+    while number >= 0:
+        number, letter = divmod(number, 26)
+        letters = chr(ord("a") + letter) + letters
+        number -= 1
+    return "\u0120" + letters
