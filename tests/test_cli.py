@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -546,6 +547,36 @@ def test_info_without_a_model_fetches_nothing(invoke: Invoke, empty_cache: Path)
     assert facts["machine"] == MACHINE
     refused = invoke("info", "smollm2")
     assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+@pytest.mark.usefixtures("machine", "empty_cache")
+def test_info_says_which_gpu_there_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.backends.cuda import device
+
+    monkeypatch.setattr(device, "driver_is_present", lambda: False)
+    facts = json.loads(invoke("info", "--json").stdout)
+    assert facts["gpu"] == {"usable": False, "why": "there is no NVIDIA driver"}
+    assert re.search(r"gpu\n  usable +no\n  why +there is no NVIDIA driver", invoke("info").stdout)
+    found = {
+        "usable": True,
+        "name": "NVIDIA H200",
+        "memory_total_bytes": 150_000_000_000,
+        "fp8": True,
+        "kv_dtypes": ["bf16", "fp8"],
+        "triton": None,
+    }
+    monkeypatch.setattr(device, "describe", lambda: found)
+    assert json.loads(invoke("info", "--json").stdout)["gpu"] == found
+    lines = [" ".join(line.split()) for line in invoke("info").stdout.splitlines()]
+    at = lines.index("gpu") + 1
+    assert lines[at : at + 6] == [
+        "usable yes",
+        "name NVIDIA H200",
+        "memory total 150,000.0 MB",
+        "fp8 yes",
+        "kv dtypes bf16, fp8",
+        "triton none",
+    ]
 
 
 @pytest.mark.usefixtures("machine")

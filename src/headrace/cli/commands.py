@@ -235,11 +235,15 @@ def info(
         bool, typer.Option("--ledger", help="What the model would take in memory.")
     ] = False,
 ) -> None:
-    """Version, machine, threads, memory and a model. Fetches and loads nothing."""
+    """Version, machine, threads, memory, the GPU and a model. Fetches and loads nothing."""
     from headrace.cli import info as facts_of
     from headrace.models.resolve import resolve_model
 
-    facts = {"headrace": facts_of.installation_facts(), "machine": facts_of.machine_facts()}
+    facts = {
+        "headrace": facts_of.installation_facts(),
+        "machine": facts_of.machine_facts(),
+        "gpu": facts_of.gpu_facts(),
+    }
     found = None
     try:
         path = resolve_model(model, offline=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from headrace.cli.info import model_facts, shown_lines
+from headrace.cli.info import gpu_facts, model_facts, shown_lines
 from headrace.core.config import Device
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
@@ -42,10 +42,12 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] = _port_notes(settings)
     report["notes"] += read_keys(settings.server)[1]  # raises if the file is no good
     path = resolve_model(settings.model, offline=True)
-    report["model"] = model_facts(path)
+    report["model"] = model_facts(path, settings.engine.load_format)
     file = open_weights(path, settings.engine.load_format)
     try:
         backend = choose_backend(settings.backend, settings.engine)
+        if backend == "cuda" or _passed_over(settings):
+            report["gpu"] = gpu_facts()
         _show_sizes(settings, report, Device.CUDA if backend == "cuda" else Device.CPU)
         _, _, sizing = plan_memory(file, backend=backend, config=settings.engine)
     finally:
@@ -63,6 +65,14 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["served_model_name"] = served.model.name
     report["fingerprint"] = served.fingerprint
     report["identity"] = served.identity
+
+
+def _passed_over(settings: Settings) -> bool:
+    """Whether there may be a GPU that would have been used by itself, had it been of use."""
+    from headrace.backends.cuda.device import driver_is_present
+
+    is_open = settings.backend == "auto" and settings.engine.device is Device.AUTO
+    return is_open and driver_is_present()
 
 
 def _show_sizes(settings: Settings, report: dict[str, Any], device: Device) -> None:
@@ -92,6 +102,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"  {setting.name:<24}{value!s:<24}{found['origin']}".rstrip())
     if "model" in report:
         lines += shown_lines({"model": report["model"]})
+    if "gpu" in report:
+        lines += shown_lines({"gpu": report["gpu"]})
     if "ledger" in report:
         lines += ["ledger", *(f"  {line}" for line in report["ledger"]["shown"].splitlines())]
         lines.append(f"  a context of {report['context_tokens']:,} tokens")

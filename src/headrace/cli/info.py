@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headrace.core.config import LoadFormat
 from headrace.core.version import headrace_version
 from headrace.models.cache import cache_folder
 from headrace.models.spec import ModelSpec
@@ -30,6 +31,13 @@ def machine_facts() -> Facts:
     return dict(machine.describe())
 
 
+def gpu_facts() -> Facts:
+    """What the CUDA backend found; where no driver is, that alone, and at once."""
+    from headrace.backends.cuda import device
+
+    return dict(device.describe())
+
+
 def installation_facts() -> Facts:
     return {
         "version": headrace_version(),
@@ -39,14 +47,15 @@ def installation_facts() -> Facts:
     }
 
 
-def model_facts(path: Path) -> Facts:
+def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
     from headrace.weights.describe import describe_file
     from headrace.weights.load import open_weights
 
-    file = open_weights(path)
+    file = open_weights(path, load_format)
     try:
         spec, _ = describe_file(file)
-        return {"path": str(path), **spec_facts(spec), **tensor_facts(file.stored.values())}
+        stored = tensor_facts(file.stored.values()) if file.stored else {}  # dummy: none are
+        return {"path": str(path), **spec_facts(spec), **stored}
     finally:
         file.close()
 
@@ -110,6 +119,8 @@ def shown_lines(facts: Facts) -> list[str]:
 def _shown(name: str, value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if name == "quantization":
         return ", ".join(f"{kind} {share:.1%}" for kind, share in value.items())
     if name.endswith("_bytes_per_token"):

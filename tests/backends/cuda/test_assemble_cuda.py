@@ -34,6 +34,12 @@ _CONFIG = {
 }
 
 
+_TOKENIZER = {
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(_CONFIG))
@@ -89,3 +95,39 @@ def test_random_weights_without_a_tokenizer(folder: Path) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(folder: Path) -> None:
     with pytest.raises(MemoryFitError, match="does not fit"):
         assemble(str(folder), device="cuda", load_format="dummy", gpu_memory="1MiB")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU is made up")
+def test_a_dry_run_says_which_gpu_the_ledger_is_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from headrace.cli.commands import app
+
+    gpu = {"usable": True, "name": "made up", "capability": "9.0", "memory_free_bytes": 3 * GIB}
+    monkeypatch.setattr(device_module, "describe", lambda: gpu)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "xdg"))
+    asked = ["serve", str(folder), "--dry-run", "--port", "0", "--load-format", "dummy"]
+    asked += ["--max-batch-tokens", "16", "--max-sequences", "4", "--kv-tokens", "512"]
+    (folder / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
+    shown = CliRunner().invoke(app, [*asked, "--device", "cuda"])
+    assert shown.exit_code == 0, shown.output
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    at = lines.index("gpu")
+    assert lines[at + 1 : at + 5] == [
+        "usable yes", "name made up", "capability 9.0", "memory free 3,221.2 MB",
+    ]  # fmt: skip
+    assert lines.index("model") < at < lines.index("ledger")
+    report = json.loads(CliRunner().invoke(app, [*asked, "--device", "cuda", "--json"]).stdout)
+    assert report["gpu"] == gpu
+    # One that is not asked for is not looked at; one that was passed over is shown with the reason.
+    report = json.loads(CliRunner().invoke(app, [*asked, "--device", "cpu", "--json"]).stdout)
+    assert "gpu" not in report
+    gpu |= {"usable": False, "why": "torch is not installed."}
+    monkeypatch.setattr(device_module, "is_usable", lambda: False)
+    for is_there in (False, True):
+        monkeypatch.setattr(device_module, "driver_is_present", lambda found=is_there: found)
+        report = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+        assert ("gpu" in report) is is_there
+    assert report["gpu"]["why"] == "torch is not installed."

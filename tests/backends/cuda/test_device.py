@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import warnings
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,14 @@ import torch
 
 from headrace.assemble import choose_backend
 from headrace.backends.cuda import device as device_module
-from headrace.backends.cuda.device import RESERVED_BYTES, Gpu, budget_bytes, check_gpu, find_gpu
+from headrace.backends.cuda.device import (
+    RESERVED_BYTES,
+    Gpu,
+    budget_bytes,
+    check_gpu,
+    describe,
+    find_gpu,
+)
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import GIB
@@ -107,6 +117,151 @@ def test_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_backend("reference", EngineConfig.from_mapping({"device": "cuda"}))
 
 
+# -- what `headrace info` says ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A driver and a GPU that torch says are there; what it says of the GPU may be changed."""
+    said: dict[str, Any] = {
+        "available": True,
+        "properties": SimpleNamespace(
+            name="NVIDIA H200", major=9, minor=0, multi_processor_count=132
+        ),
+        "memory": (139 * GIB, 140 * GIB),
+        "driver": "580.159.03",
+    }
+    monkeypatch.setattr(device_module, "driver_is_present", lambda: True)
+    monkeypatch.setattr(device_module, "driver_version", lambda: said["driver"])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: said["available"])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: said["properties"])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: said["memory"])
+    return said
+
+
+def test_a_gpu_is_described_with_what_it_can_do(cuda: dict[str, Any]) -> None:
+    facts = describe()
+    assert facts == {
+        "usable": True,
+        "name": "NVIDIA H200",
+        "memory_total_bytes": 140 * GIB,
+        "memory_free_bytes": 139 * GIB,
+        "capability": "9.0",
+        "multiprocessors": 132,
+        "fp8": True,
+        "weights": ["bf16", "fp8", "int8", "int4"],
+        "kv_dtypes": ["f32", "f16", "bf16", "fp8"],
+        "graphs": True,
+        "driver": "580.159.03",
+        "torch": torch.__version__,
+        "cuda": "13.0",
+        "triton": metadata.version("triton"),
+    }
+
+
+def test_without_fp8_what_needs_it_is_not_offered(cuda: dict[str, Any]) -> None:
+    cuda["properties"] = SimpleNamespace(
+        name="NVIDIA A100", major=8, minor=0, multi_processor_count=108
+    )
+    facts = describe()
+    assert facts["usable"] is True
+    assert facts["fp8"] is False
+    assert facts["weights"] == ["bf16", "int8", "int4"]
+    assert facts["kv_dtypes"] == ["f32", "f16", "bf16"]
+
+
+def test_a_gpu_that_is_too_old_is_described_and_refused(cuda: dict[str, Any]) -> None:
+    cuda["properties"] = SimpleNamespace(
+        name="Tesla V100", major=7, minor=0, multi_processor_count=80
+    )
+    facts = describe()
+    assert facts["usable"] is False
+    assert facts["why"] == "Tesla V100 has compute capability 7.0; 8.0 or newer is needed (bf16)."
+    assert facts["name"] == "Tesla V100"
+    assert facts["capability"] == "7.0"
+    assert "weights" not in facts
+
+
+def test_a_driver_without_torch_is_a_reason(
+    cuda: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name)
+    )
+    facts = describe()
+    assert (facts["usable"], facts["why"]) == (False, "torch is not installed.")
+    assert "headrace[cuda]" in str(facts["remedy"])
+    assert facts["driver"] == "580.159.03"
+
+
+def test_a_torch_without_cuda_is_a_reason(
+    cuda: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    facts = describe()
+    assert facts["why"] == f"torch {torch.__version__} is built without CUDA."
+    assert facts["cuda"] is None
+
+
+def test_what_torch_warns_of_is_part_of_the_reason(
+    cuda: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn() -> bool:
+        warnings.warn("The NVIDIA driver is too old (found 11040).\nUpdate it.", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", warn)
+    reason = "torch finds no CUDA device (The NVIDIA driver is too old (found 11040).)."
+    assert describe()["why"] == reason
+    with pytest.raises(ConfigError, match="device is 'cuda', and torch finds no CUDA device"):
+        find_gpu()
+
+
+def test_a_gpu_that_fails_when_it_is_looked_at_is_a_reason(
+    cuda: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(index: int) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    reason = "torch can't use the GPU: CUDA error: all CUDA-capable devices are busy"
+    assert describe()["why"] == reason
+    assert not device_module.is_usable()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Mon Jul  6 12:00:00 UTC 2026",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build",
+    ],
+)
+def test_the_kernel_says_which_driver_it_has(line: str, tmp_path: Path) -> None:
+    proc = tmp_path / "version"
+    proc.write_text(f"{line}\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n")
+    assert device_module.driver_version(proc) == "580.159.03"
+
+
+def test_else_nvidia_smi_says_which_driver_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = tmp_path / "version"
+    assert device_module.driver_version(missing) is None
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 580.159.03\necho 580.159.03\n")
+    program.chmod(0o755)
+    assert device_module.driver_version(missing) == "580.159.03"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert device_module.driver_version(missing) is None
+
+
+# -- what it takes to look ---------------------------------------------------------------------
+
+
 _IMPORTS = """
 import os, sys
 os.environ["TRITON_INTERPRET"] = "1"
@@ -131,11 +286,12 @@ def test_assembling_needs_little() -> None:
     assert found.stdout.strip() in ("[]", "['jinja2']")
 
 
-def test_looking_for_a_driver_imports_no_torch() -> None:
+def test_without_a_driver_no_torch_is_imported() -> None:
     source = str(Path(device_module.__file__).parents[3])
     code = (
-        "import sys; from headrace.backends.cuda.device import driver_is_present; "
-        "driver_is_present(); print('torch' in sys.modules)"
+        "import sys; from headrace.backends.cuda import device; "
+        "device.driver_is_present = lambda: False; "
+        "print(device.describe(), 'torch' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -144,4 +300,4 @@ def test_looking_for_a_driver_imports_no_torch() -> None:
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == "False"
+    assert found.stdout.strip() == ("{'usable': False, 'why': 'there is no NVIDIA driver'} False")

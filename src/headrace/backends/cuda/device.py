@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core.config import KvDtype, Quantization
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
 
@@ -19,6 +25,7 @@ FP8_CAPABILITY = (8, 9)
 # Beside what the ledger counts: kernels' code, the library's handles, rounding of the allocator.
 RESERVED_BYTES = 768 * MIB
 _ELSEWHERE = "run with --device cpu"
+_ASKED = "device is 'cuda', and "  # how the reasons begin that a user gets who asked for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +56,50 @@ def is_usable() -> bool:
 
 def find_gpu() -> Gpu:
     """The current GPU, or why there is none."""
+    gpu = _current_gpu()
+    check_gpu(gpu)
+    return gpu
+
+
+def _current_gpu() -> Gpu:
+    """The one that torch would use, whether it will do or not."""
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             raise _refuse(
-                f"device is 'cuda', and {name} is not installed.",
+                f"{_ASKED}{name} is not installed.",
                 f"pip install 'headrace[cuda]', or {_ELSEWHERE}.",
             )
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # half an installation: a library that is not there
+        raise _refuse(
+            f"{_ASKED}torch can't be imported: {_first_line(error)}",
+            f"pip install 'headrace[cuda]' anew, or {_ELSEWHERE}.",
+        ) from error
     if torch.version.cuda is None:
         raise _refuse(
-            f"device is 'cuda', and torch {torch.__version__} is built without CUDA.",
+            f"{_ASKED}torch {torch.__version__} is built without CUDA.",
             f"Install a CUDA build of torch, or {_ELSEWHERE}.",
         )
-    if not torch.cuda.is_available():
+    with warnings.catch_warnings(record=True) as said:  # torch's way to say what is wrong
+        warnings.simplefilter("always")
+        is_there = torch.cuda.is_available()
+    if not is_there:
+        why = f" ({_first_line(said[-1].message)})" if said else ""
         raise _refuse(
-            "device is 'cuda', and torch finds no CUDA device.",
+            f"{_ASKED}torch finds no CUDA device{why}.",
             f"Check nvidia-smi and CUDA_VISIBLE_DEVICES, or {_ELSEWHERE}.",
         )
-    index = torch.cuda.current_device()
-    found = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
-    gpu = Gpu(
+    try:
+        index = torch.cuda.current_device()
+        found = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:  # busy in exclusive mode, lost, or of no use to this driver
+        raise _refuse(
+            f"{_ASKED}torch can't use the GPU: {_first_line(error)}",
+            f"Check nvidia-smi, or {_ELSEWHERE}.",
+        ) from error
+    return Gpu(
         index=index,
         name=found.name,
         capability=(found.major, found.minor),
@@ -78,8 +107,94 @@ def find_gpu() -> Gpu:
         total_bytes=total,
         free_bytes=free,
     )
-    check_gpu(gpu)
-    return gpu
+
+
+def describe() -> dict[str, object]:
+    """For `headrace info`: which GPU there is and what it can do, or why it can't be used. Where no
+    driver is, nothing is imported to say so."""
+    if not driver_is_present():
+        return {"usable": False, "why": "there is no NVIDIA driver"}
+    found: dict[str, object] = {}
+    refused: ConfigError | None = None
+    try:
+        gpu = _current_gpu()
+        found = _describe_gpu(gpu)
+        check_gpu(gpu)
+        found |= abilities(gpu)
+    except ConfigError as error:
+        refused = error
+    software = {
+        "driver": driver_version(),
+        "torch": _version("torch"),
+        "cuda": getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None),
+        "triton": _version("triton"),
+    }
+    if refused is None:
+        return {"usable": True, **found, **software}
+    why = refused.cause.removeprefix(_ASKED)  # here nobody asked
+    return {"usable": False, "why": why, "remedy": refused.remedy, **found, **software}
+
+
+def _describe_gpu(gpu: Gpu) -> dict[str, object]:
+    return {
+        "name": gpu.name,
+        "memory_total_bytes": gpu.total_bytes,
+        "memory_free_bytes": gpu.free_bytes,
+        "capability": ".".join(map(str, gpu.capability)),
+        "multiprocessors": gpu.multiprocessors,
+    }
+
+
+def abilities(gpu: Gpu) -> dict[str, object]:
+    """What may be asked of a GPU that will do: values of --quantization and --kv-dtype."""
+    from headrace.backends.cuda.kv import check_kv_dtype
+
+    kept = []
+    for dtype in KvDtype:
+        with contextlib.suppress(ConfigError):
+            check_kv_dtype(dtype)
+            kept.append(dtype.value)
+    has_fp8 = gpu.capability >= FP8_CAPABILITY
+    quantized = [each.value for each in Quantization if each is not Quantization.NONE]
+    return {
+        "fp8": has_fp8,
+        "weights": ["bf16", *(name for name in quantized if has_fp8 or name != "fp8")],
+        "kv_dtypes": [name for name in kept if has_fp8 or name != "fp8"],
+        "graphs": True,  # whatever is new enough for the kernels replays them too
+    }
+
+
+def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Of the kernel's module, or what nvidia-smi says where /proc does not show it."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", proc.read_text()):
+            return found.group()
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().partition("\n")[0] or None
+
+
+def _version(package: str) -> str | None:
+    """As the module has it, with what it was built for; else as it was installed."""
+    if found := getattr(sys.modules.get(package), "__version__", None):
+        return str(found)
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(said: object) -> str:
+    """An error of a library's in one line."""
+    return str(said).strip().partition("\n")[0]
 
 
 def check_gpu(gpu: Gpu) -> None:
