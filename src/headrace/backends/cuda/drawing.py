@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.backends.cuda.triton import adjust, draw
-from headrace.backends.cuda.triton.draw import blocks_of, launch_draws, pieces_of
+from headrace.backends.cuda.triton.draw import blocks_of, candidates_of, launch_draws
 from headrace.backends.cuda.triton.sampling import pieces_of as scratch_pieces
 from headrace.backends.draws import Wanted
 
@@ -59,15 +59,15 @@ class DrawWork:
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.rows = rows
-        self.candidates = candidates
-        most = max(pieces_of(some) * some for some in (min(rows, 64), min(rows, 128), rows))
-        self.counts = empty(most, draw.BINS)
+        self.most_candidates = candidates
+        pieces = draw.most_pieces(rows)
+        self.masses = empty(pieces, draw.DEPTHS, dtype=torch.float32)
+        self.counts = empty(pieces, draw.BINS)
         self.states = empty(rows, draw.STATES)
-        self.offsets = empty(rows, draw.CUTS, draw.MOST_PIECES)
-        self.sums = empty(draw.CUTS, rows, blocks_of(vocab), dtype=torch.float64)
-        self.candidate_logits = empty(rows, draw.CUTS, candidates, dtype=torch.float32)
-        self.candidate_ids = empty(rows, draw.CUTS, candidates)
+        self.edges = empty(rows, draw.EDGES, dtype=torch.float32)
+        self.sums = empty(rows, blocks_of(vocab), dtype=torch.float64)
+        self.totals = empty(rows, draw.MOST_PIECES, dtype=torch.float64)
+        self.candidates = empty(rows, candidates)
 
     @property
     def nbytes(self) -> int:
@@ -76,12 +76,12 @@ class DrawWork:
 
 class Drawing:
     def __init__(
-        self, rows: int, vocab: int, device: torch.device, candidates: int = draw.CANDIDATES
+        self, rows: int, vocab: int, device: torch.device, candidates: int | None = None
     ) -> None:
         self._device = device
         self._vocab = vocab
         self.asked = torch.zeros((rows, _ASKED), dtype=torch.int32, device=device)
-        self._work = DrawWork(rows, vocab, device, candidates)
+        self._work = DrawWork(rows, vocab, device, candidates or candidates_of(vocab))
         self._hosts = [AskedRows(rows, device) for _ in range(_HOST_BUFFERS)]
         self._turn = 0
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from headrace.backends.cuda.adjusting import Adjusting
 from headrace.backends.cuda.drawing import Drawing
-from headrace.backends.cuda.triton.draw import CANDIDATES
 from headrace.backends.cuda.triton.sampling import PIECES, launch_largest, launch_pieces
 from headrace.backends.cuda.typical import keep_typical
 from headrace.backends.draws import Wanted
@@ -39,7 +38,7 @@ class Sampler:
         slots: int,
         vocab_size: int,
         device: torch.device,
-        candidates: int = CANDIDATES,
+        candidates: int | None = None,
     ) -> None:
         self.device = device
         self.vocab_size = vocab_size
@@ -103,7 +102,9 @@ class Sampler:
             self._scratch,
         )
         if is_typical.any():
-            self._keep_typical(wanted, drawn.start + np.flatnonzero(is_typical), len(logits), offset)
+            self._keep_typical(
+                wanted, drawn.start + np.flatnonzero(is_typical), len(logits), offset
+            )
         return True
 
     def launch_draws(self, logits: torch.Tensor, is_adjusted: bool, offset: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Locally typical sampling (step 8 of backends/reference/sampling.py), which sorts whole rows.
 
-The one filter without kernels of its own: few ask for it. It drops tokens from rows of logits, after
-top_k and min_p, which it applies as well; what follows draws from what is left. Knows rows.
+The one filter without kernels of its own: few ask for it. It drops tokens from rows of logits,
+after top_k and min_p, which it applies as well; what follows draws from what is left. Knows rows.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from headrace.backends.cuda.triton.launch import exact_floats
 
 PROMPTED = -32768  # the sign of an int16
 _MOST = tl.constexpr(32767)  # a token that came so often has long been penalized enough
-_BLOCK = 2048
+_BLOCK = 512  # a lane's logits and counts are then the same ones: nothing is exchanged
 
 # In a row of what is asked: float32, then int32. A slot of -1 is none.
 REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(i) for i in (12, 13, 14))
@@ -60,10 +60,11 @@ def _adjust_kernel(
         said = tl.where(advance > 0, said, -1)
         first = part * PIECE
         end = tl.minimum(first + PIECE, vocab)
-        best = tl.full((), float("-inf"), tl.float32)
-        worst = tl.full((), float("inf"), tl.float32)
-        index = first
-        bad = tl.zeros((), tl.int32)
+        # For each lane its own: the program looks at all of them once, at the end.
+        best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        worst = tl.full((BLOCK,), float("inf"), tl.float32)
+        index = first + tl.arange(0, BLOCK)
+        bad = tl.zeros((BLOCK,), tl.int32)
         for at in range(0, PIECE, BLOCK):
             ids = first + at + tl.arange(0, BLOCK)
             inside = ids < end
@@ -86,16 +87,15 @@ def _adjust_kernel(
                 x = tl.where(often > 0, x - frequency * often.to(tl.float32), x)
                 x = tl.where(often > 0, x - presence, x)
             tl.store(adjusted + row * vocab + ids, x, mask=inside)
-            bad = tl.maximum(bad, tl.max((x != x).to(tl.int32), 0))
-            largest = tl.max(x, 0)
-            here = tl.min(tl.where(x == largest, ids, 2147483647), 0)
-            index = tl.where(largest > best, here, index)
-            best = tl.maximum(best, largest)
-            worst = tl.minimum(worst, tl.min(tl.where(x > float("-inf"), x, float("inf")), 0))
+            bad = tl.where(x != x, 1, bad)
+            index = tl.where(x > best, ids, index)
+            best = tl.maximum(best, x)
+            worst = tl.minimum(worst, tl.where(x > float("-inf"), x, float("inf")))
+        largest = tl.max(best, 0)
         place = row * PIECES + part
-        tl.store(maxima + place, tl.where(bad > 0, float("inf"), best))
-        tl.store(minima + place, worst)
-        tl.store(indexes + place, index)
+        tl.store(maxima + place, tl.where(tl.max(bad, 0) > 0, float("inf"), largest))
+        tl.store(minima + place, tl.min(worst, 0))
+        tl.store(indexes + place, tl.min(tl.where(best == largest, index, 2147483647), 0))
 
 
 def launch_adjust(

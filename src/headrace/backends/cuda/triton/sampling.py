@@ -120,4 +120,3 @@ def launch_softcap(x: Any, cap: float) -> None:
     """cap * tanh(x / cap), in place."""
     count = x.numel()
     _softcap_kernel[(triton.cdiv(count, _BLOCK),)](x, count, cap, BLOCK=_BLOCK)
-
