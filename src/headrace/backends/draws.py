@@ -269,9 +269,7 @@ def adjusts_logits(draw: Draw) -> bool:
 
 def penalizes(draw: Draw) -> bool:
     """Whether the tokens so far make a difference."""
-    return (
-        draw.repetition_penalty != 1 or draw.presence_penalty != 0 or draw.frequency_penalty != 0
-    )
+    return draw.repetition_penalty != 1 or draw.presence_penalty != 0 or draw.frequency_penalty != 0
 
 
 def flat_ids(ids: Collection[int]) -> Ints:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,8 @@ from headrace.backends.cuda.sampling import Sampler
 from headrace.backends.cuda.triton.sampling import launch_softcap
 from headrace.backends.draws import NOT_NUMBERS, Wanted, collect_results
 from headrace.backends.reference.sampling import draw, log_probability, top_log_probabilities
-from headrace.core.errors import InvalidRequestError
-from headrace.core.step import Draw, EntryResult, StepEntry
+from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.core.step import PREVIOUS, Draw, EntryResult, StepEntry
 
 Floats = NDArray[np.float32]
 
@@ -35,7 +37,7 @@ def _entry(
 
 
 def _run(
-    logits: Floats, entries: list[StepEntry], device: torch.device, candidates: int = 1024
+    logits: Floats, entries: list[StepEntry], device: torch.device, candidates: int | None = None
 ) -> list[EntryResult]:
     """What the device finds for entries that want these rows; outputs are poisoned before."""
     wanted = Wanted(entries)
@@ -144,6 +146,119 @@ def test_draws_are_those_of_the_reference(
         token, logprob = draw(row, entry.draw)
         assert found.token_id == token, entry.draw
         assert math.isclose(found.logprob, logprob, abs_tol=2e-5)
+
+
+def _edges(row: Floats, how: Draw) -> set[int]:
+    """What the reference draws as far to either side as float32 weights may lead."""
+    moved = (max(0.0, how.uniform - 1e-5), min(how.uniform + 1e-5, 1 - 1e-16))
+    return {draw(row, replace(how, uniform=u))[0] for u in moved}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "top_p": {"top_p": 0.9},
+    "small top_p": {"top_p": 0.02},
+    "top_p, nearly 1": {"top_p": 0.9999},
+    "top_k": {"top_k": 30},
+    "large top_k": {"top_k": 2500},
+    "top_k of nearly all": {"top_k": 5000},
+    "top_k, top_p": {"top_k": 40, "top_p": 0.7},
+    "large top_k, top_p": {"top_k": 3000, "top_p": 0.6},
+    "min_p": {"min_p": 0.2, "top_p": 0.8},
+    "hot": {"temperature": 40.0, "top_p": 0.5},
+    "cold": {"temperature": 1e-3, "top_k": 9},
+}
+
+
+@pytest.mark.parametrize("candidates", [None, 16])
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_several_blocks(way: str, candidates: int | None, device: torch.device) -> None:
+    """Flat, peaked, and with many equals; few candidates, so that most cuts have to be searched."""
+    vocab = 5003
+    rng = np.random.default_rng([len(way), candidates or 0])
+    noise = rng.standard_normal((3, vocab)).astype(np.float32)
+    logits = np.stack([noise[0], noise[1] * 9, np.round(noise[2] * 2) / 2]).astype(np.float32)
+    asked: dict[str, Any] = {"temperature": 0.9} | WAYS[way]
+    draws = [Draw(**asked, uniform=float(rng.random())) for _ in logits]
+    found = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device, candidates)
+    for row, how, result in zip(logits, draws, found, strict=True):
+        if result.token_id != draw(row, how)[0]:
+            assert result.token_id in _edges(row, how)
+
+
+@pytest.mark.parametrize("rows", [65, 129])
+def test_many_rows_have_fewer_programs_each(rows: int, device: torch.device) -> None:
+    rng = np.random.default_rng(rows)
+    logits = _logits(rng, rows, 24)
+    draws = [Draw(temperature=0.8, top_p=0.8, uniform=float(rng.random())) for _ in logits]
+    found = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device)
+    expected = [draw(row, how)[0] for row, how in zip(logits, draws, strict=True)]
+    assert [result.token_id for result in found] == expected
+
+
+def test_what_the_device_keeps_of_sequences_is_theirs(device: torch.device) -> None:
+    """Steps of one sampler with three slots: sequences come, go on, stop and come back; masks stay,
+    change and end; bias and banned tokens are of one step. Each draw is the reference's."""
+    vocab, steps = 70, 12
+    rng = np.random.default_rng(12)
+    sampler = Sampler(3, 3, 3, vocab, device)
+    said = {n: rng.integers(0, vocab, 5).tolist() for n in range(6)}
+    masks = [bytes(rng.integers(1, 256, 9, np.uint8)) for _ in range(3)]
+    allowed = [list(range(n, 60, 2)) for n in range(2)]
+    for step in range(steps):
+        logits = _logits(rng, 3, vocab)
+        running = [(n + step // 4) % 6 for n in range(3)]
+        entries, histories = [], []
+        for n in running:
+            begins = step % 4 == 0
+            token = said[n][-1] if begins else int(rng.integers(0, vocab))
+            unknown = not begins and n % 2 == 0
+            known = list(said[n])  # a sequence that begins is known whole
+            if not begins:
+                said[n].append(token)
+                known = list(said[n]) if not unknown else known
+            how = Draw(
+                temperature=0.9, top_k=0 if n % 3 else 20, uniform=float(rng.random()),
+                repetition_penalty=1.4, presence_penalty=0.2 * n, frequency_penalty=0.3,
+                history=known, prompt_tokens=5,
+                mask=masks[step % 2] if n == 1 else None,
+                allowed=allowed[0] if n in (2, 3) else None,
+                bias={3: 1.5, 9: -2.0} if n == 4 else {},
+                banned=[9, 11] if n == 4 and step % 2 else (),
+            )  # fmt: skip
+            histories.append(list(said[n]))
+            tokens = list(said[n]) if begins else [PREVIOUS if unknown else token]
+            start = len(said[n]) - len(tokens)
+            entries.append(
+                StepEntry(sequence_id=n, token_ids=tokens, start=start, block_table=[], draw=how)
+            )
+        wanted = Wanted(entries)
+        rows = torch.from_numpy(logits).to(device)
+        inputs = torch.tensor([h[-1] for h in histories], dtype=torch.int32, device=device)
+        places = torch.arange(3, dtype=torch.int32, device=device)
+        sampler.launch(rows)
+        assert sampler.prepare_draws(wanted, rows, places, inputs)
+        sampler.launch_draws(rows, True)
+        expected = [
+            draw(row, replace(entry.draw, history=history))[0]
+            for row, entry, history in zip(logits, entries, histories, strict=True)
+            if entry.draw is not None
+        ]
+        assert sampler.tokens.tolist() == expected, step
+
+
+def test_a_token_outside_the_vocabulary_is_refused_and_harms_nobody(device: torch.device) -> None:
+    sampler = Sampler(1, 1, 1, 30, device)
+    rows = torch.from_numpy(_logits(np.random.default_rng(2), 1, 30)).to(device)
+    zeros = torch.zeros(1, dtype=torch.int32, device=device)
+    sampler.launch(rows)
+    for bad in ({"bias": {30: 1.0}}, {"allowed": [-1]}, {"banned": [99]}):
+        entry = _entry(0, Draw(temperature=0.0, **bad))  # type: ignore[arg-type]
+        with pytest.raises(HeadraceError, match="outside the vocabulary"):
+            sampler.prepare_draws(Wanted([entry]), rows, zeros, zeros)
+    good = Wanted([_entry(0, Draw(temperature=0.0, allowed=[7]))])
+    sampler.launch_draws(rows, sampler.prepare_draws(good, rows, zeros, zeros))
+    assert sampler.tokens.tolist() == [7]
 
 
 def test_uniforms_at_the_ends_of_a_crossing(device: torch.device) -> None:

@@ -81,17 +81,29 @@ class Adjusting:
             self._forget()
             raise
         changes.send(self._histories, self._masks, send)
-        asked = send_asked()[: len(logits)]
+        asked = send_asked()
         flat = logits.view(-1)
         at, saved = None, None
         if changes.bias_at:
             at = send(np.concatenate(changes.bias_at))
             saved = flat.index_select(0, at)
             flat.index_copy_(0, at, saved + send(np.concatenate(changes.bias_values)))
+        self.launch_kernel(logits, asked, step_rows, inputs, scratch)
+        if at is not None and saved is not None:
+            flat.index_copy_(0, at, saved)
+
+    def launch_kernel(
+        self,
+        logits: torch.Tensor,
+        asked: torch.Tensor,
+        step_rows: torch.Tensor,
+        inputs: torch.Tensor,
+        scratch: torch.Tensor,
+    ) -> None:
         launch_adjust(
             logits,
             self.adjusted[: len(logits)],
-            asked,
+            asked[: len(logits)],
             self._histories,
             self._masks,
             step_rows,
@@ -99,8 +111,6 @@ class Adjusting:
             scratch,
             *pieces_of(self._vocab),
         )
-        if at is not None and saved is not None:
-            flat.index_copy_(0, at, saved)
 
     def _read(self, some: Sequence[tuple[int, StepEntry]], host: AskedRows) -> _Changes:
         changes = _Changes(self._vocab)

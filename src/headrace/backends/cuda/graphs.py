@@ -24,7 +24,7 @@ _LARGE_STEP = 128  # rows between the buckets past those: what a large tile comp
 _SIGHTINGS = 3  # of a larger or rarer shape, before it is worth the time of a capture
 _LARGEST_ROWS = 2048  # past these a step takes the device longer than its launches take the host
 LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate
-MOST_GRAPHS = 96
+MOST_GRAPHS = 160
 
 
 def row_bucket(rows: int, most: int) -> int:

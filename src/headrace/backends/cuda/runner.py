@@ -209,6 +209,7 @@ class CudaRunner:
                 shape = self._inputs.shape_of(1, rows)
                 self._inputs.clear(shape)
                 self._graphs.capture(shape, partial(self._launch_body, shape))
+        self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
             for is_adjusted in (False, True):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from headrace.backends.cuda.adjusting import Adjusting
 from headrace.backends.cuda.drawing import Drawing
 from headrace.backends.cuda.triton.sampling import PIECES, launch_largest, launch_pieces
+from headrace.backends.cuda.triton.tops import MOST, launch_tops
 from headrace.backends.cuda.typical import keep_typical
 from headrace.backends.draws import Wanted
 
@@ -66,6 +67,12 @@ class Sampler:
             self.logprobs[offset:end],
             self._log_sums[offset:end],
         )
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compile what no graph holds and only some requests need: nobody should wait for it."""
+        none = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
+        self._adjusting.launch_kernel(logits, self._drawing.asked, none, none, self._scratch)
+        launch_tops(logits, none[:1].long(), self._log_sums, 1)
 
     def prepare_draws(
         self,
@@ -159,6 +166,10 @@ class Sampler:
         if not len(asking):
             return None
         most = int(wanted.tops[asking].max())
+        if most <= MOST:
+            rows = self.send(asking.astype(np.int64) - offset)
+            log_sums = self._log_sums[offset:end]
+            return Tops(asking, *launch_tops(logits, rows, log_sums, most))
         tokens, logprobs = [], []
         for first in range(0, len(asking), ROWS_TOGETHER):
             rows = self.send(asking[first : first + ROWS_TOGETHER].astype(np.int64))

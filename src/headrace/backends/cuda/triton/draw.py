@@ -37,7 +37,7 @@ LARGE_VOCAB = 1 << 17
 STATES = 4  # int32 of a row, between kernels
 EDGES = 2  # float32 likewise
 # Of each kernel's programs, as measured on an H200 (benchmarks/cuda/draws.py).
-WARPS = {"spread": 8, "count": 8, "choose": 4, "weigh": 4, "take": 4, "search": 16}
+WARPS = {"spread": 8, "count": 8, "choose": 4, "weigh": 8, "take": 8, "search": 16}
 
 # A row of what is asked: 24 int32, of which the first 12 are 6 float64.
 ASKED = tl.constexpr(24)
@@ -62,7 +62,7 @@ _HIGHEST = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 
 @triton.jit
-def _key(x, offsets):
+def key_of(x, offsets):
     """Numbers whose order, largest first, is (logit descending, id ascending)."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # + 0.0: there is one zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -436,7 +436,7 @@ def _take_kernel(
                 light = _weight(x, largest, sharpness)
                 light = tl.where(light >= least, light, 0.0)
                 weights = light.to(tl.float64)
-                keys = tl.where(light > 0.0, _key(x, ids), _LOWEST)
+                keys = tl.where(light > 0.0, key_of(x, ids), _LOWEST)
                 low = tl.min(tl.where(light > 0.0, keys, _HIGHEST), 0)
                 low_count = tl.sum((light > 0.0).to(tl.int32), 0)
                 if by_k:
@@ -526,7 +526,7 @@ def _walk(row, first, vocab, largest, sharpness, least, start, target, BLOCK: tl
     ids = first + tl.arange(0, BLOCK)
     x = tl.load(row + ids, mask=ids < vocab, other=float("-inf"))
     weight = _weight(x, largest, sharpness)
-    kept = (ids < vocab) & (weight >= least) & (_key(x, ids) >= start)
+    kept = (ids < vocab) & (weight >= least) & (key_of(x, ids) >= start)
     running = tl.cumsum(tl.where(kept, weight, 0.0).to(tl.float64), 0)
     token = tl.min(tl.where(kept & (running > target), ids, 2147483647), 0)
     # Not passed only by rounding: then it is the last.
@@ -542,7 +542,7 @@ def _sum_from(row, largest, sharpness, least, low_key, vocab, BLOCK: tl.constexp
         ids = first + tl.arange(0, BLOCK)
         x = tl.load(row + ids, mask=ids < vocab, other=float("-inf"))
         weight = _weight(x, largest, sharpness)
-        taken = (ids < vocab) & (weight >= least) & (_key(x, ids) >= low_key)
+        taken = (ids < vocab) & (weight >= least) & (key_of(x, ids) >= low_key)
         weight = tl.where(taken, weight, 0.0)
         total += tl.sum(tl.reshape(weight, (BLOCK // 4, 4)), 1).to(tl.float64)
         count += taken.to(tl.int32)
@@ -575,10 +575,10 @@ def _search_kernel(
         top_k = tl.load(asked + number * ASKED + TOP_K)
         largest = tl.max(tl.load(maxima + number * PIECES + tl.arange(0, PIECES)), 0)
         # Keys from `start` on are kept.
-        highest = _key(largest, tl.zeros((), tl.int32)) + 1
+        highest = key_of(largest, tl.zeros((), tl.int32)) + 1
         width = tl.load(numbers + DEPTH) * tl.load(numbers + TEMPERATURE) * 1.001
         deepest = tl.maximum(largest.to(tl.float64) - width, -3.4e38).to(tl.float32)
-        start = _key(deepest, tl.full((), 2147483647, tl.int32))
+        start = key_of(deepest, tl.full((), 2147483647, tl.int32))
         count, whole = _sum_from(row, largest, sharpness, least, start, vocab, BLOCK)
         if (top_k > 0) & (top_k < count):
             low = start
@@ -620,7 +620,7 @@ def _search_kernel(
             ids = first + tl.arange(0, BLOCK)
             x = tl.load(row + ids, mask=ids < vocab, other=float("-inf"))
             weight = _weight(x, largest, sharpness)
-            kept = (ids < vocab) & (weight >= least) & (_key(x, ids) >= start)
+            kept = (ids < vocab) & (weight >= least) & (key_of(x, ids) >= start)
             here = _sum(tl.where(kept, weight, 0.0), BLOCK)
             if (here > 0.0) & (is_found == 0):
                 chosen = first
