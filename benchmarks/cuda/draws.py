@@ -161,7 +161,7 @@ def neighbours(row: NDArray[np.float32], how: Draw) -> set[int]:
 
 def replay_us(launch: Callable[[], None]) -> float:
     """The median of replays of a graph."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         launch()
         torch.cuda.synchronize()
@@ -171,13 +171,17 @@ def replay_us(launch: Callable[[], None]) -> float:
         graph.capture_end()
         times = []
         for _ in range(REPLAYS):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first, last = _event(), _event()
             first.record()
             graph.replay()
             last.record()
             last.synchronize()
             times.append(1e3 * first.elapsed_time(last))
-    return statistics.median(times)
+    return float(statistics.median(times))
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def by_kernel(launch: Callable[[], None]) -> dict[str, float]:
@@ -233,8 +237,8 @@ def main() -> None:
             before, kernels.WARPS[name] = kernels.WARPS[name], int(warps)
             for rows in args.rows:
                 found = by_kernel(Case("flat", "top_p", rows, args.vocab).draws)
-                taken = {k: v for k, v in found.items() if name in k}
-                print(f"{change} at {rows}: {taken}", flush=True)
+                own = {k: v for k, v in found.items() if name in k}
+                print(f"{change} at {rows}: {own}", flush=True)
             kernels.WARPS[name] = before
     if args.out is not None:
         args.out.write_text(json.dumps(report | {"wrong": wrong}, indent=2) + "\n")

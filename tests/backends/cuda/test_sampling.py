@@ -253,7 +253,7 @@ def test_a_token_outside_the_vocabulary_is_refused_and_harms_nobody(device: torc
     zeros = torch.zeros(1, dtype=torch.int32, device=device)
     sampler.launch(rows)
     for bad in ({"bias": {30: 1.0}}, {"allowed": [-1]}, {"banned": [99]}):
-        entry = _entry(0, Draw(temperature=0.0, **bad))  # type: ignore[arg-type]
+        entry = _entry(0, Draw(temperature=0.0, **bad))
         with pytest.raises(HeadraceError, match="outside the vocabulary"):
             sampler.prepare_draws(Wanted([entry]), rows, zeros, zeros)
     good = Wanted([_entry(0, Draw(temperature=0.0, allowed=[7]))])
