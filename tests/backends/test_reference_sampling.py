@@ -97,7 +97,9 @@ def test_repetition_penalty_bias_and_bans_are_transformers() -> None:
         )
         wanted = processed(SuppressTokensLogitsProcessor([3, 30]), wanted, seen)
         wanted = processed(RepetitionPenaltyLogitsProcessor(penalty), wanted, seen)
-        how = Draw(temperature=1, repetition_penalty=penalty, history=seen, bias=bias, banned=[3, 30])
+        how = Draw(
+            temperature=1, repetition_penalty=penalty, history=seen, bias=bias, banned=[3, 30]
+        )
         np.testing.assert_array_equal(adjust(logits, how), wanted)
 
 
