@@ -198,7 +198,14 @@ def _cuda_footprint(
         weight_bytes=prepared_bytes(shapes),
         kv_dtype=sizes.kv_dtype,
         kv_bytes_per_token=kv_bytes_per_token(spec, sizes.kv_dtype),
-        activation_bytes=partial(layout.activation_bytes, spec, shapes, sizes, gpu.multiprocessors),
+        activation_bytes=partial(
+            layout.activation_bytes,
+            spec,
+            shapes,
+            sizes,
+            gpu.multiprocessors,
+            batch_invariant=config.batch_invariant,
+        ),
         device=Device.CUDA,
         graphs_bytes=layout.graph_bytes(spec, config),
         runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
@@ -289,6 +296,7 @@ def _load_cuda(
         quantization=config.quantization,
         overlap=sizes.overlap,
         graphs=config.graphs,
+        batch_invariant=config.batch_invariant,
         dependent=True,
         release=file.release,
     )

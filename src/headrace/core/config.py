@@ -203,6 +203,13 @@ class EngineConfig(SchedulerConfig):
     graphs: GraphMode = field(
         default=GraphMode.START, metadata=flag("When a GPU's launches are captured into graphs.")
     )
+    batch_invariant: bool = field(
+        default=False,
+        metadata=flag(
+            "On a GPU: an answer has the same bits whatever runs beside it. Slower. On a CPU it is "
+            "always so."
+        ),
+    )
     overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
 _WHOLE = 65536  # SPLIT of a tile that was not cut
 
 _TILE_ROWS = (16, 32, 64, 128)
+_INVARIANT_ROWS = 64
 LONG_TOKENS = 1024  # of a chunk, from which on the largest tile pays
 _ITEM_COST = 1.5  # of starting and ending an item, in key tiles
 _JOIN_COST = 0.2  # of adding up partial results, for each of a tile's, in key tiles
@@ -59,6 +60,9 @@ class WorkShape:
     group: int  # query heads of one key/value head
     multiprocessors: int
     max_sequences: int
+    # Every query is computed in the same tile, and its keys are never cut: so that what it gives
+    # does not depend on what else a step computes.
+    batch_invariant: bool = False
 
     @property
     def partial_rows(self) -> int:
@@ -74,6 +78,8 @@ class WorkShape:
                 f"{self.group} query heads share a key/value head; at most {_TILE_ROWS[-1]} can.",
                 "Run this model with --device cpu.",
             )
+        if self.batch_invariant:
+            return max(_INVARIANT_ROWS, least)
         wanted = most_tokens * self.group
         # The largest tile pays for long chunks alone: beside them, decode rows would fill it badly.
         most = _TILE_ROWS[-1] if most_tokens >= LONG_TOKENS else _TILE_ROWS[-2]
@@ -122,7 +128,9 @@ def plan_attention(
             "Please report this: the list was sized for another step.",
         )
     key_tiles = -(-(end - begin) // tile.keys)
-    splits = _choose_splits(key_tiles, room, shape.kv_heads, tile, shape.multiprocessors)
+    splits = None
+    if not shape.batch_invariant:
+        splits = _choose_splits(key_tiles, room, shape.kv_heads, tile, shape.multiprocessors)
     if splits is None:
         written, nothing = total, np.zeros_like(end)
         columns: tuple[Longs, ...] = (*tiles, begin, end, nothing, nothing + _WHOLE)

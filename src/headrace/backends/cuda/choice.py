@@ -80,6 +80,20 @@ class Choices:
         return rule(matrix.format, matrix.rows, matrix.columns, rows)
 
 
+class InvariantChoices(Choices):
+    """One launch for any number of rows, whose programs each make whole sums: a row then has the
+    same bits in every step. Tiles of 64 rows: fewer would be other instructions."""
+
+    def launch(self, matrix: Matrix, rows: int) -> Launch:
+        if matrix.format is Format.INT4:
+            return Launch(kernel="dot", block_m=64, block_n=128, stages=3)
+        whole = keeps_rows(matrix.format, matrix.rows, matrix.columns)
+        deep = 64 if matrix.format.dense or whole else 128
+        return Launch(
+            kernel="dot", block_m=64, block_n=64, block_k=deep, stages=4, whole_rows=whole
+        )
+
+
 def own_path() -> Path:
     return cache_folder() / "cuda" / SHIPPED
 

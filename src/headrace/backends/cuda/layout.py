@@ -98,6 +98,8 @@ def activation_bytes(
     multiprocessors: int,
     max_batch_tokens: int,
     context_tokens: int,
+    *,
+    batch_invariant: bool = False,
 ) -> int:
     """Buffers, workspaces, inputs and tables of the largest step."""
     limits = RunnerLimits(
@@ -107,7 +109,7 @@ def activation_bytes(
         block_tokens=sizes.block_tokens,
         context_tokens=context_tokens,
     )
-    shape = work_shape(spec, sizes.max_sequences, multiprocessors)
+    shape = work_shape(spec, sizes.max_sequences, multiprocessors, batch_invariant)
     rows = logit_rows(max_batch_tokens, sizes.max_sequences)
     inputs = StepInputs(
         limits,

@@ -21,7 +21,7 @@ import torch
 
 from headrace.backends.cuda.attention_plan import WorkShape
 from headrace.backends.cuda.block_tables import mistaken
-from headrace.backends.cuda.choice import Choices
+from headrace.backends.cuda.choice import Choices, InvariantChoices
 from headrace.backends.cuda.device import taking
 from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
 from headrace.backends.cuda.inputs import StepInputs, StepShape
@@ -62,12 +62,14 @@ class CudaRunner:
         graphs: str = "lazy",
         device: torch.device | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        batch_invariant: bool = False,
         dependent: bool = False,
         choices: Choices | None = None,
         release: Callable[[Tensor], None] | None = None,
     ) -> None:
         self._device = torch.device("cuda") if device is None else device
         self._spec = spec
+        self._batch_invariant = batch_invariant
         self._limits = RunnerLimits(
             max_batch_tokens=max_batch_tokens,
             max_sequences=max_sequences,
@@ -86,7 +88,9 @@ class CudaRunner:
         self._lost: DeviceLostError | None = None
         self._closed = False
         with self._computing():
-            if choices is None and self._cuda:
+            if batch_invariant:
+                choices = InvariantChoices()
+            elif choices is None and self._cuda:
                 choices = Choices.load(torch.cuda.get_device_name(self._device))
             loader = Loader(self._device, dtype, quantization, release)
             self._load(weights, loader, kv_dtype)
@@ -109,7 +113,9 @@ class CudaRunner:
 
     def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
-        shape = work_shape(spec, limits.max_sequences, multiprocessors_of(device))
+        shape = work_shape(
+            spec, limits.max_sequences, multiprocessors_of(device), self._batch_invariant
+        )
         self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
         self._inputs = StepInputs(
             limits,
@@ -370,13 +376,16 @@ class CudaRunner:
             raise mistaken(f"copies of blocks {plan.copies}", f"0 to {limits.total_blocks - 1}")
 
 
-def work_shape(spec: ModelSpec, max_sequences: int, multiprocessors: int) -> WorkShape:
+def work_shape(
+    spec: ModelSpec, max_sequences: int, multiprocessors: int, batch_invariant: bool = False
+) -> WorkShape:
     first = spec.attention[0]
     return WorkShape(
         kv_heads=first.kv_heads,
         group=first.heads // first.kv_heads,
         multiprocessors=multiprocessors,
         max_sequences=max_sequences,
+        batch_invariant=batch_invariant,
     )
 
 
