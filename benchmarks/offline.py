@@ -77,6 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, help="begin no workload after so long")
     parser.add_argument("--gpu-memory", help="as for `headrace serve`")
+    parser.add_argument("--batch-invariant", action="store_true", help="as for `headrace serve`")
     parser.add_argument("--max-batch-tokens", type=int)
     parser.add_argument("--max-step-growth", type=float)
     parser.add_argument("--profile", type=Path, help="write what Python spent its time on here")
@@ -117,6 +118,7 @@ def engine_settings(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
             "device": "cuda",
             "quantization": None if args.quantization == "none" else args.quantization,
             "gpu_memory": args.gpu_memory,
+            "batch_invariant": args.batch_invariant,
         }
     else:
         if args.quantization != "none":

@@ -12,6 +12,7 @@ a GPU the same launches run at once, through Triton's interpreter.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -93,7 +94,13 @@ class CudaRunner:
             elif choices is None and self._cuda:
                 choices = Choices.load(torch.cuda.get_device_name(self._device))
             loader = Loader(self._device, dtype, quantization, release)
+            with taking("activations"):
+                self._make_sampler()
+            # Beside loading, which waits for other things than compiling does.
+            warming = self._warm_sampler() if graphs == "start" else None
             self._load(weights, loader, kv_dtype)
+            if warming is not None:
+                warming.join()
             with taking("activations"):
                 self._record(dtype, choices, dependent and self._cuda)  # no interpreter has them
             self._graphs = Graphs(self._device, enabled=graphs != "off")
@@ -111,12 +118,30 @@ class CudaRunner:
                 self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
             )
 
+    def _make_sampler(self) -> None:
+        limits = self._limits
+        self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
+        self._sampler = Sampler(
+            self._logit_rows,
+            limits.max_batch_tokens + limits.max_sequences,
+            limits.max_sequences,
+            self._spec.vocab_size,
+            self._device,
+        )
+
+    def _warm_sampler(self) -> threading.Thread | None:
+        """Compiles what draws tokens, in a thread."""
+        if not self._cuda:
+            return None
+        thread = threading.Thread(target=self._sampler.warm_up, name="warm-up", daemon=True)
+        thread.start()
+        return thread
+
     def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
         shape = work_shape(
             spec, limits.max_sequences, multiprocessors_of(device), self._batch_invariant
         )
-        self._logit_rows = logit_rows(limits.max_batch_tokens, limits.max_sequences)
         self._inputs = StepInputs(
             limits,
             shape,
@@ -141,12 +166,11 @@ class CudaRunner:
             choices=choices,
             dependent=dependent,
         )
-        most_wanted = limits.max_batch_tokens + limits.max_sequences
-        self._sampler = Sampler(
-            self._logit_rows, most_wanted, limits.max_sequences, spec.vocab_size, device
-        )
         # One more than steps in flight: a step that is refused has not touched another's.
-        self._landings = [Landing(most_wanted, device) for _ in range(limits.steps_in_flight + 1)]
+        self._landings = [
+            Landing(self._sampler.results.shape[1], device)
+            for _ in range(limits.steps_in_flight + 1)
+        ]
         final_norm = self._weights.final_norm
         assert isinstance(final_norm, torch.Tensor)
         self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
@@ -215,7 +239,6 @@ class CudaRunner:
                 shape = self._inputs.shape_of(1, rows)
                 self._inputs.clear(shape)
                 self._graphs.capture(shape, partial(self._launch_body, shape))
-        self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
             for is_adjusted in (False, True):
