@@ -13,9 +13,11 @@ from dataclasses import replace
 import pytest
 
 from headrace.backends.cpu.runner import CpuRunner
+from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
 from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
+from headrace.core.step import Runner
 from headrace.engine.loop import Engine
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -36,7 +38,7 @@ def _quiet() -> Iterator[None]:
 
 
 def run(
-    runner: CpuRunner, config: SchedulerConfig, arrivals: list[Arrival]
+    runner: Runner, config: SchedulerConfig, arrivals: list[Arrival]
 ) -> tuple[Engine, list[Outcome]]:
     """A step takes a second, whatever it takes."""
     clock = VirtualClock()
@@ -143,3 +145,38 @@ def test_tokens_and_logprobs_are_those_of_the_solo_run(
     assert preemptions > 0
     assert copies > 0
     assert (hits > 0) == prefix_cache
+
+
+@pytest.mark.parametrize("total_blocks", [64, 9])
+def test_penalties_with_two_plans_in_flight(tiny_model: TinyModel, total_blocks: int) -> None:
+    """The runner counts tokens that the engine does not know yet: the texts are those of one plan
+    at a time, also where sequences are preempted and begin again."""
+    params = SamplingParams(
+        temperature=1.0, top_p=0.95, repetition_penalty=1.4, presence_penalty=0.3,
+        frequency_penalty=0.6, max_tokens=24, ignore_eos=True, n=2,
+    )  # fmt: skip
+    arrivals = [
+        Arrival(
+            request=GenerateRequest(
+                request_id=f"r{number}",
+                prompt_token_ids=[number + 1, 7, 7, 9] * 3,
+                params=replace(params, seed=number),
+            ),
+            at_s=100.0 + number,
+        )
+        for number in range(4)
+    ]
+    # After many short answers the engine expects more of them, and has to preempt.
+    short = SamplingParams(temperature=0.0, max_tokens=1, n=64)
+    first = GenerateRequest(request_id="short", prompt_token_ids=[5], params=short)
+    arrivals.insert(0, Arrival(request=first))
+    texts, preemptions = [], 0
+    for in_flight, blocks in ((1, 64), (2, total_blocks)):
+        runner = ReferenceRunner(*tiny_model, total_blocks=blocks, steps_in_flight=in_flight)
+        engine, outcomes = run(runner, SchedulerConfig(watermark=0.0), arrivals)
+        preemptions = engine.stats.preemptions
+        texts.append([[c.tokens for _, c in sorted(o.continuations.items())] for o in outcomes])
+    assert [[[t.token_id for t in c] for c in o] for o in texts[0]] == [
+        [[t.token_id for t in c] for c in o] for o in texts[1]
+    ]
+    assert (preemptions > 0) == (total_blocks == 9)

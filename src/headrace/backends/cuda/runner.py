@@ -12,7 +12,6 @@ a GPU the same launches run at once, through Triton's interpreter.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -94,14 +93,9 @@ class CudaRunner:
             elif choices is None and self._cuda:
                 choices = Choices.load(torch.cuda.get_device_name(self._device))
             loader = Loader(self._device, dtype, quantization, release)
+            self._load(weights, loader, kv_dtype)
             with taking("activations"):
                 self._make_sampler()
-            # Beside loading, which waits for other things than compiling does.
-            warming = self._warm_sampler() if graphs == "start" else None
-            self._load(weights, loader, kv_dtype)
-            if warming is not None:
-                warming.join()
-            with taking("activations"):
                 self._record(dtype, choices, dependent and self._cuda)  # no interpreter has them
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
@@ -128,14 +122,6 @@ class CudaRunner:
             self._spec.vocab_size,
             self._device,
         )
-
-    def _warm_sampler(self) -> threading.Thread | None:
-        """Compiles what draws tokens, in a thread."""
-        if not self._cuda:
-            return None
-        thread = threading.Thread(target=self._sampler.warm_up, name="warm-up", daemon=True)
-        thread.start()
-        return thread
 
     def _record(self, dtype: torch.dtype, choices: Choices | None, dependent: bool) -> None:
         spec, limits, device = self._spec, self._limits, self._device
@@ -239,6 +225,7 @@ class CudaRunner:
                 shape = self._inputs.shape_of(1, rows)
                 self._inputs.clear(shape)
                 self._graphs.capture(shape, partial(self._launch_body, shape))
+        self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
             for is_adjusted in (False, True):

@@ -9,7 +9,6 @@ arrays of what is wanted (backends/draws.py); nothing of blocks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -69,21 +68,11 @@ class Sampler:
             self._log_sums[offset:end],
         )
 
-    def warm_up(self) -> None:
-        """Compile every kernel, on a stream of its own: nobody who asks for a token should wait for
-        one. Where that fails, whoever needs it first is told."""
-        with (
-            contextlib.suppress(Exception),
-            torch.inference_mode(),
-            torch.cuda.stream(torch.cuda.Stream(self.device)),
-        ):
-            logits = torch.zeros((1, self.vocab_size), dtype=torch.float32, device=self.device)
-            none = torch.zeros(1, dtype=torch.int32, device=self.device)
-            self.launch(logits)
-            self.launch_draws(logits, is_adjusted=False)
-            self._adjusting.launch_kernel(logits, self._drawing.asked, none, none, self._scratch)
-            launch_tops(logits, none.long(), self._log_sums, 1)
-            torch.cuda.current_stream().synchronize()
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Compile what no graph holds and only some requests need: nobody should wait for it."""
+        none = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
+        self._adjusting.launch_kernel(logits, self._drawing.asked, none, none, self._scratch)
+        launch_tops(logits, none[:1].long(), self._log_sums, 1)
 
     def prepare_draws(
         self,
