@@ -14,7 +14,7 @@ import torch
 
 from headrace.backends.cuda.choice import Choices, Launch
 from headrace.backends.cuda.matrix import Matrix
-from headrace.backends.cuda.runner import CudaRunner
+from headrace.backends.cuda.runner import CudaRunner, has_dependent_launches
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, Draw, Runner, StepEntry, StepPlan, StepResult
@@ -327,6 +327,15 @@ def test_batch_invariant_rows_have_the_same_bits_in_any_step(
                 at += count
         found.append(scores)
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(("capability", "has"), [((8, 0), False), ((8, 9), False), ((9, 0), True)])
+def test_only_newer_gpus_begin_a_launch_before_the_last_has_ended(
+    capability: tuple[int, int], has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert has_dependent_launches(torch.device("cuda")) is has
+    assert not has_dependent_launches(torch.device("cpu"))
 
 
 def test_limits_of_flight(device: torch.device) -> None:

@@ -22,6 +22,7 @@ from headrace.core.sizes import MIB, parse_share, show_bytes
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
 FP8_CAPABILITY = (8, 9)
+DEPENDENT_CAPABILITY = (9, 0)  # a launch may begin before the one before it has ended
 # Beside what the ledger counts: kernels' code, the library's handles, rounding of the allocator.
 RESERVED_BYTES = 768 * MIB
 _ELSEWHERE = "run with --device cpu"

@@ -22,7 +22,7 @@ import torch
 from headrace.backends.cuda.attention_plan import WorkShape
 from headrace.backends.cuda.block_tables import mistaken
 from headrace.backends.cuda.choice import Choices, InvariantChoices
-from headrace.backends.cuda.device import taking
+from headrace.backends.cuda.device import DEPENDENT_CAPABILITY, taking
 from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
 from headrace.backends.cuda.inputs import StepInputs, StepShape
 from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
@@ -96,7 +96,7 @@ class CudaRunner:
             self._load(weights, loader, kv_dtype)
             with taking("activations"):
                 self._make_sampler()
-                self._record(dtype, choices, dependent and self._cuda)  # no interpreter has them
+                self._record(dtype, choices, dependent and has_dependent_launches(self._device))
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
                 with taking("graphs"):
@@ -397,6 +397,13 @@ def work_shape(
         max_sequences=max_sequences,
         batch_invariant=batch_invariant,
     )
+
+
+def has_dependent_launches(device: torch.device) -> bool:
+    """Neither older GPUs nor the interpreter have them."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= DEPENDENT_CAPABILITY
 
 
 def multiprocessors_of(device: torch.device) -> int:

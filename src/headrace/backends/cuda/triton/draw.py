@@ -52,7 +52,7 @@ _SEARCH = tl.constexpr(4)
 _NONE_ALLOWED = tl.constexpr(5)
 _PAST_RANGE = tl.constexpr(6)
 
-_MODE, _BEFORE, _COUNT, _NEXT = (tl.constexpr(i) for i in range(4))
+_MODE, _BEFORE, _FOUND = (tl.constexpr(i) for i in range(3))
 _STATES = tl.constexpr(STATES)
 _LOW, _HIGH = tl.constexpr(0), tl.constexpr(1)
 _DEPTHS = tl.constexpr(1073741824.0)  # 2**30
@@ -309,8 +309,7 @@ def _choose_kernel(
         tl.store(edges + row * 2 + _LOW, low)
         tl.store(edges + row * 2 + _HIGH, high)
         tl.store(states + row * _STATES + _BEFORE, before)
-        tl.store(states + row * _STATES + _COUNT, found)
-        tl.store(states + row * _STATES + _NEXT, 0)
+        tl.store(states + row * _STATES + _FOUND, 0)
     tl.store(states + row * _STATES + _MODE, mode)
 
 
@@ -347,7 +346,7 @@ def _weigh_kernel(
         scale = _scale(largest, smallest, temperature, tl.load(numbers + DEPTH))
         low = tl.load(edges + row * 2 + _LOW)
         high = tl.minimum(tl.load(edges + row * 2 + _HIGH), _DEPTHS)
-        next_place = states + row * _STATES + _NEXT
+        next_place = states + row * _STATES + _FOUND
         blocks = tl.cdiv(tl.cdiv(vocab, BLOCK), pieces)
         first = piece * blocks
         all_weights = tl.zeros((BLOCK // 4,), tl.float64)
@@ -430,7 +429,7 @@ def _take_kernel(
             weights = tl.zeros((CANDIDATES,), tl.float64)
             if mode == _CUT:
                 lists = row * CANDIDATES + places
-                here = places < tl.load(state + _COUNT)
+                here = places < tl.load(state + _FOUND)
                 ids = tl.load(candidates + lists, mask=here, other=0)
                 x = tl.load(logits + row * vocab + ids, mask=here, other=float("-inf"))
                 light = _weight(x, largest, sharpness)

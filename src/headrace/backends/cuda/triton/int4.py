@@ -23,8 +23,11 @@ SCALE_F16 = tl.constexpr(0)
 SCALE_BF16 = tl.constexpr(1)
 SCALE_F32 = tl.constexpr(2)
 
+# c - point as c + point * -1: there is no difference of bf16 pairs before capability 9.0, where
+# either becomes this instruction.
 _TAKE = (
-    "{{ .reg .b32 c; {} lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA; sub.rn.bf16x2 $0, c, $2; }}"
+    "{{ .reg .b32 c, minus; {} lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA; "
+    "mov.b32 minus, 0xBF80BF80; fma.rn.bf16x2 $0, $2, minus, c; }}"
 )
 _TAKE_0 = tl.constexpr(_TAKE.format("mov.b32 c, $1;"))
 _TAKE_1 = tl.constexpr(_TAKE.format("shr.u32 c, $1, 4;"))
