@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.triton import adjust, draw
+from headrace.backends.cuda.triton import adjust, draw, draw_rows
 from headrace.backends.cuda.triton.draw import blocks_of, candidates_of, launch_draws
 from headrace.backends.cuda.triton.sampling import pieces_of as scratch_pieces
 from headrace.backends.draws import Wanted
 
 LEAST_WEIGHT = 2.0**-40
 _MOST_INVERSE = 1e300  # of a temperature: one next to nothing must not become infinity
-_ASKED: int = draw.ASKED.value
+_ASKED: int = draw_rows.ASKED.value
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 
 
@@ -45,9 +45,9 @@ class AskedRows:
             inverse = np.minimum(1.0 / temperature, _MOST_INVERSE)
         columns = (temperature, inverse, top_p, least, -np.log(least), wanted.uniforms[some])
         self.f64[at, :6] = np.stack(columns, 1)
-        self.i32[at, draw.KIND.value] = draw.DRAW.value
+        self.i32[at, draw_rows.KIND.value] = draw_rows.DRAW.value
         most = np.minimum(top_k, np.iinfo(np.int32).max)
-        self.i32[at, draw.TOP_K.value] = np.where(is_typical, 0, most)
+        self.i32[at, draw_rows.TOP_K.value] = np.where(is_typical, 0, most)
         self.f32[at, adjust.REPETITION.value] = 1
         self.i32[at, adjust.HISTORY.value] = self.i32[at, adjust.MASK.value] = -1
 
@@ -63,7 +63,7 @@ class DrawWork:
         pieces = draw.most_pieces(rows)
         self.masses = empty(pieces, draw.DEPTHS, dtype=torch.float32)
         self.counts = empty(pieces, draw.BINS)
-        self.states = empty(rows, draw.STATES)
+        self.states = empty(rows, draw_rows.STATE.value)
         self.edges = empty(rows, draw.EDGES, dtype=torch.float32)
         self.sums = empty(rows, blocks_of(vocab), dtype=torch.float64)
         self.totals = empty(rows, draw.MOST_PIECES, dtype=torch.float64)

@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from headrace.backends.cuda.triton.draw import ASKED, KIND, NOTHING
+from headrace.backends.cuda.triton.draw_rows import ASKED, KIND, NOTHING
 from headrace.backends.cuda.triton.launch import exact_floats
 
 PROMPTED = -32768  # the sign of an int16

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace.backends.cuda.triton.draw import key_of
+from headrace.backends.cuda.triton.draw_rows import key_of
 from headrace.backends.cuda.triton.sampling import pieces_of
 
 MOST = 32
