@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-LEAST_WEIGHT = 2.0**-40
+from headrace.backends.cuda.drawing import LEAST_WEIGHT
 
 
 def keep_typical(rows: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
