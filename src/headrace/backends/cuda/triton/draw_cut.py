@@ -14,7 +14,6 @@ from headrace.backends.cuda.triton.draw_rows import (
     ASKED,
     BEFORE,
     CUT,
-    DEPTH,
     DRAW,
     FOUND,
     HIGH_EDGE,
@@ -33,8 +32,8 @@ from headrace.backends.cuda.triton.draw_rows import (
     TOP_K,
     TOP_P,
     depth_of,
-    scale_of,
     sharpness_of,
+    span_of,
     sum_of,
     weight_of,
 )
@@ -62,10 +61,7 @@ def spread_kernel(
     by_k = (top_k > 0) & (top_k < vocab)
     by_p = tl.load(numbers + TOP_P) < 1.0
     if (kind == DRAW) & (temperature > 0.0) & (by_k | by_p):
-        parts = row * PIECES + tl.arange(0, PIECES)
-        largest = tl.max(tl.load(maxima + parts), 0)
-        smallest = tl.min(tl.load(minima + parts), 0)
-        scale = scale_of(largest, smallest, temperature, tl.load(numbers + DEPTH))
+        largest, scale = span_of(numbers, maxima, minima, row, PIECES)
         tokens = tl.cdiv(tl.cdiv(vocab, 2 * BLOCK), pieces) * 2 * BLOCK
         first = piece * tokens
         end = tl.minimum(first + tokens, vocab)
@@ -146,10 +142,7 @@ def count_kernel(
     top_p = tl.load(numbers + TOP_P)
     by_k = (top_k > 0) & (top_k < vocab)
     if (kind == DRAW) & (temperature > 0.0) & (by_k | (top_p < 1.0)):
-        parts = row * PIECES + tl.arange(0, PIECES)
-        largest = tl.max(tl.load(maxima + parts), 0)
-        smallest = tl.min(tl.load(minima + parts), 0)
-        scale = scale_of(largest, smallest, temperature, tl.load(numbers + DEPTH))
+        largest, scale = span_of(numbers, maxima, minima, row, PIECES)
         step, _above, _left = _layer(row, by_k, top_k, top_p, masses, pieces, MOST_PIECES)
         top = step * STEP_DEPTHS
         tokens = tl.cdiv(tl.cdiv(vocab, BLOCK), pieces) * BLOCK
@@ -205,8 +198,7 @@ def choose_kernel(
     drawn = tl.where(largest == float("-inf"), NONE_ALLOWED, drawn)
     mode = tl.where(mode == DRAW, drawn, mode)
     if mode == CUT:
-        smallest = tl.min(tl.load(minima + parts), 0)
-        scale = scale_of(largest, smallest, temperature, tl.load(numbers + DEPTH))
+        largest, scale = span_of(numbers, maxima, minima, row, PIECES)
         step, above, left = _layer(row, by_k, top_k, top_p, masses, pieces, MOST_PIECES)
         top = step * STEP_DEPTHS
         bins = tl.arange(0, BINS)
@@ -277,11 +269,7 @@ def weigh_kernel(
         numbers = asked_f64 + row * (ASKED // 2)
         sharpness = sharpness_of(tl.load(numbers + INVERSE))
         least = tl.load(numbers + LEAST).to(tl.float32)
-        parts = row * PIECES + tl.arange(0, PIECES)
-        largest = tl.max(tl.load(maxima + parts), 0)
-        smallest = tl.min(tl.load(minima + parts), 0)
-        temperature = tl.load(numbers + TEMPERATURE)
-        scale = scale_of(largest, smallest, temperature, tl.load(numbers + DEPTH))
+        largest, scale = span_of(numbers, maxima, minima, row, PIECES)
         low = tl.load(edges + row * 2 + LOW_EDGE)
         high = tl.minimum(tl.load(edges + row * 2 + HIGH_EDGE), ALL_DEPTHS)
         next_place = states + row * STATE + FOUND

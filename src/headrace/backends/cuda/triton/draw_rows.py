@@ -41,12 +41,17 @@ def key_of(x, offsets):
 
 
 @triton.jit
-def scale_of(largest, smallest, temperature, depth):
-    """Depths a logit: down to the least weight, or to the smallest logit where that is nearer."""
-    width = tl.minimum(depth * temperature, largest.to(tl.float64) - smallest.to(tl.float64))
+def span_of(numbers, maxima, minima, row, PIECES: tl.constexpr):
+    """A row's largest logit, and depths a logit: down to the least weight that may be drawn, or to
+    the smallest logit where that is nearer. `numbers` is what is asked of the row."""
+    parts = row * PIECES + tl.arange(0, PIECES)
+    largest = tl.max(tl.load(maxima + parts), 0)
+    smallest = tl.min(tl.load(minima + parts), 0)
+    width = tl.load(numbers + DEPTH) * tl.load(numbers + TEMPERATURE)
+    width = tl.minimum(width, largest.to(tl.float64) - smallest.to(tl.float64))
     # A little less than all of them: rounding takes nothing that may be drawn past the last bin.
     scale = 1072693248.0 / tl.maximum(width, 1e-30)
-    return tl.minimum(scale, 1e30).to(tl.float32)
+    return largest, tl.minimum(scale, 1e30).to(tl.float32)
 
 
 @triton.jit
