@@ -20,6 +20,19 @@ class Pool:
     def __init__(self, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
+    def take_mean_members(self) -> float:
+        """How many threads worked together, on average since the last time; not while they do."""
+
+class Attendance:
+    """Whether a thread is worth waiting for (kernels/attendance.h). Times are in seconds."""
+
+    def __init__(self) -> None: ...
+    def late(self, now: float, waited: float, members: int) -> bool:
+        """It was waited for until now, one of so many. True: it is left out from now on."""
+    def returns(self, now: float, members: int) -> bool:
+        """Whether one who is out may be tried again."""
+    @property
+    def out(self) -> bool: ...
 
 class KvPool:
     def __init__(

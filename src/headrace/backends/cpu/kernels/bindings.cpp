@@ -246,7 +246,7 @@ struct RecordedProgram {
   using Timed = std::tuple<std::string, int64_t, double, double, double, double>;
   std::vector<Timed> take_profile() {
     std::vector<Timed> times;
-    for (const OperationTime& t : program.profile().take())
+    for (const OperationTime& t : program.take_profile())
       times.emplace_back(t.name, t.calls, t.seconds, t.worked_s, t.cost.multiplies, t.cost.bytes);
     return times;
   }
@@ -356,7 +356,7 @@ void bind_program(nb::module_& m) {
            "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
            "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
       .def("decode", &P::decode, "tokens"_a, "positions"_a, "tables"_a, "draws"_a)
-      .def("profile", [](P& p, bool on) { p.program.profile().enable(on); }, "on"_a)
+      .def("profile", [](P& p, bool on) { p.program.profile(on); }, "on"_a)
       .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
 }
@@ -366,7 +366,13 @@ void bind_program(nb::module_& m) {
 NB_MODULE(_native, m) {
   nb::class_<Pool>(m, "Pool")
       .def(nb::new_([](int threads) { return std::make_shared<Pool>(threads); }), "threads"_a)
-      .def_prop_ro("threads", &Pool::threads);
+      .def_prop_ro("threads", &Pool::threads)
+      .def("take_mean_members", &Pool::take_mean_members);
+  nb::class_<Attendance>(m, "Attendance")
+      .def(nb::init<>())
+      .def("late", &Attendance::late, "now"_a, "waited"_a, "members"_a)
+      .def("returns", &Attendance::returns, "now"_a, "members"_a)
+      .def_prop_ro("out", &Attendance::out);
   nb::class_<KvPool>(m, "KvPool")
       .def(nb::new_([](int blocks, int layers, int kv_heads, int head_dim, const std::string& dtype) {
              require(blocks > 0 && layers > 0 && kv_heads > 0 && head_dim > 0,

@@ -17,21 +17,15 @@ constexpr int ROUNDS = 100000;  // well under a millisecond, where there is VNNI
 // The sum of the threads' best rates: work(thread) gives what it did. Each times itself, so that one
 // which had to wait for a core does not spoil the others' tries.
 double best_rate(Pool& pool, const std::function<double(int thread)>& work) {
-  struct Job {
-    const std::function<double(int)>& work;
-    std::vector<double> best;
-  } job{work, std::vector<double>(pool.threads())};
+  std::vector<double> best(pool.threads());
   for (int i = 0; i < TRIES; ++i)
-    pool.run(
-        [](void* p, int thread) {
-          Job& j = *static_cast<Job*>(p);
-          const auto began = std::chrono::steady_clock::now();
-          const double done = j.work(thread);
-          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-          j.best[thread] = std::max(j.best[thread], done / took.count());
-        },
-        &job);
-  return std::accumulate(job.best.begin(), job.best.end(), 0.0);
+    pool.run(pool.threads(), [&](const Share& share) {
+      const auto began = std::chrono::steady_clock::now();
+      const double done = work(share.thread);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+      best[share.thread] = std::max(best[share.thread], done / took.count());
+    });
+  return std::accumulate(best.begin(), best.end(), 0.0);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ constexpr int MATRIX_MIN_ROWS = 96;
 // How far ahead in its own stream a tile of few rows asks for weights.
 constexpr int STREAM_AHEAD_BYTES = 2048;
 constexpr int CACHE_LINE_BYTES = 64;
+// The least that a thread takes at once of a product of few rows: some tens of microseconds.
+constexpr size_t UNIT_BYTES = 512 << 10;
 // What a matrix unit reads of a tile's 32 inputs, however few rows it has: at the end, past them.
 constexpr size_t MATRIX_BYTES = MATRIX_ROWS * QUANTIZED_GROUP;
 
@@ -47,6 +49,12 @@ struct Call {
   uint8_t* unpacked;
   bool matrix;  // on the path's matrix unit
 };
+
+size_t weight_bytes(const Linear& weight) {
+  size_t bytes = 0;
+  for (const Linear::Part& part : weight.parts) bytes += part.matrix->bytes();
+  return bytes;
+}
 
 void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
   const Packed& m = *call.part.matrix;
@@ -193,15 +201,9 @@ ProductScratch::ProductScratch(int threads, int max_inputs)
       own_bytes_(unpacked_at_ + unpacked_bytes(max_inputs)),
       shared_(std::max(SHARED_BYTES, quantized_row_bytes(max_inputs) * MATRIX_ROWS) + MATRIX_BYTES),
       own_(own_bytes_ * threads),
-      shares_(threads) {}
+      units_(threads) {}
 
-void Shares::begin(int thread) {
-  // The other counter was last used before the barrier that all have passed since.
-  const uint32_t turn = ++turns_[thread].number;
-  if (thread % 2 == 0) counters_[thread / 2].taken[(turn + 1) % 2].store(0, std::memory_order_relaxed);
-}
-
-void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
+void multiply(const Kernels& kernels, Pool& pool, const ProductScratch& scratch,
               const Linear& weight, const ProductRows& rows) {
   const bool matrix =
       kernels.matrix.begin && rows.rows >= MATRIX_MIN_ROWS && weight.quantized_wholly();
@@ -210,44 +212,62 @@ void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScrat
   const int chunk_rows = std::max<int>(most, static_cast<int>(SHARED_BYTES / row_bytes) / most * most);
   const bool quantized = weight.quantized();
   const bool alone = rows.rows <= std::min(ROWS_QUANTIZED_ALONE, most);
+  int least_blocks = weight.parts[0].matrix->blocks;
+  for (const Linear::Part& part : weight.parts)
+    least_blocks = std::min(least_blocks, part.matrix->blocks);
 
   for (int start = 0; start < rows.rows; start += chunk_rows) {
-    pool.advance(thread);
+    pool.advance();
     const RowTiles tiles(std::min(chunk_rows, rows.rows - start), most);
-    uint8_t* area = alone ? scratch.own(thread) : scratch.shared();
-    if (quantized) {
-      if (start > 0) pool.barrier();  // the last chunk has been read by all
-      for (int i = alone ? 0 : thread; i < tiles.count; i += alone ? 1 : pool.threads()) {
-        const int first = start + tiles.first(i);
-        const float* x = rows.x + first * rows.x_stride;
-        size_t stride = rows.x_stride;
-        if (rows.make) {
-          x = scratch.made(thread);
-          stride = padded_inputs(weight.inputs);
-          for (int r = 0; r < tiles.size(i); ++r)
-            rows.make(first + r, scratch.made(thread) + r * stride);
-        }
-        kernels.quantize(x, stride, tiles.size(i), weight.inputs,
-                         area + tiles.first(i) * row_bytes);
+    const auto quantize = [&](int i, int thread, uint8_t* area) {
+      const int first = start + tiles.first(i);
+      const float* x = rows.x + first * rows.x_stride;
+      size_t stride = rows.x_stride;
+      if (rows.make) {
+        x = scratch.made(thread);
+        stride = padded_inputs(weight.inputs);
+        for (int r = 0; r < tiles.size(i); ++r)
+          rows.make(first + r, scratch.made(thread) + r * stride);
       }
-      if (!alone) pool.barrier();
-    }
-    if (matrix) kernels.matrix.begin();
-    scratch.shares().begin(thread);
-    for (const Linear::Part& part : weight.parts) {
-      const Call call{weight, part, rows, start, area, scratch.unpacked(thread), matrix};
-      const Blocks blocks(kernels, call, tiles);
-      const int64_t all = part.matrix->blocks;
-      // Few rows wait for memory, which comes best in long runs; many take panels as they can.
-      if (tiles.count == 1 || weight.parts.size() > 1)
-        blocks.run(static_cast<int>(all * thread / pool.threads()),
-                   static_cast<int>(all * (thread + 1) / pool.threads()));
-      else
-        scratch.shares().each(thread, static_cast<int>((all + 1) / 2), [&](int panel) {
-          blocks.run_panel(2 * panel, 2 * panel + (thread % 2 == 0 ? 2 : -2));
+      kernels.quantize(x, stride, tiles.size(i), weight.inputs, area + tiles.first(i) * row_bytes);
+    };
+    if (quantized && !alone)
+      pool.run(tiles.count, [&](const Share& share) {
+        for (int i = share.rank; i < tiles.count; i += share.members)
+          quantize(i, share.thread, scratch.shared());
+      });
+    scratch.units().begin();
+    pool.run(pool.threads(), [&](const Share& share) {
+      uint8_t* area = alone ? scratch.own(share.thread) : scratch.shared();
+      if (quantized && alone)
+        for (int i = 0; i < tiles.count; ++i) quantize(i, share.thread, area);
+      if (matrix) kernels.matrix.begin();
+      const auto call = [&](const Linear::Part& part) {
+        return Call{weight, part, rows, start, area, scratch.unpacked(share.thread), matrix};
+      };
+      if (tiles.count > 1 && weight.parts.size() == 1) {
+        const Call one = call(weight.parts[0]);
+        const Blocks blocks(kernels, one, tiles);
+        scratch.units().each(share, (least_blocks + 1) / 2, [&](int panel, int direction) {
+          blocks.run_panel(2 * panel, 2 * (panel + direction));
         });
-    }
-    if (matrix) kernels.matrix.end();
+      } else {
+        // Few rows wait for memory, which comes best in long runs; a unit has its part of every matrix.
+        const int pieces = tiles.count > 1
+                               ? least_blocks / 2
+                               : static_cast<int>(weight_bytes(weight) / UNIT_BYTES);
+        const int64_t units = std::max(share.members, std::min(pieces, least_blocks));
+        scratch.units().each(share, static_cast<int>(units), [&](int unit, int) {
+          for (const Linear::Part& part : weight.parts) {
+            const Call one = call(part);
+            const int64_t all = part.matrix->blocks;
+            Blocks(kernels, one, tiles)
+                .run(static_cast<int>(all * unit / units), static_cast<int>(all * (unit + 1) / units));
+          }
+        });
+      }
+      if (matrix) kernels.matrix.end();
+    });
   }
 }
 

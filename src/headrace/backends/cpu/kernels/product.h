@@ -1,4 +1,4 @@
-// A product of rows with a packed weight, shared out among the threads of a job.
+// A product of rows with a packed weight, shared out among the threads of a pool.
 //
 // Knows tiles, streams and threads; not what the rows are.
 #pragma once
@@ -42,37 +42,46 @@ struct ProductRows {
   const float* added;  // [rows][outputs], out_stride apart: what the product is added to; or null
 };
 
-// Shares a run of units among neighbouring threads, one from each end: whoever is faster takes more.
-// Two threads share a counter, and nobody else looks at it. Every thread of a job begins the same
-// shares in the same order, with a barrier between one and the next.
-class Shares {
+// Units of work that threads take as they can: neighbours share a run of units and take from its two
+// ends; whoever finds its own run used up takes from the others'. One who lost its core holds up the
+// unit that it had begun, and no other.
+class Units {
  public:
-  explicit Shares(int threads) : threads_(threads), counters_((threads + 1) / 2), turns_(threads) {}
+  explicit Units(int threads) : runs_((threads + 1) / 2) {}
 
-  void begin(int thread);
-  // Calls take(unit) for units of [0, units) until its pair's part of them is used up.
+  // By the leader, before the units are shared out.
+  void begin() {
+    for (Run& run : runs_) run.taken.store(0, std::memory_order_relaxed);
+  }
+  // Calls take(unit, direction) for units of [0, units) until there are none: direction is 1 if the
+  // unit after it comes next, -1 if the one before it does.
   template <typename Take>
-  void each(int thread, int units, Take take) {
-    const int pair = thread / 2, first = 2 * pair, last = std::min(first + 2, threads_);
-    const int from = units_before(units, first), to = units_before(units, last);
-    std::atomic<int>& taken = counters_[pair].taken[turns_[thread].number % 2];
-    for (int mine = 0; taken.fetch_add(1, std::memory_order_relaxed) < to - from; ++mine)
-      take(thread % 2 == 0 ? from + mine : to - 1 - mine);
+  void each(const Share& share, int units, Take take) {
+    const int runs = (share.members + 1) / 2;
+    const bool front = share.rank % 2 == 0;
+    for (int i = 0, run = share.rank / 2; i < runs; ++i, run = run + 1 == runs ? 0 : run + 1) {
+      const int from = before(units, 2 * run, share.members);
+      const int to = before(units, std::min(2 * run + 2, share.members), share.members);
+      for (;;) {
+        const uint64_t taken =
+            runs_[run].taken.fetch_add(front ? 1 : uint64_t{1} << 32, std::memory_order_relaxed);
+        const int at_front = static_cast<int>(static_cast<uint32_t>(taken));
+        const int at_back = static_cast<int>(taken >> 32);
+        if (at_front + at_back >= to - from) break;
+        if (front) take(from + at_front, 1);
+        else take(to - 1 - at_back, -1);
+      }
+    }
   }
 
  private:
-  int units_before(int units, int thread) const {
-    return static_cast<int>(static_cast<int64_t>(units) * thread / threads_);
+  static int before(int units, int rank, int members) {
+    return static_cast<int>(static_cast<int64_t>(units) * rank / members);
   }
-  struct alignas(64) Counter {
-    std::atomic<int> taken[2] = {0, 0};
+  struct alignas(64) Run {
+    std::atomic<uint64_t> taken{0};  // from the front in the lower half, from the back in the upper
   };
-  struct alignas(64) Turn {
-    uint32_t number = 0;
-  };
-  int threads_;
-  std::vector<Counter> counters_;  // one a pair; shares use the two in turn
-  std::vector<Turn> turns_;        // one a thread
+  std::vector<Run> runs_;  // one a pair of threads
 };
 
 // Memory that products need: one shared area, and one for each thread.
@@ -87,18 +96,17 @@ class ProductScratch {
   }
   // A panel's 4-bit codes at a byte each.
   uint8_t* unpacked(int thread) const { return own(thread) + unpacked_at_; }
-  Shares& shares() const { return shares_; }
+  Units& units() const { return units_; }
   size_t bytes() const { return shared_.bytes() + own_.bytes(); }
 
  private:
   size_t quantized_bytes_, unpacked_at_, own_bytes_;
   Buffer shared_, own_;
-  mutable Shares shares_;
+  mutable Units units_;
 };
 
-// rows.out = rows.x * weight + bias [+ rows.added]. Called by every thread of a job; the caller places
-// a barrier after it.
-void multiply(const Kernels& kernels, Pool& pool, int thread, const ProductScratch& scratch,
+// rows.out = rows.x * weight + bias [+ rows.added], by all threads of the pool.
+void multiply(const Kernels& kernels, Pool& pool, const ProductScratch& scratch,
               const Linear& weight, const ProductRows& rows);
 
 }  // namespace headrace

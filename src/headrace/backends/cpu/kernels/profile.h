@@ -1,8 +1,7 @@
 // Where a step's time goes, operation by operation. Off unless asked for.
 //
-// Each thread notes how long it worked on an instruction and how long that took with the wait at
-// the barrier behind it; thread 0 also notes what the instruction had to do. Knows operations by
-// name only.
+// Whoever leads the others through a step notes how long an instruction took, what all threads worked
+// on it, and what it had to do. Knows operations by name only.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +21,14 @@ struct Cost {
 struct OperationTime {
   std::string name;
   int64_t calls = 0;
-  double seconds = 0;   // from start to the end of the barrier, on thread 0
-  double worked_s = 0;  // of all threads, barriers left out
+  double seconds = 0;   // until the last thread was done
+  double worked_s = 0;  // of all threads, waiting left out
   Cost cost;
 };
 
 class Profile {
  public:
   using Clock = std::chrono::steady_clock;
-
-  explicit Profile(int threads) : threads_(threads) {}
 
   // The number of an operation; those of one name share it.
   int operation(const std::string& name) {
@@ -41,19 +38,17 @@ class Profile {
     return static_cast<int>(names_.size()) - 1;
   }
 
-  bool enabled() const { return !notes_.empty(); }
+  bool enabled() const { return enabled_; }
   void enable(bool on) {
-    notes_.clear();
-    if (on) notes_.resize(names_.size() * threads_);
+    enabled_ = on;
+    notes_.assign(names_.size(), {});
   }
 
-  void note(int operation, int thread, Clock::time_point began, Clock::time_point worked,
-            const Cost& cost) {
-    Note& n = notes_[thread * names_.size() + operation];
-    const Clock::time_point ended = Clock::now();
+  void note(int operation, double seconds, double worked_s, const Cost& cost) {
+    OperationTime& n = notes_[operation];
     ++n.calls;
-    n.seconds += std::chrono::duration<double>(ended - began).count();
-    n.worked_s += std::chrono::duration<double>(worked - began).count();
+    n.seconds += seconds;
+    n.worked_s += worked_s;
     n.cost.multiplies += cost.multiplies;
     n.cost.bytes += cost.bytes;
   }
@@ -61,29 +56,19 @@ class Profile {
   // What was noted since the last time, and from nothing again.
   std::vector<OperationTime> take() {
     std::vector<OperationTime> times;
-    for (size_t i = 0; i < names_.size() && enabled(); ++i) {
-      const Note& first = notes_[i];
-      OperationTime t{names_[i], first.calls, first.seconds, 0, first.cost};
-      for (int thread = 0; thread < threads_; ++thread)
-        t.worked_s += notes_[thread * names_.size() + i].worked_s;
-      if (t.calls) times.push_back(t);
-    }
-    if (enabled()) enable(true);
+    for (size_t i = 0; i < notes_.size(); ++i)
+      if (notes_[i].calls) {
+        times.push_back(notes_[i]);
+        times.back().name = names_[i];
+      }
+    enable(enabled_);
     return times;
   }
 
  private:
-  // A thread's own, on lines of its own.
-  struct alignas(64) Note {
-    int64_t calls = 0;
-    double seconds = 0;
-    double worked_s = 0;
-    Cost cost;
-  };
-
-  int threads_;
   std::vector<std::string> names_;
-  std::vector<Note> notes_;  // [thread][operation]; none while the profile is off
+  std::vector<OperationTime> notes_;  // by operation
+  bool enabled_ = false;
 };
 
 }  // namespace headrace

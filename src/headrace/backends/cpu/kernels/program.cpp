@@ -5,19 +5,23 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace headrace {
-namespace {
+#include "denormals.h"
 
-// A thread's share of a step's attention. Rows of one sequence at consecutive positions go together
+namespace headrace {
+
+// Parts of a step's attention for each thread: one that is late leaves the rest of its own to others.
+constexpr int ATTENTION_PARTS = 4;
+
+// A part of a step's attention, one of so many. Rows of one sequence at consecutive positions go together
 // as far as attended_rows() allows; shares are even in positions seen, not in rows.
-class AttentionShare {
+class Program::AttentionShare {
  public:
-  AttentionShare(const Step& step, const AttentionShape& shape, int thread, int threads)
+  AttentionShare(const Step& step, const AttentionShape& shape, int part, int parts)
       : step_(step), shape_(shape), most_(attended_rows(shape.heads / shape.kv_heads)) {
     int64_t all = 0;
     for (int r = 0; r < step.rows; ++r) all += seen(r) * shape.kv_heads;
-    from_ = all * thread / threads;
-    to_ = all * (thread + 1) / threads;
+    from_ = all * part / parts;
+    to_ = all * (part + 1) / parts;
   }
 
   struct Task {
@@ -70,8 +74,6 @@ class AttentionShare {
   int64_t from_, to_;
 };
 
-}  // namespace
-
 KvPool::KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype)
     : blocks(blocks), layers(layers), kv_heads(kv_heads), head_dim(head_dim), dtype(dtype),
       head_bytes(kv_head_bytes(dtype, head_dim)),
@@ -89,7 +91,7 @@ Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<KvPool> kv, const K
       max_wanted_(max_wanted),
       scores_stride_(static_cast<size_t>(QUERIES_TOGETHER) *
                      ((kv_ ? kv_->head_dim : 0) + context + 2 * BLOCK_TOKENS)),
-      scores_(scores_stride_ * 4 * pool_->threads()), profile_(pool_->threads()) {}
+      scores_(scores_stride_ * 4 * pool_->threads()) {}
 
 int Program::slot(int width, bool head) {
   const size_t rows = head ? max_wanted_ : max_rows_;
@@ -156,7 +158,7 @@ void Program::record_product(const std::string& name, int in, int out, const Lin
   const auto run = [this, in, out, weight, added, make = std::move(make)](const Extent& e) {
     const float* to_add = added < 0 ? nullptr : row(added, 0);
     const size_t width = slots_[in].width, out_width = slots_[out].width;
-    multiply(kernels_, *pool_, e.thread, *scratch_, *weight,
+    multiply(kernels_, *pool_, *scratch_, *weight,
              {e.rows, row(in, 0), width, make, row(out, 0), out_width, to_add});
   };
   record(name + weight->describe() + (added < 0 ? "" : ", add"), run, [weight](const Extent& e) {
@@ -196,19 +198,20 @@ void Program::rope(int slot, AttentionShape shape, std::vector<float> inv_freq, 
   });
 }
 
-void Program::fill_ropes(const Step& step, int thread) {
-  for (RopeTable& table : ropes_) {
-    const size_t half = table.inv_freq.size();
-    for (int r = thread; r < step.rows; r += pool_->threads())
-      for (size_t i = 0; i < half; ++i) {
-        // The angle is rounded to float, as it was when the model was trained.
-        const float angle = static_cast<float>(step.positions[r]) * table.inv_freq[i];
-        table.cosines.floats()[r * half + i] =
-            static_cast<float>(std::cos(static_cast<double>(angle))) * table.scale;
-        table.sines.floats()[r * half + i] =
-            static_cast<float>(std::sin(static_cast<double>(angle))) * table.scale;
-      }
-  }
+void Program::fill_ropes(const Step& step) {
+  for (RopeTable& table : ropes_)
+    pool_->run(step.rows, [&](const Share& share) {
+      const size_t half = table.inv_freq.size();
+      for (int r = share.rank; r < step.rows; r += share.members)
+        for (size_t i = 0; i < half; ++i) {
+          // The angle is rounded to float, as it was when the model was trained.
+          const float angle = static_cast<float>(step.positions[r]) * table.inv_freq[i];
+          table.cosines.floats()[r * half + i] =
+              static_cast<float>(std::cos(static_cast<double>(angle))) * table.scale;
+          table.sines.floats()[r * half + i] =
+              static_cast<float>(std::sin(static_cast<double>(angle))) * table.scale;
+        }
+    });
 }
 
 void Program::attention(int in, int out, AttentionShape shape) {
@@ -225,47 +228,57 @@ void Program::attention(int in, int out, AttentionShape shape) {
                                block + kv_->key_offset(shape.layer, h),
                                block + kv_->value_offset(shape.layer, h));
   });
-  // After the barrier between instructions: every key and value of the step is in its block.
+  // Instructions follow each other: every key and value of the step is in its block.
   const auto run = [this, in, out, shape, dtype](const Extent& e) {
-    const AttentionShare share(e.step, shape, e.thread, pool_->threads());
-    const auto table = [&](int r) {
-      return e.step.tables + static_cast<size_t>(e.step.entries[r]) * e.step.table_stride;
-    };
-    share.each([&](const AttentionShare::Task& task, const AttentionShare::Task* next) {
-      const auto [r, rows, head] = task;
-      const int group = shape.heads / shape.kv_heads;
-      Attend a;
-      a.queries = row(in, r) + head * group * shape.head_dim;
-      a.out = row(out, r) + head * group * shape.head_dim;
-      a.query_stride = slots_[in].width;
-      a.out_stride = slots_[out].width;
-      a.kv = kv_->data.data();
-      a.table = table(r);
-      a.block_bytes = kv_->block_bytes;
-      a.key_offset = kv_->key_offset(shape.layer, head);
-      a.value_offset = kv_->value_offset(shape.layer, head);
-      a.rows = rows;
-      a.position = e.step.positions[r];
-      a.window = shape.window;
-      a.group = group;
-      a.head_dim = shape.head_dim;
-      a.scale = shape.scale;
-      a.softcap = shape.softcap;
-      a.scratch = scores_.floats() + e.thread * scores_stride_;
-      // Single rows look at blocks that nobody looked at before: their memory is far away.
-      a.next_table = nullptr;
-      if (next && rows == 1 && next->rows == 1) {
-        const int position = e.step.positions[next->row];
-        a.next_table = table(next->row);
-        a.next_key_offset = kv_->key_offset(shape.layer, next->head);
-        a.next_first = a.first_seen(position) / BLOCK_TOKENS;
-        a.next_end = position / BLOCK_TOKENS + 1;
-      }
-      kernels_.attend[dtype](a);
-      pool_->advance(e.thread);  // many rows that look far back take seconds
+    scratch_->units().begin();
+    pool_->run(e.rows * shape.kv_heads, [&](const Share& share) {
+      const int parts = share.members * (e.rows > 1 ? ATTENTION_PARTS : 1);
+      scratch_->units().each(share, parts, [&](int part, int) {
+        attend(in, out, shape, dtype, e.step, share, AttentionShare(e.step, shape, part, parts));
+      });
     });
   };
   record("attention", run, [this, shape](const Extent& e) { return attention_cost(e, shape); });
+}
+
+void Program::attend(int in, int out, const AttentionShape& shape, int dtype, const Step& step,
+                     const Share& share, const AttentionShare& part) {
+  const auto table = [&](int r) {
+    return step.tables + static_cast<size_t>(step.entries[r]) * step.table_stride;
+  };
+  part.each([&](const AttentionShare::Task& task, const AttentionShare::Task* next) {
+    const auto [r, rows, head] = task;
+    const int group = shape.heads / shape.kv_heads;
+    Attend a;
+    a.queries = row(in, r) + head * group * shape.head_dim;
+    a.out = row(out, r) + head * group * shape.head_dim;
+    a.query_stride = slots_[in].width;
+    a.out_stride = slots_[out].width;
+    a.kv = kv_->data.data();
+    a.table = table(r);
+    a.block_bytes = kv_->block_bytes;
+    a.key_offset = kv_->key_offset(shape.layer, head);
+    a.value_offset = kv_->value_offset(shape.layer, head);
+    a.rows = rows;
+    a.position = step.positions[r];
+    a.window = shape.window;
+    a.group = group;
+    a.head_dim = shape.head_dim;
+    a.scale = shape.scale;
+    a.softcap = shape.softcap;
+    a.scratch = scores_.floats() + share.thread * scores_stride_;
+    // Single rows look at blocks that nobody looked at before: their memory is far away.
+    a.next_table = nullptr;
+    if (next && rows == 1 && next->rows == 1) {
+      const int position = step.positions[next->row];
+      a.next_table = table(next->row);
+      a.next_key_offset = kv_->key_offset(shape.layer, next->head);
+      a.next_first = a.first_seen(position) / BLOCK_TOKENS;
+      a.next_end = position / BLOCK_TOKENS + 1;
+    }
+    kernels_.attend[dtype](a);
+    if (share.rank == 0) pool_->advance();  // many rows that look far back take seconds
+  });
 }
 
 Cost Program::attention_cost(const Extent& e, const AttentionShape& shape) const {
@@ -314,78 +327,66 @@ void Program::finish(int logits) {
 
 void Program::sample(const Extent& e) {
   const Step& step = e.step;
-  for (int r = e.thread; r < e.rows; r += pool_->threads()) {
-    const int i = e.first_wanted + r;
-    Sampler& sampler = samplers_[e.thread];
-    int32_t token = NOT_NUMBERS;
-    if (sampler.read(row(logits_, r)))
-      token = step.targets[i] >= 0 ? step.targets[i] : sampler.draw(step.draws[i]);
-    step.out_tokens[i] = token;
-    step.out_logprobs[i] = token >= 0 ? sampler.logprob(token) : NAN;
-    if (step.top_offsets && token >= 0) {
-      const int32_t at = step.top_offsets[i];
-      sampler.top(step.top_offsets[i + 1] - at, step.out_top_tokens + at,
-                  step.out_top_logprobs + at);
+  pool_->run(e.rows, [&](const Share& share) {
+    Sampler& sampler = samplers_[share.thread];
+    for (int r = share.rank; r < e.rows; r += share.members) {
+      const int i = e.first_wanted + r;
+      int32_t token = NOT_NUMBERS;
+      if (sampler.read(row(logits_, r)))
+        token = step.targets[i] >= 0 ? step.targets[i] : sampler.draw(step.draws[i]);
+      step.out_tokens[i] = token;
+      step.out_logprobs[i] = token >= 0 ? sampler.logprob(token) : NAN;
+      if (step.top_offsets && token >= 0) {
+        const int32_t at = step.top_offsets[i];
+        sampler.top(step.top_offsets[i + 1] - at, step.out_top_tokens + at,
+                    step.out_top_logprobs + at);
+      }
     }
-  }
+  });
 }
 
 void Program::run_instruction(const Instruction& instruction, const Extent& e) {
   if (instruction.row_parts.empty()) return instruction.run(e);
-  for (int r = e.thread; r < e.rows; r += pool_->threads())
-    for (const auto& part : instruction.row_parts) part(e, r);
+  pool_->run(e.rows, [&](const Share& share) {
+    for (int r = share.rank; r < e.rows; r += share.members)
+      for (const auto& part : instruction.row_parts) part(e, r);
+  });
 }
 
 void Program::perform(const Instruction& instruction, const Extent& e) {
-  pool_->advance(e.thread);
-  if (!profile_.enabled()) {
-    run_instruction(instruction, e);
-    pool_->barrier();
-    return;
-  }
+  pool_->advance();
+  if (!profile_.enabled()) return run_instruction(instruction, e);
   const Profile::Clock::time_point began = Profile::Clock::now();
   run_instruction(instruction, e);
-  const Profile::Clock::time_point worked = Profile::Clock::now();
-  pool_->barrier();
-  const bool counts = e.thread == 0 && instruction.cost;
-  profile_.note(instruction.operation, e.thread, began, worked,
-                counts ? instruction.cost(e) : Cost{});
+  const std::chrono::duration<double> took = Profile::Clock::now() - began;
+  profile_.note(instruction.operation, took.count(), pool_->take_worked_s(),
+                instruction.cost ? instruction.cost(e) : Cost{});
 }
 
-void Program::work(const Step& step, int thread) {
-  using Clock = std::chrono::steady_clock;
-  pool_->advance(thread);
-  fill_ropes(step, thread);
-  pool_->barrier();
-  for (const Instruction& instruction : body_)
-    perform(instruction, Extent{step, step.rows, 0, thread});
-  for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
-    const Extent extent{step, std::min(max_wanted_, step.wanted - first), first, thread};
-    for (const Instruction& instruction : head_) {
-      const Clock::time_point began = Clock::now();
-      perform(instruction, extent);
-      // The last one draws. Until the slowest thread has drawn, nobody goes on: that counts too.
-      if (thread == 0 && &instruction == &head_.back())
-        sample_s_ += std::chrono::duration<double>(Clock::now() - began).count();
-    }
-  }
+void Program::profile(bool on) {
+  profile_.enable(on);
+  pool_->time_shares(on);
 }
 
 void Program::run(const Step& step) {
   if (!scratch_) throw std::logic_error("Program::run before finish");
-  struct Context {
-    Program* program;
-    const Step& step;
-  } context{this, step};
+  using Clock = std::chrono::steady_clock;
+  FlushDenormals flush;
   sample_s_ = 0;
-  const auto began = std::chrono::steady_clock::now();
-  pool_->run(
-      [](void* p, int thread) {
-        const auto& c = *static_cast<Context*>(p);
-        c.program->work(c.step, thread);
-      },
-      &context);
-  run_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const Clock::time_point began = Clock::now();
+  pool_->advance();
+  fill_ropes(step);
+  for (const Instruction& instruction : body_) perform(instruction, Extent{step, step.rows, 0});
+  for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
+    const Extent extent{step, std::min(max_wanted_, step.wanted - first), first};
+    for (const Instruction& instruction : head_) {
+      const Clock::time_point before = Clock::now();
+      perform(instruction, extent);
+      if (&instruction == &head_.back())  // the last one draws
+        sample_s_ += std::chrono::duration<double>(Clock::now() - before).count();
+    }
+  }
+  run_s_ = std::chrono::duration<double>(Clock::now() - began).count();
 }
 
 size_t Program::activation_bytes() const {

@@ -1,4 +1,4 @@
-// A decoder recorded as a list of instructions, and replayed for each step by all threads.
+// A decoder recorded as a list of instructions, and replayed for each step, each by all threads.
 //
 // Python records it once (backends/cpu/ops.py); a step then crosses into C++ once. Instructions
 // before `select` run over all rows of the step (the body); those after it run over the rows whose
@@ -111,11 +111,15 @@ class Program {
 
   // Any thread may read it while a step runs: as long as it moves, work is being done.
   uint64_t progress() const { return pool_->progress(); }
-  // The first thread's time in sampling, of the last step. Not to be read while one runs.
+  // The time that drawing took, of the last step. Not to be read while one runs.
   double sample_s() const { return sample_s_; }
   // What the last step took here: all the rest of it is its caller's.
   double run_s() const { return run_s_; }
-  Profile& profile() { return profile_; }
+  // The threads that worked together, on average since the last time.
+
+  // Time each operation of the steps to come, or no longer; and what was noted since the last time.
+  void profile(bool on);
+  std::vector<OperationTime> take_profile() { return profile_.take(); }
 
   // What the program holds besides weights and KV blocks, once it is finished: slots, rope tables,
   // scratch, and the samplers' lists at their longest. backends/cpu/layout.py predicts it.
@@ -127,8 +131,8 @@ class Program {
     const Step& step;
     int rows;          // to be processed
     int first_wanted;  // head only: index of the first of them among the wanted rows
-    int thread;
   };
+  class AttentionShare;
   struct Instruction {
     int operation;  // its number in the profile
     std::function<void(const Extent&)> run;
@@ -147,9 +151,10 @@ class Program {
     Buffer cosines, sines;  // [max_rows][half]
   };
 
-  void work(const Step& step, int thread);
   Cost attention_cost(const Extent& e, const AttentionShape& shape) const;
-  void fill_ropes(const Step& step, int thread);
+  void attend(int in, int out, const AttentionShape& shape, int dtype, const Step& step,
+              const Share& share, const AttentionShare& part);
+  void fill_ropes(const Step& step);
   void sample(const Extent& e);
   void record_product(const std::string& name, int in, int out, const Linear* weight, int added,
                       std::function<void(int row, float* to)> make);
