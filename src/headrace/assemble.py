@@ -255,6 +255,9 @@ def _load(
     from headrace.backends.cpu.machine import choose_threads
     from headrace.backends.cpu.runner import CpuRunner
 
+    threads, why = choose_threads(config.threads)
+    if config.threads is not None and threads < config.threads:
+        logger.warning("threads: computing with %d: %s", threads, why)
     runner = CpuRunner(
         spec,
         weights,
@@ -262,7 +265,7 @@ def _load(
         max_batch_tokens=sizes.max_batch_tokens,
         max_sequences=sizes.max_sequences,
         context_tokens=sizing.context_tokens,
-        threads=choose_threads(config.threads)[0],
+        threads=threads,
         kv_dtype=sizes.kv_dtype,
         overlap=sizes.overlap,
         release=file.release,

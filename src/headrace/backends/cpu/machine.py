@@ -36,10 +36,15 @@ def describe(threads: int | None = None) -> dict[str, object]:
 
 def choose_threads(asked: int | None = None) -> tuple[int, str]:
     """How many threads to compute with, and the reason: one a physical core this process may use,
-    no more than its cgroup's share of processor time."""
+    no more than its cgroup's share of processor time. Those that were asked for, up to one a
+    logical processor: more would only take turns on them."""
+    allowed = _allowed_cpus()
+    if asked is not None and asked > len(allowed):
+        return len(
+            allowed
+        ), f"{asked} asked for, and this process may use {len(allowed)} processors"
     if asked is not None:
         return asked, "as asked"
-    allowed = _allowed_cpus()
     cores = _physical_cores(allowed)
     count, why = cores, f"{cores} physical cores of {len(allowed)} allowed logical ones"
     quota = cgroup_cpus()
