@@ -26,8 +26,8 @@ class OperationProfile:
 
     name: str
     calls: int
-    seconds: float  # barriers included
-    worked_s: float  # of all threads, barriers left out
+    seconds: float  # until the last thread was done
+    worked_s: float  # of all threads, waiting left out
     multiplies: float
     bytes: float  # of weights or KV blocks, each counted once
 

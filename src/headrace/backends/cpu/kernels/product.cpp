@@ -7,7 +7,7 @@ namespace {
 
 // Quantized rows that are read again and again should stay in the second-level cache.
 constexpr size_t SHARED_BYTES = 480 << 10;
-// With so few rows each thread quantizes them for itself, which saves a barrier.
+// With so few rows each thread quantizes them for itself, which saves waiting for each other.
 constexpr int ROWS_QUANTIZED_ALONE = 4;
 // Row tiles of a panel from which on it pays to take its nibbles apart once for all.
 constexpr int UNPACKING_TILES = 3;
