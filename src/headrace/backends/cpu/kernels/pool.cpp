@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <stdexcept>
 
@@ -22,20 +23,13 @@ constexpr std::chrono::microseconds SPIN_FOR_WORK{400};
 // How long the leader looks at one who is not done. Shares are even within microseconds: past this
 // the other has lost its core, and may be waiting for ours.
 constexpr std::chrono::microseconds SPIN_FOR_OTHERS{100};
+// What the leader then sleeps between two looks: little beside the time slice that it waits for.
+constexpr std::chrono::microseconds NAP{100};
 constexpr int SPINS_BETWEEN_CLOCKS = 64;
-// A helper that was called is called again after so many turns, should it have fallen asleep unseen.
+// A helper that was woken is woken again after so many turns, should it have fallen asleep unseen.
 constexpr uint32_t TURNS_BETWEEN_CALLS = 64;
 // Whether someone may come back is looked at so rarely: it takes a clock.
 constexpr uint32_t TURNS_BETWEEN_LOOKS = 32;
-
-// A ticket: the turn in the upper bits, so that it differs from those before; the rank below, or 0
-// for someone who is only called.
-constexpr int RANK_BITS = 10;
-constexpr uint32_t MOST_THREADS = (1 << RANK_BITS) - 1;
-
-uint32_t make_ticket(uint32_t turn, int rank) {
-  return turn << RANK_BITS | static_cast<uint32_t>(rank);
-}
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -49,16 +43,17 @@ double seconds(Clock::time_point at) {
   return std::chrono::duration<double>(at.time_since_epoch()).count();
 }
 
-// Looks at `word` until it is other than `seen`, for so long at most. Whether it became so.
-bool spin(const std::atomic<uint32_t>& word, uint32_t seen, Clock::duration longest) {
+// Looks at whether `is_there()` until it is, for so long at most. Whether it became so.
+template <typename IsThere>
+bool spin(Clock::duration longest, IsThere is_there) {
   for (int i = 0; i < SPINS_BETWEEN_CLOCKS; ++i) {
-    if (word.load(std::memory_order_acquire) != seen) return true;
+    if (is_there()) return true;
     pause();
   }
   const Clock::time_point until = Clock::now() + longest;
   do {
     for (int i = 0; i < SPINS_BETWEEN_CLOCKS; ++i) {
-      if (word.load(std::memory_order_acquire) != seen) return true;
+      if (is_there()) return true;
       pause();
     }
   } while (Clock::now() < until);
@@ -67,116 +62,167 @@ bool spin(const std::atomic<uint32_t>& word, uint32_t seen, Clock::duration long
 
 }  // namespace
 
+int HelperSet::count() const {
+  int total = 0;
+  for (const uint64_t word : words) total += std::popcount(word);
+  return total;
+}
+
+int HelperSet::count_below(int i) const {
+  int total = 0;
+  for (int w = 0; w < i / 64; ++w) total += std::popcount(words[w]);
+  return total + std::popcount(words[i / 64] & ((uint64_t{1} << (i % 64)) - 1));
+}
+
+void HelperSet::keep_first(int most) {
+  for (uint64_t& word : words) {
+    while (std::popcount(word) > most) word &= ~std::bit_floor(word);
+    most -= std::popcount(word);
+  }
+}
+
 Pool::Pool(int threads) : threads_(std::max(1, threads)) {
-  if (threads_ > static_cast<int>(MOST_THREADS)) throw std::invalid_argument("too many threads");
-  for (int t = 1; t < threads_; ++t) {
+  if (threads_ - 1 > HelperSet::MOST) throw std::invalid_argument("too many threads");
+  for (int i = 0; i < threads_ - 1; ++i) {
     helpers_.push_back(std::make_unique<Helper>());
-    helpers_.back()->woken = turn_ - TURNS_BETWEEN_CALLS;
+    helpers_[i]->called_at = turn_ - TURNS_BETWEEN_CALLS;
   }
-  for (int t = 1; t < threads_; ++t) {
-    Helper& helper = *helpers_[t - 1];
-    helper.thread = std::thread([this, &helper, t] { help(helper, t); });
-  }
+  for (int i = 0; i < threads_ - 1; ++i)
+    helpers_[i]->thread = std::thread([this, i] { help(*helpers_[i], i); });
 }
 
 Pool::~Pool() {
   stopping_.store(true);
-  ++turn_;
-  for (auto& helper : helpers_) call(*helper);
+  for (auto& helper : helpers_) wake(*helper);
   for (auto& helper : helpers_) helper->thread.join();
 }
 
 void Pool::run_job(int most, Job job, const void* work) {
-  const int members = gather(std::min(most, threads_));
-  if (members > 1) {
-    ++turn_;
-    job_ = job;
-    work_ = work;
-    members_ = members;
-    for (auto& helper : helpers_) {
-      if (!helper->rank) continue;
-      // In one order with the helper's own word that it sleeps: one of the two sees the other's.
-      helper->ticket.store(make_ticket(turn_, helper->rank), std::memory_order_seq_cst);
-      if (!helper->awake.load(std::memory_order_seq_cst)) helper->ticket.notify_one();
-    }
-  }
+  if (most <= 1 || threads_ == 1) return do_share(job, work, Share{0, 0, 1}, worked_s_);
+  const HelperSet called = gather(most);
+  const int members = called.count() + 1;
+  if (members > 1) publish(called, members, job, work);
   do_share(job, work, Share{0, 0, members}, worked_s_);
   if (members > 1)
-    for (auto& helper : helpers_)
-      if (helper->rank) await(*helper, make_ticket(turn_, helper->rank), members);
+    for (int i = 0; i < threads_ - 1; ++i)
+      if (called.has(i)) await(i, members);
 }
 
-// Gives a rank to every helper that is there, up to `most` threads in all; calls those who sleep.
-int Pool::gather(int most) {
-  if (most == 1) return 1;
-  if (out_ && turn_ % TURNS_BETWEEN_LOOKS == 0) look_for_returns();
-  int members = 1;
-  for (auto& helper : helpers_) {
-    helper->rank = 0;
-    if (helper->attendance.out()) continue;
-    if (helper->awake.load(std::memory_order_relaxed)) {
-      helper->woken = turn_ - TURNS_BETWEEN_CALLS;
-      if (members < most) helper->rank = members++;
-    } else if (turn_ - helper->woken >= TURNS_BETWEEN_CALLS) {
-      ++turn_;
-      helper->woken = turn_;
-      call(*helper);
+// Those who are there, at most so many threads with the caller; the others are woken.
+HelperSet Pool::gather(int most) {
+  ++turn_;
+  if (any_out_ && turn_ % TURNS_BETWEEN_LOOKS == 0) look_for_returns();
+  HelperSet awake;
+  for (int w = 0; w < HelperSet::WORDS; ++w)
+    awake.words[w] = awake_[w].load(std::memory_order_relaxed) & ~out_.words[w];
+  if (awake.count() + 1 < threads_)
+    for (int i = 0; i < threads_ - 1; ++i) {
+      if (awake.has(i) || out_.has(i)) continue;
+      Helper& helper = *helpers_[i];
+      if (turn_ - helper.called_at < TURNS_BETWEEN_CALLS) continue;
+      helper.called_at = turn_;
+      wake(helper);
     }
-  }
-  // Turns go on while the leader is alone, so that it looks and calls again.
-  if (members == 1) ++turn_;
-  if (most == threads_) {
+  if (most >= threads_) {
     ++shared_turns_;
-    shared_members_ += members;
+    shared_members_ += awake.count() + 1;
+  } else {
+    awake.keep_first(most - 1);
   }
-  return members;
+  return awake;
 }
 
 void Pool::look_for_returns() {
   const double now = seconds(Clock::now());
-  for (auto& helper : helpers_)
-    if (helper->attendance.returns(now, threads_)) --out_;
+  for (int i = 0; i < threads_ - 1; ++i)
+    if (out_.has(i) && helpers_[i]->attendance.returns(now, threads_)) {
+      out_.remove(i);
+      helpers_[i]->called_at = turn_ - TURNS_BETWEEN_CALLS;
+    }
+  any_out_ = out_.count() > 0;
 }
 
-// Wakes a helper without a share: it will be there for the next turn.
-void Pool::call(Helper& helper) {
-  helper.ticket.store(make_ticket(turn_, 0), std::memory_order_seq_cst);
-  helper.ticket.notify_one();
+void Pool::wake(Helper& helper) {
+  helper.calls.fetch_add(1, std::memory_order_seq_cst);
+  helper.calls.notify_one();
 }
 
-void Pool::await(Helper& helper, uint32_t ticket, int members) {
-  for (int i = 0; i < SPINS_BETWEEN_CLOCKS; ++i) {
-    if (helper.done.load(std::memory_order_acquire) == ticket) return;
+void Pool::publish(const HelperSet& called, int members, Job job, const void* work) {
+  const uint32_t version = notice_.version.load(std::memory_order_relaxed);
+  notice_.version.store(version + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  if (called != last_called_) {
+    for (int w = 0; w < HelperSet::WORDS; ++w)
+      notice_.called[w].store(called.words[w], std::memory_order_relaxed);
+    last_called_ = called;
+  }
+  notice_.members = members;
+  notice_.job = job;
+  notice_.work = work;
+  notice_.version.store(version + 2, std::memory_order_release);
+}
+
+void Pool::await(int i, int members) {
+  Helper& helper = *helpers_[i];
+  const uint32_t version = notice_.version.load(std::memory_order_relaxed);
+  const auto is_done = [&] { return helper.done.load(std::memory_order_acquire) == version; };
+  for (int spins = 0; spins < SPINS_BETWEEN_CLOCKS; ++spins) {
+    if (is_done()) return;
     pause();
   }
   const Clock::time_point began = Clock::now();
-  uint32_t done = helper.done.load(std::memory_order_acquire);
-  while (done != ticket) {
-    if (!spin(helper.done, done, SPIN_FOR_OTHERS)) helper.done.wait(done);
-    done = helper.done.load(std::memory_order_acquire);
-  }
+  if (spin(SPIN_FOR_OTHERS, is_done)) return;
+  wake(helper);  // it may have fallen asleep while the notice was written
+  while (!is_done()) std::this_thread::sleep_for(NAP);
   const Clock::time_point now = Clock::now();
   const double waited = std::chrono::duration<double>(now - began).count();
-  if (now - began > SPIN_FOR_OTHERS && helper.attendance.late(seconds(now), waited, members)) ++out_;
+  if (helper.attendance.late(seconds(now), waited, members)) {
+    out_.add(i);
+    any_out_ = true;
+  }
 }
 
-void Pool::help(Helper& helper, int thread) {
+void Pool::help(Helper& helper, int i) {
   FlushDenormals flush;
+  set_awake(i, true);
   uint32_t seen = 0;
   for (;;) {
-    helper.awake.store(true, std::memory_order_seq_cst);
-    if (!spin(helper.ticket, seen, SPIN_FOR_WORK)) {
-      helper.awake.store(false, std::memory_order_seq_cst);
-      helper.ticket.wait(seen, std::memory_order_seq_cst);
-    }
-    seen = helper.ticket.load(std::memory_order_acquire);
-    if (stopping_.load()) return;
-    const int rank = static_cast<int>(seen & MOST_THREADS);
-    if (rank == 0) continue;
-    do_share(job_, work_, Share{thread, rank, members_}, helper.worked_s);
-    helper.done.store(seen, std::memory_order_seq_cst);
-    helper.done.notify_one();  // no system call unless the leader sleeps
+    const uint32_t version = await_notice(helper, i, seen);
+    if (stopping_.load(std::memory_order_relaxed)) return;
+    if (version == seen) continue;
+    seen = version;
+    HelperSet called;
+    for (int w = 0; w < HelperSet::WORDS; ++w)
+      called.words[w] = notice_.called[w].load(std::memory_order_relaxed);
+    // Whoever is called reads what stays until he is done; others may have read half of the next one.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (notice_.version.load(std::memory_order_relaxed) != seen || !called.has(i)) continue;
+    const Share share{i + 1, called.count_below(i) + 1, notice_.members};
+    do_share(notice_.job, notice_.work, share, helper.worked_s);
+    helper.done.store(seen, std::memory_order_release);
   }
+}
+
+// The version of the next notice, or of the last one again; sleeps where none comes for long.
+uint32_t Pool::await_notice(Helper& helper, int i, uint32_t seen) {
+  uint32_t version = seen;
+  const auto is_new = [&] {
+    version = notice_.version.load(std::memory_order_acquire);
+    return version != seen && version % 2 == 0;
+  };
+  if (spin(SPIN_FOR_WORK, is_new)) return version;
+  const uint32_t calls = helper.calls.load(std::memory_order_seq_cst);
+  set_awake(i, false);
+  // A leader who has just seen us awake calls when he has waited for long: it is enough to look once.
+  while (!is_new() && !stopping_.load() && helper.calls.load() == calls) helper.calls.wait(calls);
+  set_awake(i, true);
+  return version % 2 == 0 ? version : seen;
+}
+
+void Pool::set_awake(int i, bool awake) {
+  const uint64_t bit = uint64_t{1} << (i % 64);
+  if (awake) awake_[i / 64].fetch_or(bit);
+  else awake_[i / 64].fetch_and(~bit);
 }
 
 void Pool::do_share(Job job, const void* work, const Share& share, double& worked_s) const {
@@ -187,7 +233,8 @@ void Pool::do_share(Job job, const void* work, const Share& share, double& worke
 }
 
 double Pool::take_mean_members() {
-  const double mean = shared_turns_ ? static_cast<double>(shared_members_) / static_cast<double>(shared_turns_) : threads_;
+  const double mean =
+      shared_turns_ ? static_cast<double>(shared_members_) / static_cast<double>(shared_turns_) : threads_;
   shared_turns_ = shared_members_ = 0;
   return mean;
 }

@@ -56,6 +56,13 @@ size_t weight_bytes(const Linear& weight) {
   return bytes;
 }
 
+// The first block of a unit. Where there are more units than threads, they begin where four streams
+// of a tile come out even.
+int unit_start(int blocks, int unit, int units, int members) {
+  const int start = static_cast<int>(static_cast<int64_t>(blocks) * unit / units);
+  return units == members || unit == units ? start : start / MAX_TILE_BLOCKS * MAX_TILE_BLOCKS;
+}
+
 void fill_block(const Call& call, int slot, int block, int row, Tile& tile) {
   const Packed& m = *call.part.matrix;
   const int output = block * LANES;
@@ -256,13 +263,14 @@ void multiply(const Kernels& kernels, Pool& pool, const ProductScratch& scratch,
         const int pieces = tiles.count > 1
                                ? least_blocks / 2
                                : static_cast<int>(weight_bytes(weight) / UNIT_BYTES);
-        const int64_t units = std::max(share.members, std::min(pieces, least_blocks));
-        scratch.units().each(share, static_cast<int>(units), [&](int unit, int) {
+        const int units = share.members * std::max(1, std::min(pieces, least_blocks) / share.members);
+        scratch.units().each(share, units, [&](int unit, int) {
           for (const Linear::Part& part : weight.parts) {
             const Call one = call(part);
-            const int64_t all = part.matrix->blocks;
+            const int blocks = part.matrix->blocks;
             Blocks(kernels, one, tiles)
-                .run(static_cast<int>(all * unit / units), static_cast<int>(all * (unit + 1) / units));
+                .run(unit_start(blocks, unit, units, share.members),
+                     unit_start(blocks, unit + 1, units, share.members));
           }
         });
       }

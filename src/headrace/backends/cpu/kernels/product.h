@@ -57,6 +57,10 @@ class Units {
   // unit after it comes next, -1 if the one before it does.
   template <typename Take>
   void each(const Share& share, int units, Take take) {
+    if (units <= share.members) {  // one each, or none: nothing to choose from
+      if (share.rank < units) take(share.rank, 1);
+      return;
+    }
     const int runs = (share.members + 1) / 2;
     const bool front = share.rank % 2 == 0;
     for (int i = 0, run = share.rank / 2; i < runs; ++i, run = run + 1 == runs ? 0 : run + 1) {
