@@ -1,9 +1,7 @@
 #include "pool.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
-#include <stdexcept>
 
 #include "denormals.h"
 
@@ -62,33 +60,13 @@ bool spin(Clock::duration longest, IsThere is_there) {
 
 }  // namespace
 
-int HelperSet::count() const {
-  int total = 0;
-  for (const uint64_t word : words) total += std::popcount(word);
-  return total;
-}
-
-int HelperSet::count_below(int i) const {
-  int total = 0;
-  for (int w = 0; w < i / 64; ++w) total += std::popcount(words[w]);
-  return total + std::popcount(words[i / 64] & ((uint64_t{1} << (i % 64)) - 1));
-}
-
-void HelperSet::keep_first(int most) {
-  for (uint64_t& word : words) {
-    while (std::popcount(word) > most) word &= ~std::bit_floor(word);
-    most -= std::popcount(word);
-  }
-}
-
-Pool::Pool(int threads) : threads_(std::max(1, threads)) {
-  if (threads_ - 1 > HelperSet::MOST) throw std::invalid_argument("too many threads");
+Pool::Pool(int threads) : threads_(std::max(1, threads)), missing_(threads_ - 1) {
   for (int i = 0; i < threads_ - 1; ++i) {
     helpers_.push_back(std::make_unique<Helper>());
     helpers_[i]->called_at = turn_ - TURNS_BETWEEN_CALLS;
   }
   for (int i = 0; i < threads_ - 1; ++i)
-    helpers_[i]->thread = std::thread([this, i] { help(*helpers_[i], i); });
+    helpers_[i]->thread = std::thread([this, i] { help(*helpers_[i], i + 1); });
 }
 
 Pool::~Pool() {
@@ -97,73 +75,75 @@ Pool::~Pool() {
   for (auto& helper : helpers_) helper->thread.join();
 }
 
-void Pool::run_job(int most, Job job, const void* work) {
-  if (most <= 1 || threads_ == 1) return do_share(job, work, Share{0, 0, 1}, worked_s_);
-  const HelperSet called = gather(most);
-  const int members = called.count() + 1;
-  if (members > 1) publish(called, members, job, work);
+void Pool::run_job(Job job, const void* work) {
+  gather();
+  const int members = threads_ - missing_;
+  ++shared_turns_;
+  shared_members_ += members;
+  if (members > 1) {
+    notice_.members = members;
+    notice_.job = job;
+    notice_.work = work;
+    const uint32_t version = notice_.version.load(std::memory_order_relaxed);
+    notice_.version.store((version + 2) & ~1u, std::memory_order_release);  // the next even one
+  }
   do_share(job, work, Share{0, 0, members}, worked_s_);
   if (members > 1)
-    for (int i = 0; i < threads_ - 1; ++i)
-      if (called.has(i)) await(i, members);
+    for (auto& helper : helpers_)
+      if (helper->rank.load(std::memory_order_relaxed)) await(*helper);
 }
 
-// Those who are there, at most so many threads with the caller; the others are woken.
-HelperSet Pool::gather(int most) {
+// Sees to it that those who are there have ranks, and that the others are woken.
+void Pool::gather() {
   ++turn_;
   if (any_out_ && turn_ % TURNS_BETWEEN_LOOKS == 0) look_for_returns();
-  HelperSet awake;
-  for (int w = 0; w < HelperSet::WORDS; ++w)
-    awake.words[w] = awake_[w].load(std::memory_order_relaxed) & ~out_.words[w];
-  if (awake.count() + 1 < threads_)
-    for (int i = 0; i < threads_ - 1; ++i) {
-      if (awake.has(i) || out_.has(i)) continue;
-      Helper& helper = *helpers_[i];
-      if (turn_ - helper.called_at < TURNS_BETWEEN_CALLS) continue;
-      helper.called_at = turn_;
-      wake(helper);
-    }
-  if (most >= threads_) {
-    ++shared_turns_;
-    shared_members_ += awake.count() + 1;
-  } else {
-    awake.keep_first(most - 1);
+  const uint32_t changes = changes_.load(std::memory_order_acquire);
+  if (changes != seen_changes_) {
+    seen_changes_ = changes;
+    set_ranks();
   }
-  return awake;
+  if (missing_ == 0) return;
+  for (auto& helper : helpers_) {
+    if (helper->out || helper->awake.load(std::memory_order_relaxed)) continue;
+    if (turn_ - helper->called_at < TURNS_BETWEEN_CALLS) continue;
+    helper->called_at = turn_;
+    wake(*helper);
+  }
+}
+
+void Pool::set_ranks() {
+  // Odd until the next notice: whoever has a rank now must not take it for one of the last notice's.
+  notice_.version.store(notice_.version.load(std::memory_order_relaxed) | 1,
+                        std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  int members = 1;
+  for (auto& helper : helpers_) {
+    const bool is_there = !helper->out && helper->awake.load(std::memory_order_relaxed);
+    helper->rank.store(is_there ? members++ : 0, std::memory_order_relaxed);
+    if (is_there) helper->called_at = turn_ - TURNS_BETWEEN_CALLS;  // should it fall asleep
+  }
+  missing_ = threads_ - members;
 }
 
 void Pool::look_for_returns() {
   const double now = seconds(Clock::now());
-  for (int i = 0; i < threads_ - 1; ++i)
-    if (out_.has(i) && helpers_[i]->attendance.returns(now, threads_)) {
-      out_.remove(i);
-      helpers_[i]->called_at = turn_ - TURNS_BETWEEN_CALLS;
+  any_out_ = false;
+  for (auto& helper : helpers_) {
+    if (helper->out && helper->attendance.returns(now, threads_)) {
+      helper->out = false;
+      helper->called_at = turn_ - TURNS_BETWEEN_CALLS;
+      --seen_changes_;  // look at who is there
     }
-  any_out_ = out_.count() > 0;
+    any_out_ |= helper->out;
+  }
 }
 
 void Pool::wake(Helper& helper) {
-  helper.calls.fetch_add(1, std::memory_order_seq_cst);
+  helper.calls.fetch_add(1);
   helper.calls.notify_one();
 }
 
-void Pool::publish(const HelperSet& called, int members, Job job, const void* work) {
-  const uint32_t version = notice_.version.load(std::memory_order_relaxed);
-  notice_.version.store(version + 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  if (called != last_called_) {
-    for (int w = 0; w < HelperSet::WORDS; ++w)
-      notice_.called[w].store(called.words[w], std::memory_order_relaxed);
-    last_called_ = called;
-  }
-  notice_.members = members;
-  notice_.job = job;
-  notice_.work = work;
-  notice_.version.store(version + 2, std::memory_order_release);
-}
-
-void Pool::await(int i, int members) {
-  Helper& helper = *helpers_[i];
+void Pool::await(Helper& helper) {
   const uint32_t version = notice_.version.load(std::memory_order_relaxed);
   const auto is_done = [&] { return helper.done.load(std::memory_order_acquire) == version; };
   for (int spins = 0; spins < SPINS_BETWEEN_CLOCKS; ++spins) {
@@ -176,53 +156,47 @@ void Pool::await(int i, int members) {
   while (!is_done()) std::this_thread::sleep_for(NAP);
   const Clock::time_point now = Clock::now();
   const double waited = std::chrono::duration<double>(now - began).count();
-  if (helper.attendance.late(seconds(now), waited, members)) {
-    out_.add(i);
-    any_out_ = true;
+  if (helper.attendance.late(seconds(now), waited, threads_ - missing_)) {
+    helper.out = any_out_ = true;
+    --seen_changes_;  // it has no rank any more
   }
 }
 
-void Pool::help(Helper& helper, int i) {
+void Pool::help(Helper& helper, int thread) {
   FlushDenormals flush;
-  set_awake(i, true);
+  helper.awake.store(true);
+  changes_.fetch_add(1);
   uint32_t seen = 0;
   for (;;) {
-    const uint32_t version = await_notice(helper, i, seen);
+    const uint32_t version = await_notice(helper, seen);
     if (stopping_.load(std::memory_order_relaxed)) return;
     if (version == seen) continue;
     seen = version;
-    HelperSet called;
-    for (int w = 0; w < HelperSet::WORDS; ++w)
-      called.words[w] = notice_.called[w].load(std::memory_order_relaxed);
-    // Whoever is called reads what stays until he is done; others may have read half of the next one.
+    const int rank = helper.rank.load(std::memory_order_relaxed);
+    // Whoever has a rank reads what stays until he is done; others may see the ranks of the next notice.
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (notice_.version.load(std::memory_order_relaxed) != seen || !called.has(i)) continue;
-    const Share share{i + 1, called.count_below(i) + 1, notice_.members};
-    do_share(notice_.job, notice_.work, share, helper.worked_s);
-    helper.done.store(seen, std::memory_order_release);
+    if (rank == 0 || notice_.version.load(std::memory_order_relaxed) != version) continue;
+    do_share(notice_.job, notice_.work, Share{thread, rank, notice_.members}, helper.worked_s);
+    helper.done.store(version, std::memory_order_release);
   }
 }
 
 // The version of the next notice, or of the last one again; sleeps where none comes for long.
-uint32_t Pool::await_notice(Helper& helper, int i, uint32_t seen) {
+uint32_t Pool::await_notice(Helper& helper, uint32_t seen) {
   uint32_t version = seen;
   const auto is_new = [&] {
     version = notice_.version.load(std::memory_order_acquire);
     return version != seen && version % 2 == 0;
   };
   if (spin(SPIN_FOR_WORK, is_new)) return version;
-  const uint32_t calls = helper.calls.load(std::memory_order_seq_cst);
-  set_awake(i, false);
+  const uint32_t calls = helper.calls.load();
+  helper.awake.store(false);
+  changes_.fetch_add(1);
   // A leader who has just seen us awake calls when he has waited for long: it is enough to look once.
   while (!is_new() && !stopping_.load() && helper.calls.load() == calls) helper.calls.wait(calls);
-  set_awake(i, true);
+  helper.awake.store(true);
+  changes_.fetch_add(1);
   return version % 2 == 0 ? version : seen;
-}
-
-void Pool::set_awake(int i, bool awake) {
-  const uint64_t bit = uint64_t{1} << (i % 64);
-  if (awake) awake_[i / 64].fetch_or(bit);
-  else awake_[i / 64].fetch_and(~bit);
 }
 
 void Pool::do_share(Job job, const void* work, const Share& share, double& worked_s) const {
