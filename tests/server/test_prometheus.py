@@ -81,7 +81,7 @@ class Prometheus:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/api/v1"
+        self._root = f"http://127.0.0.1:{port}"
         shipped = yaml.safe_load((DEPLOY / "prometheus/scrape.yaml").read_text())
         (job,) = shipped["scrape_configs"]
         job |= {"scrape_interval": "1s", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
@@ -107,9 +107,12 @@ class Prometheus:
             )
 
     def get(self, path: str, **query: str) -> Any:
-        answer = httpx.get(f"{self.url}/{path}", params=query, timeout=30)
+        answer = httpx.get(f"{self._root}/api/v1/{path}", params=query, timeout=30)
         assert answer.status_code == 200, f"{query}: {answer.text}"
         return answer.json()["data"]
+
+    def is_ready(self) -> bool:
+        return httpx.get(f"{self._root}/-/ready").status_code == 200
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
@@ -144,6 +147,7 @@ def prometheus(
     assert httpx.post(url, json=body, timeout=60).status_code == 200
     running = Prometheus(server.port, tmp_path_factory.mktemp("prometheus"))
     try:
+        running.wait_for(running.is_ready)
         # Two scrapes: a rate needs them.
         up = 'count_over_time(up{job="headrace"}[1h]) >= 2 and up{job="headrace"} == 1'
         running.wait_for(lambda: running.query(up))
