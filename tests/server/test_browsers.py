@@ -406,7 +406,7 @@ class Site:
     """A web site of this machine, on a port of its own."""
 
     def __init__(self) -> None:
-        self.handler = type("Pages", (_Pages,), {"reports": [], "reported": threading.Event()})
+        self.handler: Any = type("Pages", (_Pages,), {"reports": [], "reported": threading.Event()})
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
         self.origin = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever).start()
