@@ -30,7 +30,7 @@ def table(name: str) -> str:
 
 
 def row(setting: Setting) -> str:
-    default = "" if setting.default is None else f"`{str(setting.default).lower()}`"
+    default = "" if setting.default in (None, ()) else f"`{str(setting.default).lower()}`"
     if isinstance(setting.default, str):
         default = f"`{setting.default}`"
     help, choices = setting.help, setting.choices

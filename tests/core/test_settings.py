@@ -36,6 +36,12 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.booleans()
     if setting.name == "gpu_memory":
         return st.sampled_from(["0.5", "1", "60GiB", "70000 MiB"])
+    if setting.is_list:
+        items = {
+            "cors_origin": ["http://a", "https://b.example:1", "*"],
+            "allowed_host": ["a", "*.b.example", "*"],
+        }
+        return st.lists(st.sampled_from(items[setting.name]), min_size=1)
     kind = str(setting.kind)
     if "float" in kind:
         return st.floats(1.0 if setting.name == "max_step_growth" else 0.25, 1000.0)
@@ -71,10 +77,13 @@ def as_file(share: dict[str, Any]) -> SettingsFile:
 
 def as_variables(share: dict[str, Any]) -> dict[str, str]:
     """As a shell would have them."""
-    return {
-        f"HEADRACE_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in share.items()
-    }
+    return {f"HEADRACE_{name.upper()}": _written(value) for name, value in share.items()}
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @given(sources())

@@ -146,12 +146,16 @@ def test_cancelling_at_any_time_frees_every_block(steps: int) -> None:
     engine = engine_over(CountingRunner())
     engine.add(request("a", 18, max_tokens=8))
     engine.add(request("b", 3, max_tokens=8))
-    for _ in range(steps):
-        engine.step()
+    before = [token for _ in range(steps) for token in engine.step()]
     engine.cancel("a")
     engine.cancel("a")
     engine.cancel("unknown")
-    assert len(finish(engine).get("b", [])) <= 8
+    after = finish(engine)
+    assert "a" not in after
+    # The other one is whole, as if it had been alone.
+    others = [token for token in before if token.request_id == "b"] + after["b"]
+    assert [token.token_id for token in others] == list(range(3, 11))
+    assert others[-1].finish_reason is FinishReason.LENGTH
     assert engine.blocks.used_blocks == 0
 
 

@@ -83,6 +83,8 @@ def _flags(settings: dict[str, object]) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [part for each in value for part in (f"--{flag}", str(each))]
         else:
             flags += [f"--{flag}", str(value)]
     return flags

@@ -96,7 +96,9 @@ class RawClient:
 
 def post(path: str, body: bytes | str, *headers: str) -> bytes:
     data = body.encode() if isinstance(body, str) else body
-    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(data)}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}", *headers]
+    if not any(header.lower().startswith("content-type:") for header in headers):
+        lines.append("content-type: application/json")
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + data
 
 

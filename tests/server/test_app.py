@@ -128,7 +128,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 def get(path: str, version: str = "1.1") -> bytes:
-    return f"GET {path} HTTP/{version}\r\nhost: x\r\n\r\n".encode()
+    return f"GET {path} HTTP/{version}\r\nhost: localhost\r\n\r\n".encode()
 
 
 def test_a_fault_is_a_500_with_an_id_and_the_connection_stays_good(
@@ -214,7 +214,7 @@ def test_work_for_a_client_that_left_is_cancelled(running: Running, queued: byte
 def test_a_refusal_reaches_a_client_that_sends_before_it_reads(running: Running) -> None:
     """Closing on what is unread would reset the connection, and the answer with it."""
     with RawClient(running.port) as client:
-        client.send(b"POST /unsafe HTTP/1.1\r\nhost: x\r\ncontent-length: 20000000\r\n\r\n")
+        client.send(b"POST /unsafe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000000\r\n\r\n")
         client.send(bytes(20_000_000))
         assert client.answer().status == 413
         assert client.is_closed()
@@ -226,7 +226,9 @@ def test_a_refusal_reaches_a_client_that_sends_before_it_reads(running: Running)
 def test_large_bodies_arrive_whole(running: Running) -> None:
     with RawClient(running.port) as client:
         for size in (0, 1, 65_535, 65_536, 1 << 20):
-            client.send(f"POST /unsafe HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n")
+            client.send(
+                f"POST /unsafe HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n"
+            )
             client.send(bytes(size))
             assert json.loads(client.answer().body) == {"length": size}
 

@@ -169,19 +169,6 @@ def test_openais_fields_that_do_nothing_are_ignored_with_a_warning(server: Runni
     assert "metadata" in warning
 
 
-@pytest.mark.parametrize(
-    "content_type",
-    [
-        "content-type: application/x-www-form-urlencoded",  # what curl -d says
-        "content-type: text/plain",
-        "content-type: application/json; charset=utf-8",
-        "content-type: ???",
-    ],
-)
-def test_the_content_type_does_not_matter(server: RunningServer, content_type: str) -> None:
-    assert send(server, GOOD, content_type).status == 200
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "x, y"])
 def test_a_compressed_body_is_refused(server: RunningServer, encoding: str) -> None:
     answer = send(server, gzip.compress(GOOD.encode()), f"content-encoding: {encoding}")
@@ -267,7 +254,7 @@ def test_a_long_prompt_that_must_be_tokenized_is_refused_too(server: RunningServ
 def test_a_request_id_is_kept_if_it_is_sane(server: RunningServer, sent: str, kept: bool) -> None:
     for path in ("/health", "/nowhere"):
         with RawClient(server.port) as client:
-            client.send(f"GET {path} HTTP/1.1\r\nhost: x\r\n".encode())
+            client.send(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n".encode())
             answer = client.send(f"x-request-id: {sent}\r\n\r\n".encode("latin-1")).answer()
         assert (answer.headers["x-request-id"] == sent) == kept
         assert answer.headers["x-headrace-fingerprint"]

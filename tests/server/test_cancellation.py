@@ -31,6 +31,7 @@ class Watched:
     def __init__(self, server: RunningServer, client: httpx.Client) -> None:
         self.server = server
         self._client = client
+        self.wait_running(0)
         self.aborted = self.read("request_success_total", 'finished_reason="abort"')
         self.generated = self.read("generation_tokens_total")
 
@@ -89,6 +90,9 @@ def test_in_prefill(watched: Watched, stream: bool) -> None:
     words = 2500 + stream
     with RawClient(watched.server.port) as client:
         client.send(ask(stream=stream, words=words))
+        # Not by its blocks alone: they are told twice a second, and may be those of the request
+        # before. That it was begun is told with the first of its many chunks.
+        watched.wait_running()
         watched.wait(lambda: watched.read("kv_blocks", 'state="used"') > 0)
     watched.wait_free()
 

@@ -63,7 +63,7 @@ async def sent(port: int, data: bytes) -> AsyncIterator[asyncio.StreamReader]:
 
 def post(body: bytes) -> bytes:
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -113,7 +113,7 @@ async def garbage(port: int, chooser: random.Random) -> None:
             post(good_body(chooser))[: chooser.randint(1, 300)],
             post(good_body(chooser, temperature=-5)),
             post(json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}).encode()),
-            b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
         )
     )
     async with sent(port, data) as reader:

@@ -10,7 +10,7 @@ import pytest
 from tests.server.conftest import RunningServer
 from tests.server.raw_client import CHAT, GOOD, RawClient, check_good, post
 
-GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+GET_HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,9 @@ def _still_good(strict: RunningServer) -> Iterator[None]:
 
 def test_chunked_body(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         for piece in (GOOD[:5], GOOD[5:]):
             client.send(f"{len(piece):x};ext=1\r\n{piece}\r\n")
         client.send("0\r\ntrailer: 1\r\n\r\n")
@@ -45,7 +47,7 @@ def test_expect_100_continue(strict: RunningServer) -> None:
 def test_expect_with_too_large_a_body_is_refused_before_it_is_sent(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
         client.send(
-            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 70000\r\n"
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 70000\r\n"
             "expect: 100-continue\r\n\r\n"
         )
         answer = client.answer()
@@ -57,7 +59,7 @@ def test_expect_with_too_large_a_body_is_refused_before_it_is_sent(strict: Runni
 
 def test_head_has_the_headers_and_no_body(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        answer = client.send(b"HEAD /health HTTP/1.1\r\nhost: x\r\n\r\n").answer("HEAD")
+        answer = client.send(b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n").answer("HEAD")
         assert (answer.status, answer.body) == (200, b"")
         assert int(answer.headers["content-length"]) > 0
         assert client.send(GET_HEALTH).answer().status == 200
@@ -66,7 +68,7 @@ def test_head_has_the_headers_and_no_body(strict: RunningServer) -> None:
 @pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "GET"])
 def test_wrong_method_says_what_is_allowed(strict: RunningServer, method: str) -> None:
     with RawClient(strict.port) as client:
-        answer = client.send(f"{method} {CHAT} HTTP/1.1\r\nhost: x\r\n\r\n").answer()
+        answer = client.send(f"{method} {CHAT} HTTP/1.1\r\nhost: localhost\r\n\r\n").answer()
         assert answer.status == 405
         assert answer.headers["allow"] == "POST"
         assert answer.error["type"] == "invalid_request_error"
@@ -86,7 +88,7 @@ def test_wrong_method_says_what_is_allowed(strict: RunningServer, method: str) -
 )
 def test_wrong_path_is_404_with_a_hint(strict: RunningServer, target: str, hint: str) -> None:
     with RawClient(strict.port) as client:
-        answer = client.send(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n").answer()
+        answer = client.send(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n").answer()
         assert answer.status == 404
         assert hint in answer.error["message"]
 
@@ -96,7 +98,9 @@ def test_wrong_path_is_404_with_a_hint(strict: RunningServer, target: str, hint:
 )
 def test_targets_that_mean_the_same(strict: RunningServer, target: str) -> None:
     with RawClient(strict.port) as client:
-        assert client.send(f"GET {target} HTTP/1.1\r\nhost: x\r\n\r\n").answer().status == 200
+        assert (
+            client.send(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n").answer().status == 200
+        )
 
 
 def test_http_1_0_gets_no_chunks(strict: RunningServer) -> None:
@@ -174,7 +178,9 @@ def test_what_is_not_http_is_refused_in_openais_shape(
 
 def test_broken_chunks(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         client.send('5\r\n{"a":\r\nzz\r\n')
         answer = client.answer()
         assert answer.status == 400
@@ -210,7 +216,9 @@ def test_many_requests_on_one_connection_do_not_add_up_to_large_headers(
 
 def test_headers_after_a_chunked_body_are_bounded(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         client.send("2\r\n{}\r\n0\r\n")
         time.sleep(0.05)
         client.send(b"x: " + b"y" * 10000)
@@ -227,7 +235,9 @@ def test_too_large_a_body_by_its_length(strict: RunningServer) -> None:
 
 def test_too_large_a_body_in_chunks(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         client.send(*["1000\r\n" + "x" * 4096 + "\r\n"] * 20)
         assert client.answer().status == 413
         assert client.is_closed()
@@ -235,7 +245,7 @@ def test_too_large_a_body_in_chunks(strict: RunningServer) -> None:
 
 def test_a_length_that_no_body_can_have(strict: RunningServer) -> None:
     with RawClient(strict.port) as client:
-        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {10**15}\r\n\r\n")
+        client.send(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {10**15}\r\n\r\n")
         assert client.answer().status == 413
 
 

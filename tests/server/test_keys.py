@@ -279,7 +279,7 @@ def test_every_route_but_two_needs_a_key(keyed: RunningServer) -> None:
 def test_two_keys_at_once_are_none(keyed: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", keyed.port)) as sock:
         sock.sendall(
-            b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer no\r\n"
+            b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer no\r\n"
             b"authorization: Bearer key-of-a\r\n\r\n"
         )
         assert sock.recv(100).startswith(b"HTTP/1.1 401 ")

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import Collector
 
@@ -27,6 +26,12 @@ from headrace.core.errors import (
     HeadraceError,
     TooManyRequestsError,
     UnavailableError,
+)
+from headrace.core.histogram import (
+    ANSWER_TOKEN_BOUNDS,
+    STEP_TOKEN_BOUNDS,
+    TIME_BOUNDS_S,
+    Histogram,
 )
 from headrace.core.request import (
     FinishReason,
@@ -43,7 +48,6 @@ from headrace.server.admission import Admission
 from headrace.server.call import Call
 from headrace.server.exposition import Exposition
 from headrace.server.generation import generate
-from headrace.server.histogram import TIME_BOUNDS_S, Histogram
 from headrace.server.keys import read_keys
 from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
@@ -78,6 +82,12 @@ VLLM_NAMES = {
     "vllm:request_generation_tokens": "histogram",
     "vllm:request_params_max_tokens": "histogram",
     "vllm:request_params_n": "histogram",
+    "vllm:request_max_num_generation_tokens": "histogram",
+    "vllm:request_prefill_kv_computed_tokens": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:iteration_tokens_total": "histogram",
+    "vllm:prompt_tokens_cached": "counter",
+    "vllm:prompt_tokens_by_source": "counter",
     "vllm:cache_config_info": "gauge",
 }
 OLD_NAMES = {"vllm:gpu_cache_usage_perc", "vllm:time_per_output_token_seconds"}
@@ -142,7 +152,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
     fields: dict[str, object] = {
         name: 0 for name in EngineSnapshot.__struct_fields__ if name not in ("step_s",)
     }
-    fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}}
+    fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -170,6 +180,8 @@ def live(metrics: Metrics, record: RequestRecord, gaps_s: list[float], end: str)
             record.first_token_s = at
         record.last_token_s = at
         record.output_tokens += record.n
+        if record.n > 1:
+            record.continuation_tokens = dict.fromkeys(range(record.n), i + 1)
         metrics.on_tokens(record, record.n, gap_s if i else None)
     record.ended_s, record.finish_reason = at + 0.01, end
     metrics.on_end(record)
@@ -188,17 +200,6 @@ def test_every_name_is_there_with_its_type_and_its_twin() -> None:
         theirs = [(s.name.removeprefix("vllm:"), s.labels, s.value) for s in families[name].samples]
         assert own == theirs
         assert own
-
-
-def test_openmetrics_if_asked_for() -> None:
-    metrics = Metrics(FakeEngine(facts=FACTS))
-    metrics.on_snapshot(snapshot(prefix_misses={"evicted": 2}))
-    live(metrics, record_of(prompt_tokens=5), [0.1, 0.2], "stop")
-    exposition = Exposition(metrics, "tiny", {"version": "1"})
-    text, content_type = exposition.write("application/openmetrics-text; version=1.0.0")
-    assert content_type.startswith("application/openmetrics-text")
-    assert "vllm:prompt_tokens" in {family.name for family in parse_open(text.decode())}  # type: ignore[no-untyped-call]
-    assert exposition.write("text/html")[1].startswith("text/plain")
 
 
 def record_of(**fields: object) -> RequestRecord:
@@ -283,6 +284,46 @@ def test_values_of_a_scripted_set_of_requests() -> None:
     assert scrape("vllm:request_prompt_tokens_bucket", le="8.0") == 2
     assert scrape("vllm:request_generation_tokens_sum") == 8
     assert scrape("vllm:request_params_n_sum") == 4
+    # Of two continuations side by side the longer one; both have 2.
+    assert scrape("vllm:request_max_num_generation_tokens_sum") == 3 + 2 + 1
+    assert scrape("vllm:request_max_num_generation_tokens_bucket", le="2.0") == 2
+    assert scrape("vllm:request_inference_time_seconds_sum") == pytest.approx(0.16 + 0.8 + 0.4)
+
+
+def test_prompts_by_where_their_tokens_came_from() -> None:
+    metrics = Metrics(FakeEngine())
+    live(metrics, record_of(prompt_tokens=100, cached_tokens=64), [0.1], "stop")
+    live(metrics, record_of(prompt_tokens=7), [0.1], "stop")
+    metrics.on_arrival(waiting := record_of(prompt_tokens=1000))
+    waiting.ended_s, waiting.finish_reason = 11.0, "abort"
+    metrics.on_end(waiting)  # it never began: nothing of it was computed or found
+    scrape = Scrape(metrics)
+    assert scrape("vllm:prompt_tokens_total") == 107
+    assert scrape("vllm:prompt_tokens_cached_total") == 64
+    assert scrape("vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 64
+    assert scrape("vllm:prompt_tokens_by_source_total", source="local_compute") == 43
+    assert scrape("vllm:request_prefill_kv_computed_tokens_sum") == 43
+    assert scrape("vllm:request_prefill_kv_computed_tokens_count") == 2
+
+
+def test_tokens_of_steps_go_on_where_an_engine_ended() -> None:
+    metrics = Metrics(FakeEngine())
+    assert Scrape(metrics)("vllm:iteration_tokens_total_count") == 0
+    counts = [0.0] * (len(STEP_TOKEN_BOUNDS) + 1)
+    counts[0], counts[2], counts[-1] = 5, 1, 1  # 1; 9 to 16; beyond all
+    metrics.on_snapshot(snapshot(pid=7, step_tokens=counts, step_tokens_sum=20_017))
+    counts[0] = 2
+    metrics.on_snapshot(snapshot(pid=8, step_tokens=counts, step_tokens_sum=20_014))
+    scrape = Scrape(metrics)
+    assert scrape("vllm:iteration_tokens_total_count") == 7 + 4
+    assert scrape("vllm:iteration_tokens_total_sum") == 40_031
+    assert scrape("vllm:iteration_tokens_total_bucket", le="8.0") == 7
+    assert scrape("vllm:iteration_tokens_total_bucket", le="16384.0") == 9
+    # vLLM's own, from its loggers.py.
+    own = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+    assert list(STEP_TOKEN_BOUNDS) == own
+    answers = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
+    assert list(ANSWER_TOKEN_BOUNDS[:12]) == answers
 
 
 def test_running_and_waiting_are_those_of_now() -> None:
@@ -406,6 +447,9 @@ def test_a_snapshot_is_the_engines_own_count() -> None:
     assert (found.prefix_queries_tokens, found.prefix_hits_tokens) == (24, 12)
     assert found.prefix_misses["never_seen"] == 1
     assert (found.steps, found.computed_prompt_tokens) == (engine.stats.steps, 24 - 12)
+    # Every step is one of them; together they had all that was computed and all that was drawn.
+    assert sum(found.step_tokens) == found.steps
+    assert found.step_tokens_sum == found.computed_prompt_tokens + found.generated_tokens
     assert found.step_s["publish"] == 0.25
     assert found.resident_bytes > 1 << 20
 
@@ -494,6 +538,9 @@ def test_a_real_server_counts_what_it_serves(server: Any) -> None:
 
     assert grown("vllm:generation_tokens_total") >= 4
     assert grown("vllm:prompt_tokens_total") >= usage["prompt_tokens"]
+    assert grown("vllm:request_max_num_generation_tokens_sum") >= 4
+    assert grown("vllm:iteration_tokens_total_count") == grown("headrace:steps_total")
+    assert grown("vllm:iteration_tokens_total_sum") > 0
     assert grown("vllm:time_to_first_token_seconds_count") >= 1
     assert grown("headrace:http_requests_total", "'other'") >= 1
     assert not any("no/such/path" in key for key in after)

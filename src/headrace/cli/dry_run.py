@@ -35,12 +35,14 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.assemble import choose_backend, plan_memory
+    from headrace.server.browsers import browser_warnings
     from headrace.server.keys import read_keys
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
-    report["notes"] += read_keys(settings.server)[1]  # raises if the file is no good
+    keys, warnings = read_keys(settings.server)  # raises if the file is no good
+    report["notes"] += warnings + browser_warnings(settings.server, has_keys=len(keys) > 0)
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path, settings.engine.load_format)
     file = open_weights(path, settings.engine.load_format)
@@ -98,8 +100,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
     lines = ["settings"]
     for setting in all_settings():
         found = report["settings"][setting.name]
-        value = "none" if found["value"] is None else found["value"]
-        lines.append(f"  {setting.name:<24}{value!s:<24}{found['origin']}".rstrip())
+        value = "none" if found["value"] in (None, []) else found["value"]
+        value = ",".join(value) if isinstance(value, list) else value
+        lines.append(f"  {setting.name:<24}{value!s:<23} {found['origin']}".rstrip())
     if "model" in report:
         lines += shown_lines({"model": report["model"]})
     if "gpu" in report:

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from headrace.core.config import EngineConfig
-from headrace.core.settings import Setting, all_settings
+from headrace.core.settings import Setting, all_settings, split_list
 
 ENGINE, GIVEN = "engine", "given"
 _TITLES = {"server": "Server", "engine": "Engine"}
@@ -98,11 +98,14 @@ def _open_flag(setting: Setting) -> inspect.Parameter:
     if setting.is_bool:
         on_off = (setting.flag, f"--no-{setting.flag[2:]}")
         spelled = ["/".join(on_off[::-1] if setting.default else on_off)]
+    elif setting.is_list:
+        help += " May be given several times."
     elif setting.default is not None:
         help += f"  [default: {setting.default}]"
     if setting.name.endswith("_s"):
         spelled.append(setting.flag.removesuffix("-s"))  # as other servers have it
-    option = typer.Option(*spelled, help=help, show_default=False)
+    metavar = "<str>" if setting.is_list else None
+    option = typer.Option(*spelled, help=help, show_default=False, metavar=metavar)
     return _parameter(setting, _written_kind(setting) | None, option, None)
 
 
@@ -117,6 +120,8 @@ def _parameter(setting: Setting, kind: Any, option: Any, default: object) -> ins
 
 def _written_kind(setting: Setting) -> Any:
     """Sizes are written as text; a bare number is such a text too."""
+    if setting.is_list:
+        return list[str]
     if setting.kind == int | str | None:
         return str | None
     return str if setting.kind in (int | str, float | str) else setting.kind
@@ -133,4 +138,6 @@ def _flag_name(setting: Setting) -> str:
 
 def _take(given: dict[str, Any], setting: Setting) -> Any:
     value = given.pop(_flag_name(setting))
+    if setting.is_list:
+        return tuple(part for each in value for part in split_list(each)) if value else None
     return not value if setting.default is True and value is not None else value

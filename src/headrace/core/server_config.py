@@ -7,6 +7,7 @@ HTTP library; bounds are on by default and every one of them can be moved.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import cast
@@ -24,6 +25,22 @@ _MOST = {
     "max_logprobs": MAX_LOGPROBS,
     "max_schema": MAX_GRAMMAR_BYTES,
 }
+
+
+ANY = "*"  # of lists of origins or hosts
+
+# What an item of a list looks like. An origin has no path.
+_LISTED = {
+    "cors_origin": (
+        re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,*@]+/?"),
+        "an origin such as https://app.example or http://localhost:3000 (no path), or *",
+    ),
+    "allowed_host": (
+        re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"),
+        "a host name without a port, such as llm.example.com or *.example.com, or *",
+    ),
+}
+_DEFAULT_PORT = re.compile(r"(?<=^http)(://.*):80$|(?<=^https)(://.*):443$")
 
 
 class LogFormat(StrEnum):
@@ -55,6 +72,18 @@ class ServerConfig:
     )
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")
+    )
+    # Web pages, and names that they may have brought: server/browsers.py.
+    cors_origin: tuple[str, ...] = field(
+        default=(),
+        metadata=flag("A web page's origin that may use this server, https://app.example; *: any."),
+    )
+    allowed_host: tuple[str, ...] = field(
+        default=(),
+        metadata=flag(
+            "A name this server is reached by (Host header); *.example.com, *: any. Needed for "
+            "names in public DNS, where no key is set."
+        ),
     )
     # Admission. What is beyond is answered 429 (or 400, 413 where waiting would not help).
     max_waiting_requests: int = field(
@@ -108,6 +137,8 @@ class ServerConfig:
         for name in ("max_body", "max_headers", "max_schema"):
             # One shape for all readers; frozen, so through object's own setter.
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        for name in ("cors_origin", "allowed_host"):
+            object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
         object.__setattr__(self, "log_format", LogFormat(self.log_format))
@@ -149,6 +180,17 @@ class ServerConfig:
     @property
     def max_schema_bytes(self) -> int:
         return cast("int", self.max_schema)
+
+
+def _checked_list(name: str, values: object) -> tuple[str, ...]:
+    """Each as browsers write it, so that they can be compared as they are."""
+    if not isinstance(values, (list, tuple)):
+        raise _refuse(name, values, "a list")
+    pattern, wanted = _LISTED[name]
+    for value in values:
+        if not isinstance(value, str) or not (value == ANY or pattern.fullmatch(value)):
+            raise _refuse(name, value, wanted)
+    return tuple(_DEFAULT_PORT.sub(r"\1\2", value.lower().removesuffix("/")) for value in values)
 
 
 def _is_count(value: object, least: int) -> bool:

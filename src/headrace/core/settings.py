@@ -58,6 +58,11 @@ class Setting:
         return self.kind is bool
 
     @property
+    def is_list(self) -> bool:
+        """Of texts: a list in the file, commas in a variable, a flag given several times."""
+        return get_origin(self.kind) is tuple
+
+    @property
     def choices(self) -> type[StrEnum] | None:
         for kind in get_args(self.kind) or (self.kind,):
             if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -122,7 +127,13 @@ def _of(table: str, config: type[ServerConfig] | type[EngineConfig]) -> list[Set
 def shown_value(name: str, value: object) -> object:
     if name in SECRETS and value is not None:
         return HIDDEN
+    if isinstance(value, tuple):
+        return list(value)
     return value.value if isinstance(value, StrEnum) else value
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def resolve_settings(
@@ -210,6 +221,12 @@ def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting])
 
 def _typed(setting: Setting, value: object, place: str) -> object:
     """A value of the file, which has types of its own."""
+    if setting.is_list:
+        if isinstance(value, str):
+            return split_list(value)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise _wrong(setting, value, place)
+        return tuple(value)
     accepted = tuple(_plain_types(setting.kind))
     good = isinstance(value, accepted) and (setting.is_bool or not isinstance(value, bool))
     if not good:
@@ -265,6 +282,8 @@ def _parsed(setting: Setting, text: str) -> object:
             "Give it a value, or unset it.",
             param=setting.name,
         )
+    if setting.is_list:
+        return split_list(text)
     if setting.is_bool:
         if text.lower() in (*_YES, *_NO):
             return text.lower() in _YES
@@ -318,6 +337,8 @@ def _wrong(setting: Setting, value: object, place: str) -> ConfigError:
 
 
 def _wanted(setting: Setting) -> str:
+    if setting.is_list:
+        return "a list of texts"
     kinds = set(_plain_types(setting.kind))
     if setting.choices is not None:
         return f"one of {', '.join(setting.choices)}"

@@ -346,7 +346,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
-        flight = self._flights.popleft()
+        flight, generated_before = self._flights.popleft(), self.stats.generated_tokens
         if result.drawn is not None:
             tokens = self._take_drawn(flight, plan.entries, result.drawn)
         else:
@@ -366,6 +366,7 @@ class Scheduler:
         stats = self.stats
         stats.steps += 1
         stats.prompt_tokens += prompt_tokens
+        stats.step_tokens.observe(prompt_tokens + stats.generated_tokens - generated_before)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
         self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass, field
 
+from headrace.core.histogram import STEP_TOKEN_BOUNDS, Histogram
 from headrace.engine.prefix import PrefixStats
 from headrace.engine.waiting import WaitingQueue
 
@@ -21,6 +22,8 @@ class EngineStats:
     preemptions: int = 0
     preempted_tokens: int = 0  # computed and lost
     cow_copies: int = 0
+    # Of each step: prompt tokens computed and tokens generated.
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))
     finished: dict[str, int] = field(default_factory=dict)  # by reason
     # Where the time of all steps went, by the engine's clock. Steps may overlap: computing goes on
     # while the next one is scheduled and the last one committed.

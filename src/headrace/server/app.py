@@ -19,6 +19,7 @@ from headrace.core.errors import (
     HeadraceError,
     PayloadTooLargeError,
 )
+from headrace.server.browsers import Browsers
 from headrace.server.call import (
     Call,
     MethodError,
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 class App:
     def __init__(self, service: Service, routes: list[Route]) -> None:
         self._service = service
+        self._browsers = Browsers(service.config, has_keys=len(service.keys) > 0)
         self._routes = {route.path: route for route in routes}
         self._open_ended = [(r.path.partition("{")[0], r) for r in routes if "{" in r.path]
 
@@ -62,7 +64,7 @@ class App:
             request_id=request_id_of(headers),
             query=scope["query_string"].decode("latin-1"),
         )
-        exchange = _Exchange(self._service, call, receive, send)
+        exchange = _Exchange(self._service, self._browsers, call, receive, send)
         try:
             await exchange.answer(self._find)
         finally:
@@ -119,8 +121,11 @@ class App:
 class _Exchange:
     """One request and its answer over one pair of ASGI channels."""
 
-    def __init__(self, service: Service, call: Call, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, service: Service, browsers: Browsers, call: Call, receive: Receive, send: Send
+    ) -> None:
         self._service = service
+        self._browsers = browsers
         self._call = call
         self._receive = receive
         self._send = send
@@ -130,7 +135,9 @@ class _Exchange:
     async def answer(self, find: Callable[[Call], Route]) -> None:
         call = self._call
         try:
-            route = find(call)
+            self._browsers.mark(call)
+            route = self._browsers.preflight(call) or find(call)
+            self._browsers.check(call, route)
             self._check_content_length()
             call.body = await self._read_body()
             with self._service.keys.enter(call):
@@ -224,6 +231,8 @@ class _Exchange:
 
     async def _send_reply(self, reply: Reply) -> None:
         headers = {"content-length": str(len(reply.body)), "content-type": reply.content_type}
+        if reply.status == 204:  # which has no body, not even an empty one
+            headers = {}
         await self._start(reply.status, {**headers, **reply.headers})
         self._is_sent = True
         await self._send({"type": "http.response.body", "body": reply.body})

@@ -1,7 +1,7 @@
 """A request's body: bytes into a checked struct, or an error that names the field.
 
-Knows JSON and the structs of schema.py; not what they are for. The content type is not looked at:
-`curl -d` sends JSON as a form, and no form is taken here that it could be mistaken for.
+Knows JSON and the structs of schema.py; not what they are for. That the
+content type says JSON was seen to before (browsers.py); which encoding it names is not looked at.
 """
 
 from __future__ import annotations

@@ -7,21 +7,15 @@ file that knows metric names; it counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from headrace.server.histogram import Histogram
+from headrace.server.families import FamilyMaker, Labels
 from headrace.server.metrics import STEP_PARTS, Metrics
-from headrace.server.text_format import TextWriter
-
-OWN, VLLM = "headrace:", "vllm:"
-
-Labels = Mapping[str, str]
-Samples = Iterable[tuple[Labels, float]]
+from headrace.server.text_format import TextWriter, choose_format
 
 
 class Exposition:
@@ -36,16 +30,15 @@ class Exposition:
 
     def write(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type, as the Accept header wants it."""
-        encode, content_type = choose_encoder(accept)
-        if content_type.startswith("text/plain"):
-            return self._writer.write(self._registry.collect()), content_type
-        return encode(self._registry), content_type
+        chosen = choose_format(accept)
+        families = self._registry.collect()
+        return self._writer.write(families, is_open=chosen.is_open), chosen.content_type
 
 
 class _Families(Collector):
     def __init__(self, metrics: Metrics, model_name: str, build: Labels) -> None:
         self._metrics = metrics
-        self._make = _Maker(model_name)
+        self._make = FamilyMaker(model_name)
         self._build = build
 
     def describe(self) -> Iterable[Metric]:
@@ -70,6 +63,18 @@ class _Families(Collector):
         yield from make.counter(
             "prompt_tokens", "Prompt tokens of requests taken up, cached ones too.", m.prompt_tokens
         )
+        cached = m.cached_prompt_tokens
+        yield from make.counter(
+            "prompt_tokens_cached", "Of these, found in the prefix cache.", cached
+        )
+        yield from make.counter(
+            "prompt_tokens_by_source",
+            "Prompt tokens of requests taken up: to be computed, or found in the prefix cache.",
+            [
+                ({"source": "local_compute"}, m.prompt_tokens - cached),
+                ({"source": "local_cache_hit"}, cached),
+            ],
+        )
         yield from make.counter("generation_tokens", "Tokens generated.", m.generation_tokens)
         yield from make.counter(
             "request_success",
@@ -80,7 +85,17 @@ class _Families(Collector):
             "request_prompt_tokens", "Prompt tokens of a request.", m.request_prompt_tokens
         )
         yield from make.histogram(
+            "request_prefill_kv_computed_tokens",
+            "Prompt tokens of a request that were not cached.",
+            m.request_computed_tokens,
+        )
+        yield from make.histogram(
             "request_generation_tokens", "Tokens generated for it.", m.request_generation_tokens
+        )
+        yield from make.histogram(
+            "request_max_num_generation_tokens",
+            "Tokens of its longest continuation.",
+            m.longest_answer_tokens,
         )
         yield from make.histogram(
             "request_params_max_tokens", "max_tokens as asked for.", m.params_max_tokens
@@ -117,6 +132,11 @@ class _Families(Collector):
         )
         yield from make.histogram(
             "request_decode_time_seconds", "From the first token to the last.", m.decode
+        )
+        yield from make.histogram(
+            "request_inference_time_seconds",
+            "From leaving the queue to the last token.",
+            m.inference,
         )
 
     def _cache(self) -> Iterator[Metric]:
@@ -177,6 +197,11 @@ class _Families(Collector):
             total("computed_prompt_tokens"),
         )
         yield make.own_counter("steps", "Steps computed.", total("steps"))
+        yield from make.histogram(
+            "iteration_tokens_total",
+            "Tokens of a step: of prompts, computed, and generated.",
+            m.engine.step_tokens(),
+        )
         yield make.own_counter(
             "step_seconds",
             "Time of steps by part.",
@@ -240,50 +265,3 @@ class _Families(Collector):
         yield from make.gauge(
             "cache_config_info", "The KV pool, in vLLM's words whatever the device.", [(pool, 1)]
         )
-
-
-class _Maker:
-    """Families of samples, each labelled with the model; those that vLLM has too, twice."""
-
-    def __init__(self, model_name: str) -> None:
-        self._model = {"model_name": model_name}
-
-    def gauge(
-        self, name: str, words: str, value: float | Samples, old_name: str = ""
-    ) -> Iterator[Metric]:
-        for full in _names(name, old_name):
-            yield self._family("gauge", full, words, value)
-
-    def counter(self, name: str, words: str, value: float | Samples) -> Iterator[Metric]:
-        for full in _names(name):
-            yield self._family("counter", full, words, value)
-
-    def histogram(
-        self, name: str, words: str, histogram: Histogram, old_name: str = ""
-    ) -> Iterator[Metric]:
-        buckets = [({**self._model, "le": le}, n) for le, n in histogram.buckets()]
-        for full in _names(name, old_name):
-            family = Metric(full, words, "histogram")
-            for labels, n in buckets:
-                family.add_sample(f"{full}_bucket", labels, n)
-            family.add_sample(f"{full}_count", self._model, buckets[-1][1])
-            family.add_sample(f"{full}_sum", self._model, histogram.sum)
-            yield family
-
-    def own_gauge(self, name: str, words: str, value: float | Samples) -> Metric:
-        return self._family("gauge", OWN + name, words, value)
-
-    def own_counter(self, name: str, words: str, value: float | Samples) -> Metric:
-        return self._family("counter", OWN + name, words, value)
-
-    def _family(self, kind: str, name: str, words: str, value: float | Samples) -> Metric:
-        family = Metric(name, words, kind)
-        suffix = "_total" if kind == "counter" else ""
-        samples = [({}, value)] if isinstance(value, (int, float)) else value
-        for labels, number in samples:
-            family.add_sample(name + suffix, {**self._model, **labels}, float(number))
-        return family
-
-
-def _names(name: str, old_name: str = "") -> list[str]:
-    return [OWN + name, VLLM + name, *([VLLM + old_name] if old_name else [])]

@@ -37,6 +37,7 @@ _TEMPLATE_KEY = "tokenizer.chat_template"
 NEUTRAL_SETTINGS = frozenset(
     {
         *("host", "port", "api_key", "api_keys_file", "max_connections", "client_timeout_s"),
+        *("cors_origin", "allowed_host"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("log_content", "trace", "threads", "debug_invariants"),
     }

@@ -105,5 +105,10 @@ def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledT
         record.first_token_s = now_s
     record.last_token_s = now_s
     record.output_tokens += count
+    if record.n > 1:
+        each = record.continuation_tokens
+        for token in tokens:
+            if token.token_id >= 0:
+                each[token.index] = each.get(token.index, 0) + 1
     for watcher in service.watchers:
         watcher.on_tokens(record, count, gap_s)

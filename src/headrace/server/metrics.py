@@ -12,8 +12,15 @@ from collections import Counter, defaultdict
 from typing import Protocol
 
 from headrace.core.errors import HeadraceError, RetryLaterError
+from headrace.core.histogram import (
+    ANSWER_TOKEN_BOUNDS,
+    COUNT_BOUNDS,
+    STEP_TOKEN_BOUNDS,
+    TIME_BOUNDS_S,
+    TOKEN_BOUNDS,
+    Histogram,
+)
 from headrace.server import wire
-from headrace.server.histogram import COUNT_BOUNDS, TIME_BOUNDS_S, TOKEN_BOUNDS, Histogram
 from headrace.server.record import HttpRecord, RequestRecord
 from headrace.server.snapshot import EngineSnapshot
 from headrace.server.supervisor import State
@@ -51,6 +58,7 @@ class Metrics:
         self._waiting: set[int] = set()  # id() of records, which live until their end
         self._running: set[int] = set()
         self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
         self.generation_tokens = 0
         self.ttft = Histogram(TIME_BOUNDS_S)
         self.tpot = Histogram(TIME_BOUNDS_S)
@@ -59,8 +67,11 @@ class Metrics:
         self.queue = Histogram(TIME_BOUNDS_S)
         self.prefill = Histogram(TIME_BOUNDS_S)
         self.decode = Histogram(TIME_BOUNDS_S)
+        self.inference = Histogram(TIME_BOUNDS_S)
         self.request_prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self.request_computed_tokens = Histogram(TOKEN_BOUNDS)
         self.request_generation_tokens = Histogram(TOKEN_BOUNDS)
+        self.longest_answer_tokens = Histogram(ANSWER_TOKEN_BOUNDS)
         self.params_max_tokens = Histogram(TOKEN_BOUNDS)
         self.params_n = Histogram(COUNT_BOUNDS)
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
@@ -109,6 +120,7 @@ class Metrics:
         self._waiting.remove(id(record))
         self._running.add(id(record))
         self.prompt_tokens += record.prompt_tokens
+        self.cached_prompt_tokens += record.cached_tokens
         queued_s = _queued_s(record)
         if queued_s is not None:
             self.queue.observe(queued_s)
@@ -132,8 +144,13 @@ class Metrics:
             self.e2e.observe(record.ended_s - record.arrived_s)
         self.request_prompt_tokens.observe(record.prompt_tokens)
         self.request_generation_tokens.observe(record.output_tokens)
+        self.longest_answer_tokens.observe(record.longest_tokens)
+        if record.started_s is not None:
+            self.request_computed_tokens.observe(record.prompt_tokens - record.cached_tokens)
         if record.first_token_s is not None and record.last_token_s is not None:
             self.decode.observe(record.last_token_s - record.first_token_s)
+            if record.started_s is not None:
+                self.inference.observe(max(0.0, record.last_token_s - record.started_s))
         tpot_s = time_per_output_token_s(record)
         if tpot_s is not None:
             self.tpot.observe(tpot_s)
@@ -169,12 +186,18 @@ class EngineTotals:
             "cow_copies": snapshot.cow_copies,
             "prefix_queries_tokens": snapshot.prefix_queries_tokens,
             "prefix_hits_tokens": snapshot.prefix_hits_tokens,
+            **{f"step_tokens {i}": n for i, n in enumerate(snapshot.step_tokens)},
+            "step_tokens_sum": snapshot.step_tokens_sum,
             **{f"misses {reason}": n for reason, n in snapshot.prefix_misses.items()},
             **{f"step_s {part}": seconds for part, seconds in snapshot.step_s.items()},
         }
 
     def total(self, name: str) -> float:
         return self._before.get(name, 0) + self._now.get(name, 0)
+
+    def step_tokens(self) -> Histogram:
+        counts = [self.total(f"step_tokens {i}") for i in range(len(STEP_TOKEN_BOUNDS) + 1)]
+        return Histogram(STEP_TOKEN_BOUNDS, counts, self.total("step_tokens_sum"))
 
     def by_label(self, name: str) -> dict[str, float]:
         """Of the counts that there are several of: reasons of misses, parts of a step."""

@@ -43,7 +43,7 @@ _MESSAGES = {
 }
 
 # What can go wrong, by the kind of route.
-_ANYWHERE = (400, 405, 431, 500)
+_ANYWHERE = (400, 403, 405, 431, 500)
 _WITH_KEY = (401,)
 _WITH_BODY = (404, 408, 413, 415, 422, 429, 503)
 _WITH_PARAMETER = (404,)

@@ -28,11 +28,17 @@ class RequestRecord:
     first_token_s: float | None = None
     last_token_s: float | None = None
     output_tokens: int = 0
+    continuation_tokens: dict[int, int] = field(default_factory=dict)  # of each, where n > 1
     ended_s: float | None = None
     finish_reason: str | None = None  # of the last continuation; "error", "abort" too
     error: str | None = None
     prompt: str = ""
     answer: str = ""
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the longest continuation."""
+        return max(self.continuation_tokens.values(), default=self.output_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -139,6 +139,7 @@ class _Life:
         began = time.perf_counter()
         from headrace.server.admission import Admission
         from headrace.server.app import App
+        from headrace.server.browsers import browser_warnings
         from headrace.server.http_server import make_server
         from headrace.server.keys import read_keys
         from headrace.server.routes import all_routes
@@ -156,6 +157,7 @@ class _Life:
             engine=self._engine,
         )
         keys, warnings = read_keys(self._config)
+        warnings += browser_warnings(self._config, has_keys=len(keys) > 0)
         for warning in warnings:
             self._start_up.note(warning)
         self._service = service = Service(

@@ -38,6 +38,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries_tokens: int
     prefix_hits_tokens: int
     prefix_misses: dict[str, int]
+    step_tokens: list[float]  # how many steps had so many, between core/histogram.py's bounds
+    step_tokens_sum: float
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
 
 
@@ -63,6 +65,8 @@ def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
         prefix_queries_tokens=stats.prefix_queries_tokens,
         prefix_hits_tokens=stats.prefix_hits_tokens,
         prefix_misses=dict(stats.prefix_misses),
+        step_tokens=stats.step_tokens.counts,
+        step_tokens_sum=stats.step_tokens.sum,
         step_s={
             "schedule": stats.schedule_s,
             "compute": stats.compute_s,

@@ -1,4 +1,4 @@
-"""A histogram that several metric names may show: observed once, written as often as wanted.
+"""A histogram: observed once, and shown under as many metric names as wanted.
 
 prometheus_client's own belongs to one name. Knows numbers; neither names nor labels.
 """
@@ -6,6 +6,7 @@ prometheus_client's own belongs to one name. Knows numbers; neither names nor la
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import accumulate
 
 # From 1 ms, a token of a small model, to 60 s, about what a person waits for an answer. Within a
@@ -19,23 +20,30 @@ TIME_BOUNDS_S = (
 # Lengths double: what matters about a prompt is its order of magnitude.
 TOKEN_BOUNDS = tuple(float(1 << power) for power in range(18))
 COUNT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)  # continuations of a request, as vLLM's
+# vLLM's for the tokens of a step, and those of its 1, 2, 5 that it has for a context of any length.
+STEP_TOKEN_BOUNDS = (1.0, *(float(1 << power) for power in range(3, 15)))
+ANSWER_TOKEN_BOUNDS = tuple(step * 10.0**decade for decade in range(6) for step in (1, 2, 5))
 
 
 class Histogram:
     __slots__ = ("_bounds", "_counts", "sum")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(
+        self, bounds: tuple[float, ...], counts: Sequence[float] = (), total: float = 0.0
+    ) -> None:
+        """Empty, or with another's `counts` and sum."""
         self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self._counts = list(counts) or [0] * (len(bounds) + 1)
+        self.sum = total
 
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
-    def count(self) -> int:
-        return sum(self._counts)
+    def counts(self) -> list[float]:
+        """How many fell between two bounds, the last of them beyond all."""
+        return list(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
         """(upper bound, how many were no larger), as Prometheus has it."""
