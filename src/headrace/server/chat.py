@@ -159,5 +159,5 @@ def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Cho
         message.content = parsed.content or None
         if parsed.whole_calls:
             message.tool_calls = [whole_call(found) for found in parsed.whole_calls]
-            reason = "tool_calls" if reason == "stop" else reason
+            reason = use.called_reason(reason)
     return Choice(output.index, message, reason, logprobs, stop_reason)

@@ -40,7 +40,7 @@ class ChatStream:
         self._service = service
         self._call = call
         self._request = request
-        self._shown_ids = use.shown_ids
+        self._use = use
         self._parsers = [use.new_parser() for _ in range(request.params.n)]
         self._record = new_record(call, request)
         self._output_tokens = 0
@@ -66,7 +66,7 @@ class ChatStream:
         opened = False
         try:
             async with aclosing(
-                generate(self._service, self._call, self._request, self._record, self._shown_ids)
+                generate(self._service, self._call, self._request, self._record, self._use.shown_ids)
             ) as found:
                 async for events in found:
                     parts = [self._event(event) for event in events]
@@ -110,8 +110,8 @@ class ChatStream:
             logprobs = b"null"  # once is enough
         if event.finish_reason is not None:
             reason, stop_reason = ending(event.finish_reason)
-            if parser is not None and parser.whole_calls and reason == "stop":
-                reason = "tool_calls"
+            if parser is not None and parser.whole_calls:
+                reason = self._use.called_reason(reason)
             extra = b"" if stop_reason is None else b',"stop_reason":' + encode_json(stop_reason)
             out += self.chunk(event.index, b"{}", finish=encode_json(reason) + extra)
         return out
