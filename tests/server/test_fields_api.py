@@ -196,7 +196,8 @@ def test_a_prompt_is_cut_where_the_client_says_so(short: RunningServer) -> None:
     assert kept(prompt=LONG, truncate_prompt_tokens=-1) == long.json()["tokens"][-255:]
     made = ask(short, COMPLETIONS, prompt=LONG, truncate_prompt_tokens=-1, echo=True, max_tokens=6)
     assert made["usage"]["prompt_tokens"] == 250
-    assert LONG.endswith(text_of(made)[: len(" 198 199")]) or "198 199" in text_of(made)
+    assert "198 199" in text_of(made)
+    assert "0 1 2" not in text_of(made)
     for bad in (0, -2, 256, 10**9):
         assert (
             refused(short, COMPLETIONS, truncate_prompt_tokens=bad)["param"]
@@ -274,7 +275,7 @@ def test_a_prompt_that_is_not_to_be_cached(short: RunningServer) -> None:
 def test_grammars_and_schemas_under_llama_cpps_names(short: RunningServer) -> None:
     made = ask(short, CHAT, grammar='root ::= "yes" | "no"', temperature=1)
     assert text_of(made) in ("yes", "no")
-    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
+    schema: Any = {"type": "object", "properties": {"a": {"enum": [1, 2]}}}
     schema |= {"required": ["a"], "additionalProperties": False}
     for fields in (
         {"json_schema": schema},
@@ -285,7 +286,7 @@ def test_grammars_and_schemas_under_llama_cpps_names(short: RunningServer) -> No
         assert json.loads(text_of(made)) in ({"a": 1}, {"a": 2})
     assert ask(short, CHAT, grammar="", max_tokens=1)
     assert "2 times" in refused(short, CHAT, grammar="root ::= [a-z]", guided_regex="a")["message"]
-    assert refused(short, CHAT, grammar="root ::=")["param"] == "grammar"
+    assert refused(short, CHAT, grammar="root ::= missing")["param"] == "grammar"
 
 
 def test_a_request_id_of_the_body_is_the_answers(short: RunningServer) -> None:

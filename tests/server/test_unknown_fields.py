@@ -83,7 +83,7 @@ def test_other_servers_fields_that_are_off_are_nothing_to_speak_of(name: str) ->
         for off in (None, *OTHERS[name]):
             for refuses in (True, False):
                 assert warnings_of(kind, refuses=refuses, **{name: off}) == []
-        on = {"something": "else"}
+        on: Any = {"something": "else"}
         assert warnings_of(kind, **{name: on}) == [f"{name} is not supported and was ignored"]
         with pytest.raises(InvalidRequestError, match="no field"):
             warnings_of(kind, refuses=True, **{name: on})

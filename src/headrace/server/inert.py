@@ -49,12 +49,15 @@ _VLLM: dict[str, tuple[Any, ...]] = {
 # llama.cpp's.
 _LLAMA_CPP: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (-1,),
+    "backend_sampling": (False,),
     "dry_allowed_length": (2,),
     "dry_base": (1.75,),
     "dry_multiplier": (0,),
     "dry_penalty_last_n": (-1,),
+    "dry_sequence_breakers": ([],),
     "dynatemp_exponent": (1,),
     "dynatemp_range": (0,),
+    "grammar_lazy": (False,),
     "id_slot": (-1,),
     "lora": ([],),
     "min_keep": (0,),
@@ -65,6 +68,7 @@ _LLAMA_CPP: dict[str, tuple[Any, ...]] = {
     "n_indent": (0,),
     "n_keep": (0, -1),  # nothing is ever dropped
     "n_probs": (0,),
+    "parse_tool_calls": (True,),
     "penalize_nl": (False,),
     "post_sampling_probs": (False,),
     "reasoning_budget_tokens": (-1,),
@@ -73,10 +77,13 @@ _LLAMA_CPP: dict[str, tuple[Any, ...]] = {
     "response_fields": ([],),
     "return_progress": (False,),
     "return_tokens": (False,),
+    "samplers": ([],),
+    "sse_ping_interval": (-1, 0),
     "t_max_predict_ms": (0, -1),
     "tfs_z": (1,),
     "timings_per_token": (False,),
     "top_n_sigma": (-1, 0),
+    "verbose": (False,),
     "xtc_probability": (0,),
     "xtc_threshold": (0.1,),
 }
