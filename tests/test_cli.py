@@ -192,7 +192,22 @@ def test_bad_input_is_two_lines_and_status_2(
 def test_a_prompt_past_the_context_gives_both_numbers(invoke: Invoke, model: str) -> None:
     result = invoke("run", "word " * 120, "-m", model)
     assert result.exit_code == 2
-    assert "The prompt is 121 tokens, and the context holds 100." in result.stderr
+    assert "maximum context length is 100 tokens" in result.stderr
+    assert "resulted in 121 tokens" in result.stderr
+
+
+def test_a_length_that_does_not_fit_is_refused_and_none_is_fitted(
+    invoke: Invoke, model: str, fake: ModuleType
+) -> None:
+    result = invoke("run", "word " * 20, "-m", model, "--max-tokens", "90")
+    assert result.exit_code == 2
+    assert "you requested 111 tokens (21 in the prompt, 90 in the completion)" in result.stderr
+    assert "Lower --max-tokens to 79 or less" in result.stderr
+    assert result.stdout == ""
+    assert invoke("run", "word " * 20, "-m", model, "--max-tokens", "79").exit_code == 0
+    assert invoke("run", "word " * 20, "-m", model).exit_code == 0
+    # In a session it is a bound, and an answer that the context cuts says so.
+    assert invoke("chat", model, "--max-tokens", "90", typed="word " * 20).exit_code == 0
 
 
 def test_a_cut_answer_is_said(invoke: Invoke, model: str) -> None:

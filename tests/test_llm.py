@@ -120,13 +120,29 @@ def test_leaving_a_stream_at_any_time_frees_its_blocks(llm: LLM) -> None:
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(llm: LLM) -> None:
-    with pytest.raises(ContextLengthError, match=r"600 tokens.*512"):
+    with pytest.raises(ContextLengthError, match=r"512 tokens.*600 tokens"):
         llm.generate([[5] * 600])
-    with pytest.raises(ContextLengthError, match=r"512 tokens.*512"):
+    with pytest.raises(ContextLengthError, match=r"512 tokens.*512 tokens"):
         llm.generate([[5, 6], [5] * 512])  # the other prompt is not left behind
     assert not llm._engine.has_work
-    (output,) = llm.generate([[5] * 508], SamplingParams(temperature=0, max_tokens=100))
-    assert len(output.outputs[0].token_ids) <= 4
+
+
+def test_a_length_that_does_not_fit_is_refused_and_none_is_fitted(llm: LLM) -> None:
+    words = r"512 tokens\. However, you requested 520 tokens \(500 in the prompt, 20 in the comple"
+    with pytest.raises(ContextLengthError, match=words) as caught:
+        llm.generate([[5] * 500], SamplingParams(max_tokens=20, ignore_eos=True))
+    assert caught.value.param == "max_tokens"
+    assert "12 or less" in caught.value.remedy
+    with pytest.raises(ContextLengthError, match="520 tokens"):
+        llm.stream([5] * 500, SamplingParams(max_tokens=20))
+    ask = SamplingParams(max_tokens=12, ignore_eos=True)
+    for params in (ask, SamplingParams(max_tokens=None, ignore_eos=True)):
+        [output] = llm.generate([[5] * 500], params)
+        assert len(output.outputs[0].token_ids) == 12
+        assert output.outputs[0].finish_reason == "length"
+    [output] = llm.generate([[5] * 500])  # asked for nothing: no more than the room
+    assert 1 <= len(output.outputs[0].token_ids) <= 12
+    assert not llm._engine.has_work
 
 
 @pytest.mark.parametrize(

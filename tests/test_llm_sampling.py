@@ -205,7 +205,7 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(default_model_pat
 
 def test_what_can_never_fit_is_refused_at_once(default_model_path: Path) -> None:
     with LLM(default_model_path, kv_tokens=128, context_tokens=128) as llm:
-        with pytest.raises(ContextLengthError, match=r"200 tokens.*128"):
+        with pytest.raises(ContextLengthError, match=r"128 tokens.*200 tokens"):
             llm.generate([[5] * 200])
         with pytest.raises(ContextLengthError, match=r"4 beams of up to 90 tokens.*128 tokens"):
             llm.beam_search([[5] * 50], BeamParams(beam_width=4, max_tokens=40))

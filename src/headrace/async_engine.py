@@ -21,6 +21,7 @@ from types import TracebackType
 
 from headrace.assemble import Assembled
 from headrace.core.constraint import Constraint, GrammarSpec
+from headrace.core.context import default_params
 from headrace.core.errors import HeadraceError
 from headrace.core.request import (
     BeamParams,
@@ -94,6 +95,11 @@ class AsyncEngine:
             timeout_s=timeout_s,
             grammar=grammar,
         )
+        if params is None:
+            request.params = default_params(
+                prompt_tokens=len(request.prompt_token_ids),
+                context_tokens=self._assembled.runner.limits.context_tokens,
+            )
         constraint: Constraint | None = None
         if grammar is not None:
             constraint = await asyncio.to_thread(self._assembled.grammars.compile, grammar)

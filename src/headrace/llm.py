@@ -20,6 +20,7 @@ from headrace.assemble import BackendName, assemble
 from headrace.core import collector
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
+from headrace.core.context import default_params
 from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
 from headrace.core.request import (
     BeamParams,
@@ -109,12 +110,17 @@ class LLM:
         grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; all are computed together. `params` is one for all, or one each.
-        With a `grammar` every answer matches it, unless max_tokens cuts it off."""
+        With a `grammar` every answer matches it, unless max_tokens cuts it off. A max_tokens for
+        which the context has no room is refused; None goes on to its end."""
         listed = _list_prompts(prompts)
         requests = [
             self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
             for prompt, param in zip(listed, _list_params(params, len(listed)), strict=True)
         ]
+        for request in requests if params is None else ():
+            request.params = default_params(
+                prompt_tokens=len(request.prompt_token_ids), context_tokens=self.context_tokens
+            )
         return self._complete(requests, listed)
 
     def chat(

@@ -108,7 +108,11 @@ class RequestText:
     ) -> None:
         self._tokenizer = tokenizer
         self._request = request
-        self._shown_ids = shown_ids
+        params = request.params
+        self._shown_ids = shown_ids if params.skip_special_tokens else tokenizer.special_ids
+        self._hidden_ends: frozenset[int] = frozenset()  # tokens that end a text unseen
+        if not params.include_stop_str_in_output:
+            self._hidden_ends = tokenizer.eos_ids.union(params.stop_token_ids)
         self._streams: dict[int, tuple[StreamDetokenizer, StopChecker]] = {}
         if request.beam is None:
             self._open = request.params.best_of or request.params.n
@@ -137,12 +141,14 @@ class RequestText:
             )
         detokenizer, stops = self._streams[token.index]
         reason = token.finish_reason
-        new = detokenizer.push(token.token_id) if token.token_id >= 0 else ""
+        is_hidden = reason is FinishReason.STOP and token.token_id in self._hidden_ends
+        new = detokenizer.push(token.token_id) if token.token_id >= 0 and not is_hidden else ""
         if reason is not None:
             new += detokenizer.finish()
         text, stopped = stops.push(new)
         if stopped:
             reason = FinishReason.STOP
+            text += (stops.met or "") if params.include_stop_str_in_output else ""
         elif reason is not None:
             text += stops.finish()
         if reason is not None:

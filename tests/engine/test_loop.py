@@ -195,10 +195,10 @@ def test_a_lost_device_ends_its_requests_and_is_told(
 
 def test_what_can_never_run_is_refused_at_once_with_both_numbers() -> None:
     engine = engine_over(CountingRunner(total_blocks=4))
-    with pytest.raises(ContextLengthError, match=r"33 tokens.*32") as error:
+    with pytest.raises(ContextLengthError, match=r"32 tokens.*33 tokens") as error:
         engine.add(request("a", 33))
     assert error.value.param == "prompt"
-    with pytest.raises(ContextLengthError, match=r"32 tokens.*32"):
+    with pytest.raises(ContextLengthError, match=r"32 tokens.*32 tokens"):
         engine.add(request("a", 32))
     with pytest.raises(ContextLengthError, match=r"up to 20 tokens.*holds 16"):
         engine.add(request("a", 10, max_tokens=10))

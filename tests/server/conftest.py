@@ -126,6 +126,12 @@ def server(start_server: StartServer) -> RunningServer:
 
 
 @pytest.fixture(scope="session")
+def short(start_server: StartServer) -> RunningServer:
+    """One with a context of 256 tokens, so that going beyond takes no time. Shared too."""
+    return start_server(engine={"context_tokens": 256, "kv_tokens": 2048})
+
+
+@pytest.fixture(scope="session")
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """The official SDK, asking `server`."""
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as made:
@@ -151,6 +157,7 @@ def strict(start_server: StartServer) -> RunningServer:
             "max_body": 65536,
             "max_waiting_requests": 2,
             "max_waiting_tokens": 4096,
+            "unknown_fields": "refuse",
         },
         engine={"max_sequences": 1},
     )

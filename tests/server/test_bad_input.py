@@ -152,21 +152,44 @@ def test_numbers_that_nothing_can_hold(server: RunningServer, name: str, value: 
         ({"x" * 5000: 1}, "x" * 200, "Leave it out."),
     ],
 )
-def test_unknown_fields_are_refused_with_a_guess(
-    server: RunningServer, fields: dict[str, Any], param: str, hint: str
+def test_unknown_fields_are_refused_with_a_guess_or_ignored_with_a_warning(
+    server: RunningServer, strict: RunningServer, fields: dict[str, Any], param: str, hint: str
 ) -> None:
-    answer = send(server, with_fields(**fields))
+    answer = send(strict, with_fields(**fields))
     assert answer.status == 400
     assert answer.error["param"] == param
     assert answer.error["remedy"] == hint
-
-
-def test_openais_fields_that_do_nothing_are_ignored_with_a_warning(server: RunningServer) -> None:
-    answer = send(server, with_fields(store=True, metadata={"a": "b"}))
+    answer = send(server, with_fields(stream=True, **fields))
     assert answer.status == 200
     warning = answer.headers["x-headrace-warning"]
-    assert "store" in warning
-    assert "metadata" in warning
+    assert warning.startswith(f"{param[:100]} is no field here and was ignored")
+    assert len(warning) < 300
+    assert (hint[0].lower() + hint[1:] in warning) == ("mean" in hint)
+
+
+def test_unknown_fields_are_in_the_log_line(server: RunningServer) -> None:
+    odd = "x\r\ny: secret"
+    answer = send(server, with_fields(zzyzx=1, **{odd: 1}), "x-request-id: unknown-1")
+    assert answer.status == 200
+    assert answer.headers["x-headrace-warning"].count("no field here") == 2
+    server.wait_for(lambda: "unknown-1" in server.log)
+    [line] = [line for line in server.log.splitlines() if "unknown-1" in line]
+    assert "zzyzx,?" in line
+    assert "secret" not in line
+
+
+def test_openais_fields_that_do_nothing_are_ignored_with_a_warning(
+    server: RunningServer, strict: RunningServer
+) -> None:
+    for each in (server, strict):
+        answer = send(each, with_fields(store=True, metadata={"a": "b"}))
+        assert answer.status == 200
+        warning = answer.headers["x-headrace-warning"]
+        assert "store" in warning
+        assert "metadata" in warning
+        answer = send(each, with_fields(store=False, metadata=None, service_tier="auto"))
+        assert answer.status == 200
+        assert "x-headrace-warning" not in answer.headers
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "x, y"])

@@ -14,6 +14,7 @@ import pytest
 from headrace.server.tool_formats import (
     HERMES,
     LLAMA,
+    MAX_CALLS,
     MISTRAL,
     Tool,
     ToolFormat,
@@ -134,6 +135,30 @@ def test_one_call_where_one_is_asked_for(
     answer = walk(start(vocabulary, lark), random.Random(0))
     assert answer is not None
     assert [call.name for call in parse_answer(tool_format, answer).whole_calls] == ["now"]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize(("tool_format", "tag_ids"), FORMATS)
+def test_calls_are_bounded(
+    vocabulary: llguidance.LLTokenizer,
+    tool_format: ToolFormat,
+    tag_ids: dict[str, int],
+    forced: bool,
+) -> None:
+    """Whoever would go on for ever may end after each call, and must after so many."""
+    lark = write_grammar(tool_format, TOOLS[2:], tag_ids, forced=forced, parallel=True)
+    most = MAX_CALLS if tool_format.again is not None else 1
+
+    def accepts(count: int) -> bool:
+        matcher = start(vocabulary, lark)
+        text = tool_format.write([("now", {})] * count)
+        for tag, token in tag_ids.items():
+            text = text.replace(tag, chr(token))  # a place holder: no byte is so high
+        tokens = [t for c in text for t in ([ord(c)] if ord(c) > 255 else c.encode())]
+        return all(map(matcher.consume_token, tokens)) and matcher.is_accepting()
+
+    assert all(accepts(count) for count in range(1, most + 1))
+    assert not accepts(most + 1)
 
 
 @pytest.mark.parametrize(("tool_format", "tag_ids"), FORMATS)

@@ -12,6 +12,8 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletion
 
+from headrace.server.tool_formats import MAX_CALLS
+
 MODEL = "smollm2"
 ASK: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]
 WEATHER: Any = {
@@ -59,12 +61,51 @@ def test_required(client: openai.OpenAI) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_named(client: openai.OpenAI) -> None:
+def named(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_a_named_function_is_called_once(client: openai.OpenAI, parallel: bool | None) -> None:
+    """As OpenAI has it: one call, and `stop`, since it was not the model that chose to call."""
     for name in ("now", "look"):
-        choice: Any = {"type": "function", "function": {"name": name}}
-        made = ask(client, tool_choice=choice, parallel_tool_calls=False)
+        more = {} if parallel is None else {"parallel_tool_calls": parallel}
+        made = ask(client, tool_choice=named(name), max_tokens=400, **more)
         assert [called for called, _ in calls_of(made.choices[0])] == [name]
-        assert made.choices[0].finish_reason == "tool_calls"
+        assert made.choices[0].finish_reason == "stop"
+        assert made.choices[0].message.content is None
+
+
+def test_a_named_function_is_called_once_in_a_stream(client: openai.OpenAI) -> None:
+    fields: Any = {"model": MODEL, "messages": ASK, "tools": [WEATHER, NOW], "temperature": 0}
+    fields |= {"tool_choice": named("look"), "max_tokens": 400}
+    chunks = list(client.chat.completions.create(**fields, stream=True))
+    deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or []]
+    assert {call.index for call in deltas} == {0}
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    whole = calls_of(client.chat.completions.create(**fields).choices[0])
+    written = "".join(call.function.arguments or "" for call in deltas if call.function)
+    assert whole == [("look", json.loads(written))]
+
+
+def test_a_named_function_is_called_once_in_responses(client: openai.OpenAI) -> None:
+    flat: Any = {"type": "function", **NOW["function"]}
+    choice: Any = {"type": "function", "name": "now"}
+    fields: Any = {"model": MODEL, "input": "Time?", "tools": [flat], "tool_choice": choice}
+    fields |= {"temperature": 0, "max_output_tokens": 400}
+    made = client.responses.create(**fields)
+    assert made.status == "completed"
+    assert [item.type for item in made.output] == ["function_call"]
+    events = list(client.responses.create(**fields, stream=True))
+    assert [e.type for e in events].count("response.function_call_arguments.done") == 1
+    assert events[-1].type == "response.completed"
+
+
+def test_required_comes_to_an_end(client: openai.OpenAI) -> None:
+    """However often a small model repeats itself: no bound of ours is near but that of calls."""
+    made = ask(client, tools=[NOW], tool_choice="required", max_tokens=2000)
+    assert made.choices[0].finish_reason == "tool_calls"
+    assert 1 <= len(calls_of(made.choices[0])) <= MAX_CALLS
 
 
 def test_none(client: openai.OpenAI) -> None:

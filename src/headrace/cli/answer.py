@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Protocol
 
-from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.context import check_fits_context
+from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, SamplingParams, TokenEvent
 
 Message = dict[str, str]
@@ -85,19 +86,27 @@ def encode_messages(llm: Answers, messages: Sequence[Message]) -> list[int]:
 
 
 def fit_params(
-    params: SamplingParams, *, prompt_tokens: int, context_tokens: int, default_tokens: int
+    params: SamplingParams,
+    *,
+    prompt_tokens: int,
+    context_tokens: int,
+    default_tokens: int,
+    is_session: bool = False,
 ) -> SamplingParams:
-    """Parameters with a max_tokens: as asked, else the default, less where the room is less."""
+    """Parameters with a max_tokens: as asked, else the default, less where the room is less. A
+    number that was asked for one answer and does not fit is refused; in a session it is what no
+    answer may exceed, and one that is cut earlier says so."""
+    asked = params.max_tokens
+    check_fits_context(
+        prompt_tokens=prompt_tokens,
+        context_tokens=context_tokens,
+        max_tokens=None if is_session else asked,
+        max_tokens_name="--max-tokens",
+    )
     room_tokens = context_tokens - prompt_tokens
-    if room_tokens < 1:
-        raise ContextLengthError(
-            f"The prompt is {prompt_tokens} tokens, and the context holds {context_tokens}.",
-            "Shorten it, or choose a model with a longer context.",
-            param="prompt",
-        )
-    if params.max_tokens is not None:
+    if asked is not None and asked <= room_tokens:
         return params
-    return replace(params, max_tokens=min(default_tokens, room_tokens))
+    return replace(params, max_tokens=min(asked or default_tokens, room_tokens))
 
 
 def stream_answer(

@@ -177,6 +177,7 @@ class ChatSession:
             prompt_tokens=len(ids),
             context_tokens=context_tokens,
             default_tokens=DEFAULT_MAX_TOKENS,
+            is_session=True,
         )
         with catching_interrupts() as stopped:
             answer = stream_answer(self._llm, ids, params, self._show, stopped)

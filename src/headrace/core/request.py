@@ -78,6 +78,8 @@ class SamplingParams:
     stop: Sequence[str] | str = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # false: control tokens are part of the text
+    include_stop_str_in_output: bool = False  # keep the stop string, or a stop token's text
     logprobs: int | None = None  # alternatives to give with each token of the output
     prompt_logprobs: int | None = None  # likewise for the prompt
     n: int = 1

@@ -56,6 +56,21 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class UnknownFields(StrEnum):
+    """What becomes of a field in a body that is none of the endpoint's."""
+
+    WARN = "warn"  # ignored, and the answer's x-headrace-warning names it
+    REFUSE = "refuse"  # 400
+
+
+# Settings that are one of a few words.
+_CHOICES: dict[str, type[StrEnum]] = {
+    "log_format": LogFormat,
+    "log_level": LogLevel,
+    "unknown_fields": UnknownFields,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """After checking, sizes are bytes."""
@@ -105,6 +120,10 @@ class ServerConfig:
     max_schema: int | str = field(
         default="64KiB", metadata=flag("Largest JSON schema, regex or grammar of a request.")
     )
+    unknown_fields: UnknownFields = field(
+        default=UnknownFields.WARN,
+        metadata=flag("Fields of a body that are not known: ignore them with a warning, or 400."),
+    )
     # Times.
     timeout_s: float | None = field(
         default=None, metadata=flag("Ends a request that brings no timeout_s of its own.")
@@ -141,12 +160,12 @@ class ServerConfig:
             object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
-        object.__setattr__(self, "log_format", LogFormat(self.log_format))
-        object.__setattr__(self, "log_level", LogLevel(self.log_level))
+        for name, choices in _CHOICES.items():
+            object.__setattr__(self, name, choices(getattr(self, name)))
 
     def _check(self, name: str, value: object, default: object) -> None:
-        if name in ("log_format", "log_level"):
-            choices = LogFormat if name == "log_format" else LogLevel
+        if name in _CHOICES:
+            choices = _CHOICES[name]
             if value not in tuple(choices):
                 raise _refuse(name, value, f"one of {', '.join(choices)}")
         elif name == "port":

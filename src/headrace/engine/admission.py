@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
+from headrace.core.context import check_fits_context, longest
 from headrace.core.errors import ContextLengthError, InvalidRequestError
 from headrace.core.request import GenerateRequest
 from headrace.core.step import RunnerLimits
@@ -32,15 +33,6 @@ def check_request(
             "Give some text or token ids.",
             param="prompt",
         )
-    if request.embed:
-        check_embed(request)
-    if prompt >= context + request.embed:
-        raise ContextLengthError(
-            f"The prompt has {prompt} tokens; the context holds {context}"
-            + ("." if request.embed else ", of which at least one is for the answer."),
-            f"Shorten the prompt to {context - (not request.embed)} tokens or fewer.",
-            param="prompt",
-        )
     timeout_s = request.timeout_s
     if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
         raise InvalidRequestError(
@@ -54,6 +46,17 @@ def check_request(
             "Sample (n, best_of) under a grammar, or search without one.",
             param="grammar",
         )
+    if request.embed:
+        check_embed(request)
+        if prompt > context:
+            raise ContextLengthError(
+                f"{longest(context)} However, your prompt resulted in {prompt} tokens.",
+                f"Shorten the prompt to {context} tokens or fewer.",
+                param="prompt",
+            )
+    else:
+        asked = request.params.max_tokens if request.beam is None else request.beam.max_tokens
+        check_fits_context(prompt_tokens=prompt, context_tokens=context, max_tokens=asked)
     return _check_pool(request, limits, prompt, context)
 
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import difflib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
@@ -19,6 +18,7 @@ from headrace.core.errors import (
     HeadraceError,
     PayloadTooLargeError,
 )
+from headrace.core.server_config import UnknownFields
 from headrace.server.browsers import Browsers
 from headrace.server.call import (
     Call,
@@ -41,8 +41,6 @@ Send = Callable[[Message], Awaitable[None]]
 SLOWEST_BODY_BYTES_S = 32 << 10  # what comes faster than this is never late
 CLIENT_GONE = 499  # as nginx has it: nobody sees it but the log
 
-_UNSAFE = re.compile(r"[^\x20-\x7e]")
-
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +61,7 @@ class App:
             headers=headers,
             request_id=request_id_of(headers),
             query=scope["query_string"].decode("latin-1"),
+            refuses_unknown=self._service.config.unknown_fields is UnknownFields.REFUSE,
         )
         exchange = _Exchange(self._service, self._browsers, call, receive, send)
         try:
@@ -83,6 +82,7 @@ class App:
             tracestate=call.headers.get("tracestate"),
             error=call.error,
             requests=call.records,
+            ignored_fields=call.ignored_fields,
         )
         for watcher in self._service.http_watchers:
             watcher.on_http(record)
@@ -267,7 +267,7 @@ class _Exchange:
         if self._service.fingerprint:
             headers["x-headrace-fingerprint"] = self._service.fingerprint
         if call.warnings:
-            headers["x-headrace-warning"] = _UNSAFE.sub("?", "; ".join(call.warnings))
+            headers["x-headrace-warning"] = call.warning_header()
         raw = [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 

@@ -18,8 +18,10 @@ import msgspec
 
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.server.call import Call
+from headrace.server.inert import OTHERS, is_off
 from headrace.server.schema import IGNORED
 
+MAX_SHOWN = 100  # characters of a name that nobody knows
 MAX_DEPTH = 128  # of objects and lists in each other; what reads them further on may recurse
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what the wire to the engine can carry
 
@@ -36,19 +38,53 @@ class MediaTypeError(HeadraceError):
 
 
 def read_struct(call: Call, kind: type[S]) -> S:
-    """The body as `kind`. OpenAI's fields that are not supported are ignored with a warning; any
-    other unknown one is refused: it may be a misspelt one."""
+    """The body as `kind`. OpenAI's fields that are not supported are ignored with a warning. Any
+    other unknown one may be a misspelt one: it is refused, or ignored with a warning that says so,
+    as the server was told."""
     sent = _read_object(call)
-    known = _field_names(kind)
-    for name in [name for name in sent if name not in known]:
-        if name not in IGNORED.get(kind, ()):
-            raise _unknown(name, known, name)
-        del sent[name]
-        call.warn(f"{name} is not supported and was ignored")
+    _leave_out_unknown(call, sent, kind)
     try:
         return msgspec.convert(sent, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), kind) from error
+
+
+def _leave_out_unknown(
+    call: Call, sent: dict[str, Any], kind: type[msgspec.Struct], path: str = ""
+) -> None:
+    known = _field_names(kind)
+    for name in [name for name in sent if name not in known]:
+        value = sent.pop(name)
+        where = f"{path}{name}"
+        if is_off(name, value) and (name in OTHERS or not call.refuses_unknown):
+            continue
+        if name in IGNORED.get(kind, ()):
+            if not is_off(name, value):
+                call.warn(f"{name} is not supported and was ignored")
+            continue
+        if call.refuses_unknown:
+            raise _unknown(name, known, where)
+        call.ignored_fields.append(where)
+        if name in OTHERS:
+            call.warn(f"{where} is not supported and was ignored")
+        else:
+            near = _nearest(name, known)
+            hint = f" (did you mean {near}?)" if near else ""
+            call.warn(f"{where[:MAX_SHOWN]} is no field here and was ignored{hint}")
+    for name, inner in _nested_structs(kind).items():
+        if isinstance(sent.get(name), dict):
+            _leave_out_unknown(call, sent[name], inner, f"{path}{name}.")
+
+
+@functools.cache
+def _nested_structs(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """The fields that are structs themselves. There is no list of such, nor a choice of several."""
+    return {
+        field.encode_name: inner
+        for field in msgspec.structs.fields(kind)
+        for inner in _alternatives(field.type)
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct)
+    }
 
 
 @functools.cache
@@ -127,14 +163,19 @@ def _invalid(message: str, kind: type[msgspec.Struct]) -> InvalidRequestError:
 
 
 def _unknown(name: str, known: Collection[str], param: str) -> InvalidRequestError:
-    near = difflib.get_close_matches(name[:100], known, n=1)
-    remedy = f"Did you mean {near[0]}?" if near else "Leave it out."
+    near = _nearest(name, known)
+    remedy = f"Did you mean {near}?" if near else "Leave it out."
     shown = repr(name[:100])
     return InvalidRequestError(
         f"{shown} is no field of this request." if param == name else f"{shown} is no field there.",
         remedy,
         param=param[:200],
     )
+
+
+def _nearest(name: str, known: Collection[str]) -> str | None:
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    return near[0] if near else None
 
 
 def _names_at(kind: type[msgspec.Struct], path: str) -> list[str]:

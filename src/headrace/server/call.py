@@ -27,6 +27,9 @@ from headrace.server.service import Service
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
+MAX_WARNING_CHARACTERS = 1000  # of the header: proxies take a few thousand for all headers
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
 Headers = Mapping[str, str]
 encode_json = msgspec.json.encode
 
@@ -60,9 +63,18 @@ class Call:
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
     warnings: list[str] = field(default_factory=list)  # sent as a header
+    refuses_unknown: bool = False  # fields, as --unknown-fields says
+    ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
+
+    def warning_header(self) -> str:
+        """All warnings on one line that a header can hold."""
+        text = "; ".join(self.warnings)
+        if len(text) > MAX_WARNING_CHARACTERS:
+            text = text[:MAX_WARNING_CHARACTERS] + " ... and more"
+        return _UNSAFE.sub("?", text)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +109,16 @@ def request_id_of(headers: Headers) -> str:
     """The client's own, where it can stand in a header and a log line; else a new one."""
     sent = headers.get("x-request-id", "")
     return sent if SANE_ID.fullmatch(sent) else new_id("req")
+
+
+def take_request_id(call: Call, sent: str | None) -> None:
+    """vLLM's field for what others say in the x-request-id header, which goes first."""
+    if sent is None or "x-request-id" in call.headers:
+        return
+    if SANE_ID.fullmatch(sent):
+        call.request_id = sent
+    else:
+        call.warn("request_id can't stand in a header and was ignored")
 
 
 def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, object]]:

@@ -15,19 +15,36 @@ import msgspec
 from headrace.core.errors import InvalidRequestError
 from headrace.core.request import CompletionOutput, FinishReason, GenerateRequest
 from headrace.server.body import read_struct
-from headrace.server.call import AnyReply, Call, StreamReply, json_reply, new_id
+from headrace.server.call import AnyReply, Call, StreamReply, json_reply, new_id, take_request_id
 from headrace.server.chat_stream import ChatStream
 from headrace.server.ending import check_timeout, ending
 from headrace.server.generation import generate, new_record
-from headrace.server.logprobs import ChatLogprobs, chat_logprobs
-from headrace.server.prompts import encode_chat
-from headrace.server.sampling import check_stream_options, sampling_params
+from headrace.server.logprobs import (
+    ChatLogprobs,
+    PromptLogprobs,
+    chat_logprobs,
+    prompt_logprobs,
+)
+from headrace.server.prompts import (
+    LITTLE_ROOM_TOKENS,
+    check_fits,
+    encode_chat,
+    warn_of_little_room,
+)
+from headrace.server.sampling import (
+    asked_tokens,
+    cache_salt_of,
+    check_stream_options,
+    sampling_params,
+)
 from headrace.server.schema import ChatRequest
 from headrace.server.service import Service
 from headrace.server.structured import grammar_of
 from headrace.server.tool_deltas import ToolCall, whole_call
+from headrace.server.tool_kinds import callable_tools
 from headrace.server.tool_parser import parse_answer
 from headrace.server.tools import ToolUse, plan_tools
+from headrace.server.truncation import truncation_of
 from headrace.server.usage import Usage
 from headrace.text import OutputBuilder, make_request
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -46,6 +63,7 @@ class Choice(msgspec.Struct):
     finish_reason: str | None
     logprobs: ChatLogprobs | None
     stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the answer
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # vLLM's, where asked for
 
 
 class ChatCompletion(msgspec.Struct):
@@ -56,6 +74,9 @@ class ChatCompletion(msgspec.Struct):
     choices: list[Choice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
+    # vLLM's, where asked for.
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 async def chat_completions(service: Service, call: Call) -> AnyReply:
@@ -64,68 +85,68 @@ async def chat_completions(service: Service, call: Call) -> AnyReply:
     request, use = await make_chat_request(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=ChatStream(service, call, sent, request, use).chunks())
-    return json_reply(await _complete(service, call, request, use))
+    return json_reply(await _complete(service, call, sent, request, use))
 
 
 async def make_chat_request(
-    service: Service, call: Call, sent: ChatRequest
+    service: Service, call: Call, sent: ChatRequest, *, max_tokens_name: str | None = None
 ) -> tuple[GenerateRequest, ToolUse]:
-    """What the engine is asked, and how to read its answer; every field checked."""
+    """What the engine is asked, and how to read its answer; every field checked. What the client
+    calls the answer's length is its endpoint's affair where `max_tokens_name` says so."""
     check_stream_options(sent)
+    take_request_id(call, sent.request_id)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise InvalidRequestError(
             "top_logprobs is given without logprobs.", "Set logprobs to true.", param="top_logprobs"
         )
+    found_name, max_tokens = asked_tokens(sent, "max_completion_tokens", "max_tokens")
     params = sampling_params(
         service,
         sent,
-        max_tokens=_max_tokens(sent),
+        max_tokens=max_tokens,
         logprobs=(sent.top_logprobs or 0) if sent.logprobs else None,
         logprobs_param="top_logprobs",
+        prompt_logprobs=sent.prompt_logprobs,
     )
     tokenizer, max_bytes = service.model.tokenizer, service.config.max_schema_bytes
     use = plan_tools(
         tokenizer,
         sent.messages,
-        tools=sent.tools,
+        tools=callable_tools(call, sent.tools),
         tool_choice=sent.tool_choice,
         parallel=sent.parallel_tool_calls,
         answer=grammar_of(sent, max_bytes),
         max_bytes=max_bytes,
     )
+    truncation = truncation_of(sent, service.context_tokens - (max_tokens or 1))
+    ids = await encode_chat(
+        service, use.messages, use.template_tools, sent, len(call.body), truncation
+    )
+    check_fits(
+        service,
+        len(ids),
+        max_tokens=max_tokens,
+        max_tokens_name=max_tokens_name or found_name,
+        where="messages",
+    )
+    if max_tokens is None:
+        warn_of_little_room(service, call, len(ids), LITTLE_ROOM_TOKENS)
     request = make_request(
         tokenizer,
         service.model.vocab_size,
         new_id("chatcmpl"),
-        await encode_chat(service, use.messages, use.template_tools, sent, len(call.body)),
+        ids,
         params,
         priority=sent.priority or 0,
-        cache_salt=sent.cache_salt or "",
+        cache_salt=cache_salt_of(sent),
         timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
         grammar=use.grammar,
     )
     return request, use
 
 
-def _max_tokens(sent: ChatRequest) -> int | None:
-    newer, older = sent.max_completion_tokens, sent.max_tokens
-    if newer is not None and older is not None and newer != older:
-        raise InvalidRequestError(
-            f"max_completion_tokens is {newer} and max_tokens is {older}; expected one number.",
-            "Send max_completion_tokens alone: max_tokens is its old name.",
-            param="max_completion_tokens",
-        )
-    if newer is not None and newer < 1:
-        raise InvalidRequestError(
-            f"max_completion_tokens is {newer}; expected an integer of at least 1.",
-            "Leave it out for an answer of any length.",
-            param="max_completion_tokens",
-        )
-    return older if newer is None else newer
-
-
 async def _complete(
-    service: Service, call: Call, request: GenerateRequest, use: ToolUse
+    service: Service, call: Call, sent: ChatRequest, request: GenerateRequest, use: ToolUse
 ) -> ChatCompletion:
     record = new_record(call, request)
     answer = OutputBuilder(request, None)
@@ -136,14 +157,22 @@ async def _complete(
                 output_tokens += event.token_id is not None
                 check_timeout(event, output_tokens)
                 answer.add(event)
-    return ChatCompletion(
+    output = answer.build()
+    completion = ChatCompletion(
         id=request.request_id,
         created=int(time.time()),
         model=service.model.name,
         system_fingerprint=service.fingerprint or None,
-        choices=[_choice(service.model.tokenizer, each, use) for each in answer.build().outputs],
+        choices=[_choice(service.model.tokenizer, each, use) for each in output.outputs],
         usage=Usage.of([record], output_tokens),
     )
+    if sent.prompt_logprobs is not None:
+        completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+    if sent.return_token_ids:
+        completion.prompt_token_ids = output.prompt_token_ids
+        for choice, each in zip(completion.choices, output.outputs, strict=True):
+            choice.token_ids = each.token_ids
+    return completion
 
 
 def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Choice:
@@ -159,5 +188,5 @@ def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Cho
         message.content = parsed.content or None
         if parsed.whole_calls:
             message.tool_calls = [whole_call(found) for found in parsed.whole_calls]
-            reason = "tool_calls" if reason == "stop" else reason
+            reason = use.called_reason(reason)
     return Choice(output.index, message, reason, logprobs, stop_reason)

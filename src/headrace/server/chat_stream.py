@@ -40,8 +40,12 @@ class ChatStream:
         self._service = service
         self._call = call
         self._request = request
-        self._shown_ids = use.shown_ids
+        self._use = use
         self._parsers = [use.new_parser() for _ in range(request.params.n)]
+        # Tokens that no chunk has named yet, by choice, where they are to be named.
+        self._new_ids: list[list[int]] | None = None
+        if sent.return_token_ids:
+            self._new_ids = [[] for _ in range(request.params.n)]
         self._record = new_record(call, request)
         self._output_tokens = 0
         options = sent.stream_options
@@ -66,7 +70,9 @@ class ChatStream:
         opened = False
         try:
             async with aclosing(
-                generate(self._service, self._call, self._request, self._record, self._shown_ids)
+                generate(
+                    self._service, self._call, self._request, self._record, self._use.shown_ids
+                )
             ) as found:
                 async for events in found:
                     parts = [self._event(event) for event in events]
@@ -83,11 +89,17 @@ class ChatStream:
             yield error_event(error)
 
     def _open(self, index: int) -> bytes:
-        return self.chunk(index, b'{"role":"assistant","content":"","refusal":null}')
+        delta = b'{"role":"assistant","content":"","refusal":null}'
+        if self._new_ids is None:
+            return self.chunk(index, delta)
+        prompt = b',"prompt_token_ids":' + encode_json(self._request.prompt_token_ids)
+        return self._chunk(index, delta, b"null", b"null", b',"token_ids":[]', prompt)
 
     def _event(self, event: TokenEvent) -> bytes:
         self._output_tokens += event.token_id is not None
         check_timeout(event, self._output_tokens)
+        if self._new_ids is not None and event.token_id is not None:
+            self._new_ids[event.index].append(event.token_id)
         if not event.text and event.finish_reason is None and event.logprobs is None:
             return b""
         logprobs = b"null"
@@ -110,8 +122,8 @@ class ChatStream:
             logprobs = b"null"  # once is enough
         if event.finish_reason is not None:
             reason, stop_reason = ending(event.finish_reason)
-            if parser is not None and parser.whole_calls and reason == "stop":
-                reason = "tool_calls"
+            if parser is not None and parser.whole_calls:
+                reason = self._use.called_reason(reason)
             extra = b"" if stop_reason is None else b',"stop_reason":' + encode_json(stop_reason)
             out += self.chunk(event.index, b"{}", finish=encode_json(reason) + extra)
         return out
@@ -126,11 +138,28 @@ class ChatStream:
         self, index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b"null"
     ) -> bytes:
         """One event; its parts are JSON already."""
-        return b'%b%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+        ids = b""
+        if self._new_ids is not None:
+            ids = b',"token_ids":' + encode_json(self._new_ids[index])
+            self._new_ids[index].clear()
+        return self._chunk(index, delta, logprobs, finish, ids)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes,
+        finish: bytes,
+        ids: bytes,
+        prompt: bytes = b"",
+    ) -> bytes:
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}]%b%b}\n\n' % (
             self._heads[index],
             delta,
             logprobs,
             finish,
+            ids,
+            prompt,
             self._usage(),
         )
 

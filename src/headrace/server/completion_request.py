@@ -5,20 +5,28 @@ Knows OpenAI's fields and what can't be asked; nothing of answers but how they b
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 
 from headrace.core.errors import InvalidRequestError
-from headrace.core.request import GenerateRequest, Logprobs
-from headrace.server.call import Call, new_id
+from headrace.core.request import GenerateRequest, Logprobs, SamplingParams
+from headrace.server.call import Call, new_id, take_request_id
 from headrace.server.generation import new_record
 from headrace.server.logprobs import CompletionLogprobsWriter
-from headrace.server.prompts import check_fits, encode_text
+from headrace.server.prompts import check_fits, encode_text, warn_of_little_room
 from headrace.server.record import RequestRecord
-from headrace.server.sampling import check_most, check_stream_options, sampling_params
+from headrace.server.sampling import (
+    asked_tokens,
+    cache_salt_of,
+    check_most,
+    check_stream_options,
+    sampling_params,
+)
 from headrace.server.schema import CompletionRequest
 from headrace.server.service import Service
 from headrace.server.structured import grammar_of
+from headrace.server.truncation import truncation_of
 from headrace.text import make_request
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -33,6 +41,8 @@ class Asked:
     echoes: list[str] | None  # the prompts' texts, where they are to be repeated
     wants_logprobs: bool
     wants_output: bool  # not where only the prompt's logprobs are asked for
+    wants_ids: bool = False
+    wants_prompt_logprobs: bool = False  # in vLLM's shape
     created: int = field(default_factory=lambda: int(time.time()))
 
     def open_choice(
@@ -52,15 +62,20 @@ class Asked:
 async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Asked:
     check_stream_options(sent)
     _check_fields(sent)
-    wants_output = not (sent.echo and sent.max_tokens == 0)
-    max_tokens = DEFAULT_MAX_TOKENS if sent.max_tokens is None else sent.max_tokens
+    take_request_id(call, sent.request_id)
+    name, asked = asked_tokens(sent, "max_tokens")
+    wants_output = not (sent.echo and asked == 0)
+    max_tokens = DEFAULT_MAX_TOKENS if asked is None else asked
+    prompt_logprobs = sent.prompt_logprobs
+    if prompt_logprobs is None and sent.echo:
+        prompt_logprobs = sent.logprobs
     params = sampling_params(
         service,
         sent,
         max_tokens=max_tokens if wants_output else 1,  # the engine always draws one
         logprobs=sent.logprobs,
         best_of=sent.best_of,
-        prompt_logprobs=sent.logprobs if sent.echo else None,
+        prompt_logprobs=prompt_logprobs,
     )
     prompts = _list_prompts(sent.prompt)
     config = service.config
@@ -69,27 +84,32 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
     check_most("prompt", len(prompts), config.max_waiting_requests, flag="max-waiting-requests")
     grammar = grammar_of(sent, service.config.max_schema_bytes)
     completion_id = new_id("cmpl")
+    truncation = truncation_of(sent, service.context_tokens - (asked or 1))
     tokenizer, requests, echoes = service.model.tokenizer, [], []
     for place, prompt in enumerate(prompts):
-        ids = prompt
         if isinstance(prompt, str):
             add_bos = sent.add_special_tokens is not False
-            ids = await encode_text(service, prompt, add_bos=add_bos)
-        check_fits(service, len(ids))
+            ids = await encode_text(service, prompt, add_bos=add_bos, truncation=truncation)
+        else:
+            ids = prompt if truncation is None else truncation.cut(prompt)
+        check_fits(service, len(ids), max_tokens=asked, max_tokens_name=name)
         request = make_request(
             tokenizer,
             service.model.vocab_size,
             f"{completion_id}-{place}",
             ids,
-            params,
+            params if asked is not None else _fitted(service, call, len(ids), params),
             priority=sent.priority or 0,
-            cache_salt=sent.cache_salt or "",
+            cache_salt=cache_salt_of(sent),
             timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
             grammar=grammar,
         )
         requests.append(request)
         if sent.echo:
-            echoes.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+            if isinstance(prompt, str) and truncation is None:
+                echoes.append(prompt)
+            else:
+                echoes.append(tokenizer.decode(ids))
     return Asked(
         completion_id=completion_id,
         requests=requests,
@@ -97,7 +117,19 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
         echoes=echoes if sent.echo else None,
         wants_logprobs=sent.logprobs is not None,
         wants_output=wants_output,
+        wants_ids=bool(sent.return_token_ids),
+        wants_prompt_logprobs=sent.prompt_logprobs is not None,
     )
+
+
+def _fitted(
+    service: Service, call: Call, prompt_tokens: int, params: SamplingParams
+) -> SamplingParams:
+    """Where no length was asked for: the usual one, or what room there is."""
+    if service.context_tokens - prompt_tokens >= DEFAULT_MAX_TOKENS:
+        return params
+    warn_of_little_room(service, call, prompt_tokens, DEFAULT_MAX_TOKENS)
+    return dataclasses.replace(params, max_tokens=None)
 
 
 def _check_fields(sent: CompletionRequest) -> None:

@@ -20,7 +20,7 @@ from headrace.server.completions_stream import CompletionStream
 from headrace.server.ending import check_timeout, ending
 from headrace.server.generation import generate
 from headrace.server.interleave import gather_all
-from headrace.server.logprobs import CompletionLogprobs
+from headrace.server.logprobs import CompletionLogprobs, PromptLogprobs, prompt_logprobs
 from headrace.server.record import RequestRecord
 from headrace.server.schema import CompletionRequest
 from headrace.server.service import Service
@@ -35,6 +35,10 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the text
+    # vLLM's, where asked for.
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -103,13 +107,17 @@ def _choices(
                     writer.add(token_id, here)
         assert each.finish_reason is not None
         reason, stop_reason = ending(FinishReason(each.finish_reason))
-        choices.append(
-            CompletionChoice(
-                text=text,
-                index=place * len(output.outputs) + each.index,
-                logprobs=None if writer is None else writer.take(),
-                finish_reason=reason if asked.wants_output else "length",
-                stop_reason=stop_reason,
-            )
+        choice = CompletionChoice(
+            text=text,
+            index=place * len(output.outputs) + each.index,
+            logprobs=None if writer is None else writer.take(),
+            finish_reason=reason if asked.wants_output else "length",
+            stop_reason=stop_reason,
         )
+        if asked.wants_prompt_logprobs:
+            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if asked.wants_ids:
+            choice.prompt_token_ids = output.prompt_token_ids
+            choice.token_ids = each.token_ids if asked.wants_output else []
+        choices.append(choice)
     return choices

@@ -32,6 +32,7 @@ class CompletionStream:
         self._n = asked.requests[0].params.n
         self._output_tokens = [0] * len(asked.requests)
         self._writers: dict[int, CompletionLogprobsWriter | None] = {}  # by choice, once it began
+        self._new_ids: dict[int, list[int]] = {}  # that no chunk has named yet, by choice
         options = sent.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
         self._counts_on = (
@@ -69,17 +70,22 @@ class CompletionStream:
         self._output_tokens[place] += event.token_id is not None
         check_timeout(event, self._output_tokens[place])
         choice = place * self._n + event.index
-        text = ""
+        text, prompt_ids = "", b""
         if choice not in self._writers:
+            if self._asked.wants_ids:
+                found = self._asked.requests[place].prompt_token_ids
+                prompt_ids = b',"prompt_token_ids":' + encode_json(found)
             text, self._writers[choice] = self._asked.open_choice(
                 self._service.model.tokenizer, place, event.prompt_logprobs
             )
         writer = self._writers[choice]
         if self._asked.wants_output:
             text += event.text
+            if self._asked.wants_ids and event.token_id is not None:
+                self._new_ids.setdefault(choice, []).append(event.token_id)
             if writer is not None and event.token_id is not None:
                 writer.add(event.token_id, event.logprobs)
-        if not text and writer is None and event.finish_reason is None:
+        if not (text or writer or prompt_ids) and event.finish_reason is None:
             return b""
         finish = b"null"
         if event.finish_reason is not None:
@@ -87,12 +93,16 @@ class CompletionStream:
             finish = encode_json(reason if self._asked.wants_output else "length")
             if stop_reason is not None:
                 finish += b',"stop_reason":' + encode_json(stop_reason)
-        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b}\n\n' % (
+        ids = b""
+        if self._asked.wants_ids:
+            ids = prompt_ids + b',"token_ids":' + encode_json(self._new_ids.pop(choice, []))
+        return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
             self._head,
             choice,
             encode_json(text),
             b"null" if writer is None else encode_json(writer.take()),
             finish,
+            ids,
             self._usage(),
         )
 

@@ -18,10 +18,11 @@ from typing import Literal
 
 import msgspec
 
+from headrace.core.context import longest
 from headrace.core.errors import ContextLengthError, HeadraceError, InvalidRequestError
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.server.body import read_struct
-from headrace.server.call import AnyReply, Call, encode_json, json_reply, new_id
+from headrace.server.call import AnyReply, Call, encode_json, json_reply, new_id, take_request_id
 from headrace.server.ending import check_timeout
 from headrace.server.generation import generate
 from headrace.server.interleave import gather_all
@@ -29,6 +30,7 @@ from headrace.server.prompts import encode_text
 from headrace.server.sampling import check_count, check_model
 from headrace.server.schema import EmbeddingRequest
 from headrace.server.service import Service
+from headrace.server.truncation import truncation_of
 from headrace.text import make_request
 
 MAX_INPUTS = 2048  # as OpenAI's
@@ -56,6 +58,7 @@ class EmbeddingList(msgspec.Struct):
 async def embeddings(service: Service, call: Call) -> AnyReply:
     """Texts as vectors: the mean of the model's last hidden states, of length 1."""
     sent = read_struct(call, EmbeddingRequest)
+    take_request_id(call, sent.request_id)
     _check_fields(service, sent)
     requests = await _make_requests(service, sent)
     found: list[msgspec.Raw] = [msgspec.Raw(b"")] * len(requests)
@@ -87,10 +90,14 @@ def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
 
 async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[GenerateRequest]:
     context, size, call_id = service.context_tokens, service.model.vocab_size, new_id("embd")
+    truncation, add_bos = truncation_of(sent, context), sent.add_special_tokens is not False
     requests = []
     for place, given in enumerate(_list_inputs(sent.input)):
         where = "input" if isinstance(sent.input, str) else f"input[{place}]"
-        ids = await encode_text(service, given) if isinstance(given, str) else given
+        if isinstance(given, str):
+            ids = await encode_text(service, given, add_bos=add_bos, truncation=truncation)
+        else:
+            ids = given if truncation is None else truncation.cut(given)
         if not ids:
             raise InvalidRequestError(
                 f"{where} is empty; expected at least one token.", "Leave it out.", param="input"
@@ -103,8 +110,9 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
             )
         if len(ids) > context:
             raise ContextLengthError(
-                f"{where} has {len(ids)} tokens; the context holds {context}.",
-                "Cut it into shorter texts.",
+                f"{longest(context)} However, {where} has {len(ids)} tokens.",
+                "Cut it into shorter texts, or send truncate_prompt_tokens: -1 to have its end "
+                "alone.",
                 param="input",
             )
         request = make_request(
@@ -114,6 +122,7 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
             ids,
             SamplingParams(max_tokens=1),
             priority=sent.priority or 0,
+            cache_salt=sent.cache_salt or "",
             timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
             embed=True,
         )

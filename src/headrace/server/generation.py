@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 
 from headrace.core.errors import HeadraceError
-from headrace.core.request import GenerateRequest, SampledToken, Started, TokenEvent
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started, TokenEvent
 from headrace.server.call import Call
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
@@ -62,6 +62,8 @@ async def generate(
                         continue
                     if event.finish_reason is not None:
                         record.finish_reason = event.finish_reason.value
+                        if event.finish_reason is FinishReason.LENGTH:
+                            record.is_cut_by_context |= request.params.max_tokens is None
                         if token.finish_reason is None:
                             stream.stop(token.index)  # a stop string: the engine knows none
                     events.append(event)

@@ -53,6 +53,30 @@ def _ranked(here: Logprobs) -> list[tuple[int, float]]:
     return [(token_id, logprob) for _, token_id, logprob in sorted(listed)]
 
 
+class PromptLogprob(msgspec.Struct):
+    """vLLM's shape."""
+
+    logprob: float
+    rank: int | None  # null: not among those that were asked for
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id, as text: JSON's keys are
+
+
+def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
+    """For each token of a prompt: itself and the likeliest in its place; null for the first."""
+    return [
+        None
+        if here is None
+        else {
+            str(token_id): PromptLogprob(max(p.logprob, LEAST_LOGPROB), p.rank, p.decoded_token)
+            for token_id, p in here.items()
+        }
+        for here in found or [None]
+    ]
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Lists of one length: an entry for each token, the prompt's too where it is echoed."""
 

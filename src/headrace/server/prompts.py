@@ -10,8 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from headrace.core.context import check_fits_context, longest
 from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.server.call import Call
 from headrace.server.service import Service
+from headrace.server.truncation import Truncation
 from headrace.tokenizer.tokenizer import LONG_CHARACTERS
 
 T = TypeVar("T")
@@ -19,6 +22,8 @@ T = TypeVar("T")
 # Of the tokenizers library: one text at a time, in threads of ours. Its own would take the engine's
 # cores, and it complains at every fork after it had any.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+LITTLE_ROOM_TOKENS = 256  # for an answer of any length: with less, a client is warned
 
 _TAKEN = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
@@ -28,6 +33,8 @@ class ChatFields(Protocol):
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
     @property
     def add_generation_prompt(self) -> bool | None: ...
     @property
@@ -40,6 +47,7 @@ async def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None,
     fields: ChatFields,
     size_bytes: int,
+    truncation: Truncation | None = None,
 ) -> list[int]:
     """The chat in the model's own form. `size_bytes` is about how long it is: the body's length."""
     template = service.model.chat_template
@@ -50,9 +58,12 @@ async def encode_chat(
             "Send it beside chat_template_kwargs, if at all.",
             param="chat_template_kwargs",
         )
+    if fields.documents is not None:
+        extra = {**extra, "documents": fields.documents}
     listed = [_known_message(message) for message in messages]
-    _check_length(service, sum(_characters(m.get("content")) for m in listed), "messages")
-    return await off_loop(
+    if truncation is None:
+        _check_length(service, sum(_characters(m.get("content")) for m in listed), "messages")
+    ids = await off_loop(
         size_bytes,
         lambda: template.encode(
             listed,
@@ -62,23 +73,52 @@ async def encode_chat(
             **extra,
         ),
     )
+    return ids if truncation is None else truncation.cut(ids)
 
 
-async def encode_text(service: Service, text: str, *, add_bos: bool = True) -> list[int]:
-    _check_length(service, len(text), "prompt")
+async def encode_text(
+    service: Service, text: str, *, add_bos: bool = True, truncation: Truncation | None = None
+) -> list[int]:
     tokenizer = service.model.tokenizer
-    return await off_loop(len(text), lambda: tokenizer.encode(text, add_bos=add_bos))
+    if truncation is None:
+        _check_length(service, len(text), "prompt")
+    else:
+        text = truncation.cut_text(text, tokenizer.longest_token_characters)
+    ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_bos=add_bos))
+    if truncation is None:
+        return ids
+    has_bos = bool(ids) and ids[0] == tokenizer.bos_id  # one that was typed is text
+    return truncation.cut(ids, kept_first=int(has_bos))
 
 
-def check_fits(service: Service, prompt_tokens: int) -> None:
-    """As the engine would refuse it, but before any other prompt of the same request runs."""
-    context = service.context_tokens
-    if prompt_tokens >= context:
-        raise ContextLengthError(
-            f"The prompt has {prompt_tokens} tokens; the context holds {context}, of which at "
-            "least one is for the answer.",
-            f"Shorten the prompt to {context - 1} tokens or fewer.",
-            param="prompt",
+def check_fits(
+    service: Service,
+    prompt_tokens: int,
+    *,
+    max_tokens: int | None = None,
+    max_tokens_name: str = "max_tokens",
+    where: str = "prompt",
+) -> None:
+    """As the engine would refuse it, but before any other prompt of the same request runs, and in
+    the request's own words."""
+    check_fits_context(
+        prompt_tokens=prompt_tokens,
+        context_tokens=service.context_tokens,
+        max_tokens=max_tokens,
+        max_tokens_name=max_tokens_name,
+        where=where,
+    )
+
+
+def warn_of_little_room(
+    service: Service, call: Call, prompt_tokens: int, wanted_tokens: int
+) -> None:
+    """Where no length was asked for, the context cuts an answer, and little room will."""
+    room_tokens = service.context_tokens - prompt_tokens
+    if room_tokens < wanted_tokens:
+        call.warn(
+            f"the context of {service.context_tokens} tokens leaves room for {room_tokens} of an "
+            "answer"
         )
 
 
@@ -136,8 +176,10 @@ def _check_length(service: Service, characters: int, param: str) -> None:
     least = characters // service.model.tokenizer.longest_token_characters
     if least >= context:
         raise ContextLengthError(
-            f"The prompt has {characters} characters, which are {least} tokens or more; the "
-            f"context holds {context}, of which at least one is for the answer.",
-            "Shorten the prompt.",
+            f"{longest(context)} However, your {param} has {characters} characters, which are "
+            f"{least} tokens or more.",
+            f"Shorten the {param}.",
             param=param,
+            prompt_tokens=least,
+            most_tokens=context - 1,
         )

@@ -32,6 +32,7 @@ class RequestRecord:
     ended_s: float | None = None
     finish_reason: str | None = None  # of the last continuation; "error", "abort" too
     error: str | None = None
+    is_cut_by_context: bool = False  # it asked for no length, and ended where the room did
     prompt: str = ""
     answer: str = ""
 
@@ -56,6 +57,7 @@ class HttpRecord:
     tracestate: str | None = None
     error: HeadraceError | None = None  # what the answer, or its end, said
     requests: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+    ignored_fields: list[str] = field(default_factory=list)  # of its body, as the client wrote them
 
 
 class HttpWatcher(Protocol):

@@ -19,6 +19,8 @@ QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
 
 log = logging.getLogger("headrace.server.requests")
 
+MAX_IGNORED = 16  # names of unknown fields in a line
+
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 
 
@@ -50,6 +52,7 @@ class RequestLog:
                 "key": record.key_name,
                 "e2e_s": round(took_s, 6),
                 **_error_fields(record.error),
+                **_ignored_fields(record.ignored_fields),
                 **_work_fields(record.requests),
                 **(_content_fields(record.requests) if self._show_content else {}),
             },
@@ -68,6 +71,14 @@ def _error_fields(error: HeadraceError | None) -> dict[str, Any]:
     return fields
 
 
+def _ignored_fields(names: list[str]) -> dict[str, Any]:
+    """Names are the client's text: only what can be a field's name gets into the log."""
+    if not names:
+        return {}
+    shown = [name if _FIELD_NAME.fullmatch(name) else "?" for name in names[:MAX_IGNORED]]
+    return {"ignored_fields": ",".join(shown) + (",..." if len(names) > MAX_IGNORED else "")}
+
+
 def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:
     """Sums over the engine requests that one HTTP request made; of times, the longest."""
     if not requests:
@@ -79,6 +90,7 @@ def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:
     }
     return {
         "finish_reason": ",".join(sorted({r.finish_reason or "none" for r in requests})),
+        **({"cut_by": "context"} if any(r.is_cut_by_context for r in requests) else {}),
         "prompt_tokens": sum(r.prompt_tokens for r in requests),
         "cached_tokens": sum(r.cached_tokens for r in requests),
         "output_tokens": sum(r.output_tokens for r in requests),

@@ -27,7 +27,9 @@ from headrace.server.usage import Usage
 async def responses(service: Service, call: Call) -> AnyReply:
     """An answer to a chat in the newer shape, whole or as events. Nothing is kept."""
     sent = read_struct(call, ResponsesRequest)
-    request, use = await make_chat_request(service, call, as_chat(call, sent))
+    request, use = await make_chat_request(
+        service, call, as_chat(call, sent), max_tokens_name="max_output_tokens"
+    )
     params = request.params
     builder = ResponseBuilder(sent, service.model.name, params.temperature, params.top_p)
     answering = _Answering(service, call, request, use, builder)

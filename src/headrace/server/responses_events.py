@@ -15,6 +15,7 @@ import msgspec
 from headrace.core.errors import HeadraceError
 from headrace.server.call import encode_json
 from headrace.server.responses_schema import ResponsesRequest
+from headrace.server.tool_kinds import names_in_namespaces
 from headrace.server.tool_parser import Arguments, CallEnd, CallStart, Content, Piece
 from headrace.server.usage import Usage
 
@@ -34,6 +35,7 @@ class ResponseBuilder:
         self._index = -1  # of the last item, also where it is not kept
         self._item: JsonObject | None = None  # being written
         self._sequence_number = 0
+        self._namespaces = names_in_namespaces(sent.tools)
         self.response: JsonObject = {
             "id": _new_id("resp"),
             "object": "response",
@@ -113,7 +115,9 @@ class ResponseBuilder:
 
     def _open_call(self, piece: CallStart) -> bytes:
         item = {"type": "function_call", "id": _new_id("fc"), "status": "in_progress"}
-        return self._open({**item, "call_id": piece.call_id, "name": piece.name, "arguments": ""})
+        space, name = self._namespaces.get(piece.name, (None, piece.name))
+        named = {"name": name} if space is None else {"name": name, "namespace": space}
+        return self._open({**item, "call_id": piece.call_id, **named, "arguments": ""})
 
     def _open(self, item: JsonObject) -> bytes:
         self._item = item

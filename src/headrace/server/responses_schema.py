@@ -15,6 +15,7 @@ from headrace.core.errors import InvalidRequestError
 from headrace.server.call import Call
 from headrace.server.schema import IGNORED, ChatRequest, StreamOptions
 from headrace.server.structured import wrong_value
+from headrace.server.tool_kinds import flat_name, flatten_namespaces
 
 JsonObject = dict[str, Any]
 
@@ -63,7 +64,7 @@ IGNORED[ResponsesRequest] = frozenset(
     {
         *("include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning"),
         *("safety_identifier", "service_tier", "top_logprobs", "moderation", "image"),
-        *("prompt_cache_options", "context_management", "access_programs"),
+        *("prompt_cache_options", "context_management", "access_programs", "client_metadata"),
     }
 )
 
@@ -92,7 +93,11 @@ def as_chat(call: Call, sent: ResponsesRequest) -> ChatRequest:
         messages=messages,
         max_completion_tokens=sent.max_output_tokens,
         response_format=_response_format(call, sent.text),
-        tools=[_nested(tool, f"tools[{i}]") for i, tool in enumerate(sent.tools or ())] or None,
+        tools=[
+            _nested(tool, f"tools[{i}]")
+            for i, tool in enumerate(flatten_namespaces(call, sent.tools))
+        ]
+        or None,
         tool_choice=_nested_choice(sent.tool_choice),
         **{name: getattr(sent, name) for name in _SAME},
     )
@@ -145,7 +150,7 @@ def _add_call(messages: list[JsonObject], item: JsonObject, param: str) -> None:
         "id": _string(item, "call_id", param),
         "type": "function",
         "function": {
-            "name": _string(item, "name", param),
+            "name": flat_name(item.get("namespace"), _string(item, "name", param)),
             "arguments": _string(item, "arguments", param),
         },
     }

@@ -5,6 +5,7 @@ Knows names and ranges; no endpoint.
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from headrace.core.errors import InvalidRequestError, ModelNotFoundError
@@ -16,7 +17,7 @@ from headrace.server.service import Service
 _SAME = (
     *("n", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"),
-    *("ignore_eos", "stop"),
+    *("ignore_eos", "stop", "skip_special_tokens", "include_stop_str_in_output"),
 )
 
 MAX_COUNT = 2**31 - 1  # of anything counted: far beyond every context, and fit for any integer
@@ -53,12 +54,19 @@ def sampling_params(
     config, model = service.config, service.model
     check_most("n", sent.n, config.max_n)
     check_most("best_of", best_of, config.max_n, flag="max-n")
-    check_most(logprobs_param, logprobs, config.max_logprobs, flag="max-logprobs")
-    if logprobs is not None and logprobs < 0:
+    for param, count in ((logprobs_param, logprobs), ("prompt_logprobs", sent.prompt_logprobs)):
+        check_most(param, count, config.max_logprobs, flag="max-logprobs")
+        if count is not None and count < 0:
+            raise InvalidRequestError(
+                f"{param} is {count}; expected 0 to {config.max_logprobs}.",
+                "Correct it, or leave it out.",
+                param=param,
+            )
+    if sent.prompt_logprobs and sent.stream:
         raise InvalidRequestError(
-            f"{logprobs_param} is {logprobs}; expected 0 to {config.max_logprobs}.",
-            "Correct it, or leave it out.",
-            param=logprobs_param,
+            "prompt_logprobs is given with stream: they come with whole answers only.",
+            "Leave out one of the two.",
+            param="prompt_logprobs",
         )
     if isinstance(sent.stop, list):
         check_most("stop", len(sent.stop), config.max_stop)
@@ -68,6 +76,9 @@ def sampling_params(
     fields: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(sent, name)) is not None
     }
+    _, penalty = one_number(sent, "repetition_penalty", "repeat_penalty")
+    if penalty is not None:
+        fields["repetition_penalty"] = penalty
     if sent.seed is not None and -(2**63) <= sent.seed < 0:
         fields["seed"] = sent.seed & MAX_SEED  # OpenAI's are signed
     return SamplingParams(
@@ -80,6 +91,42 @@ def sampling_params(
         logit_bias=_logit_bias(sent.logit_bias or {}),
         **fields,
     )
+
+
+def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:
+    """Of fields that are one thing under several names: the name that was sent, and its value."""
+    found = [(name, value) for name in names if (value := getattr(sent, name)) is not None]
+    if not found:
+        return names[0], None
+    for name, value in found[1:]:
+        if value != found[0][1]:
+            raise InvalidRequestError(
+                f"{found[0][0]} is {found[0][1]} and {name} is {value}; expected one number.",
+                f"Send {names[0]} alone: it is the same thing.",
+                param=found[0][0],
+            )
+    return found[0]
+
+
+def asked_tokens(sent: SamplingFields, *names: str) -> tuple[str, int | None]:
+    """The longest answer that was asked for, under one of the names or llama.cpp's, and that name;
+    None where none was."""
+    if sent.n_predict in (-1, -2):  # llama.cpp's words for "to the end of the context"
+        sent.n_predict = None
+    name, asked = one_number(sent, *names, "n_predict")
+    if asked is not None and asked < 1 and name not in ("max_tokens",):
+        raise InvalidRequestError(
+            f"{name} is {asked}; expected an integer of at least 1.",
+            "Leave it out for an answer of any length.",
+            param=name,
+        )
+    return name, asked
+
+
+def cache_salt_of(sent: SamplingFields) -> str:
+    """Under which prefixes are shared. A salt that nobody else has shares none: nothing is found,
+    and what is left behind is found by nobody."""
+    return secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
 
 
 def check_count(param: str, found: int | None) -> None:

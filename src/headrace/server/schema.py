@@ -1,4 +1,5 @@
-"""What clients may send, by endpoint: OpenAI's fields, and those that vLLM's users add.
+"""What clients may send, by endpoint: OpenAI's fields, and those that vLLM's and llama.cpp's users
+add. What other servers take and this one does nothing about is inert.py's.
 
 Types only: a field's range is checked where it is used (core/request.py). From these the OpenAPI
 description is made. `None` is what was not sent, or sent as null.
@@ -47,9 +48,21 @@ class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True)
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none to leave out
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = None  # keep so many; -1: as many as fit
+    truncation_side: Literal["left", "right"] | None = None  # where to cut; left unless said
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    request_id: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
+    # llama.cpp's names.
+    n_predict: int | None = None  # max_tokens
+    repeat_penalty: float | None = None  # repetition_penalty
+    cache_prompt: bool | None = None  # false: a prefix cache of its own
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +75,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     # Not OpenAI's: named as vLLM's.
     chat_template_kwargs: JsonObject | None = None
+    documents: list[JsonObject] | None = None  # for templates that know them
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -81,8 +95,14 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
-    priority: int | None = None  # these two are not OpenAI's
+    # Not OpenAI's.
+    priority: int | None = None
     timeout_s: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +116,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    documents: list[JsonObject] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     tools: list[JsonObject] | None = None
 
 

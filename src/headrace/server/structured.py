@@ -1,8 +1,8 @@
 """What a request says its answer must look like, as the engine's GrammarSpec.
 
-OpenAI's `response_format`, and the two sets of names that vLLM's users send: `guided_*`, and the
-newer `structured_outputs`. Sizes and shapes are checked here; whether a schema, a regex or a
-grammar can be compiled only the engine knows.
+OpenAI's `response_format`, the two sets of names that vLLM's users send (`guided_*`, and the newer
+`structured_outputs`), and llama.cpp's `grammar` and `json_schema`. Sizes and shapes are checked
+here; whether a schema, a regex or a grammar can be compiled only the engine knows.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class StructuredFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    # llama.cpp's names.
+    grammar: str | None = None
+    json_schema: str | JsonObject | None = None
 
 
 # vLLM's own that change nothing here: whitespace is fixed, and there is one compiler.
@@ -56,6 +59,9 @@ def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
             ("guided_choice", _choice("guided_choice", sent.guided_choice)),
             ("guided_grammar", _text("guided_grammar", GrammarKind.LARK, sent.guided_grammar)),
             *_structured_outputs(sent.structured_outputs),
+            # To llama.cpp's clients an empty one is none.
+            ("grammar", _text("grammar", GrammarKind.LARK, sent.grammar or None)),
+            ("json_schema", _json_schema("json_schema", sent.json_schema)),
         )
         if spec is not None
     ]
@@ -108,6 +114,8 @@ def _response_format(sent: JsonObject | None) -> GrammarSpec | None:
     kind = sent.get("type")
     if kind == "text":
         return None
+    if kind == "json_object" and isinstance(sent.get("schema"), dict):  # as llama.cpp has it
+        return _json_schema("response_format.schema", sent["schema"])
     if kind == "json_object":
         return GrammarSpec(kind=GrammarKind.JSON_OBJECT, param="response_format")
     if kind != "json_schema":

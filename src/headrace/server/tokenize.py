@@ -12,7 +12,9 @@ from headrace.server.prompts import encode_chat, encode_text, off_loop
 from headrace.server.sampling import check_model
 from headrace.server.schema import DetokenizeRequest, TokenizeRequest
 from headrace.server.service import Service
+from headrace.server.tool_kinds import callable_tools
 from headrace.server.tools import plan_tools
+from headrace.server.truncation import truncation_of
 
 
 async def tokenize(service: Service, call: Call) -> AnyReply:
@@ -23,17 +25,23 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
         raise InvalidRequestError(
             "Expected one of prompt and messages.", "Send either.", param="prompt"
         )
+    # Without it there is no bound here: one may want to know how long a text is.
+    truncation = None
+    if sent.truncate_prompt_tokens is not None:
+        truncation = truncation_of(sent, service.context_tokens)
     if sent.messages is not None:
         use = plan_tools(
             service.model.tokenizer,
             sent.messages,
-            tools=sent.tools,
+            tools=callable_tools(call, sent.tools),
             max_bytes=service.config.max_schema_bytes,
         )
-        ids = await encode_chat(service, use.messages, use.template_tools, sent, len(call.body))
+        ids = await encode_chat(
+            service, use.messages, use.template_tools, sent, len(call.body), truncation
+        )
     else:
         add_bos = sent.add_special_tokens is not False
-        ids = await encode_text(service, sent.prompt or "", add_bos=add_bos)
+        ids = await encode_text(service, sent.prompt or "", add_bos=add_bos, truncation=truncation)
     tokenizer = service.model.tokenizer
     return json_reply(
         {

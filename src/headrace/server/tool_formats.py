@@ -20,6 +20,10 @@ from headrace.tokenizer.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
 
+# Of one answer. A small model may never be satisfied, and what it writes is still to come to an
+# end; no agent is known to want more at a time.
+MAX_CALLS = 16
+
 # As Python writes JSON, and so as most training data has it; no room for endless blanks.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -115,7 +119,8 @@ def write_grammar(
     answer: JsonObject | None = None,
 ) -> str:
     """A grammar of answers: calls if `forced`; otherwise text (or JSON of the schema `answer`) in
-    which an opening tag, once written, must be followed by calls, and nothing by those."""
+    which an opening tag, once written, must be followed by calls, and nothing by those. Calls are
+    one, or with `parallel` up to MAX_CALLS."""
 
     def literal(text: str) -> str:
         return _literal(text, tag_ids)
@@ -124,7 +129,7 @@ def write_grammar(
     padding = "/ ?/" if tool_format.is_padded else ""
     again = ""
     if parallel and tool_format.again is not None:
-        again = f"({literal(tool_format.again)} call)*"
+        again = f"({literal(tool_format.again)} call){{0,{MAX_CALLS - 1}}}"
     lines += [
         f"calls: {padding} {literal(tool_format.first)} call {again} {literal(tool_format.end)}",
         f"call: one {literal(tool_format.trail)}",

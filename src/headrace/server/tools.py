@@ -44,6 +44,12 @@ class ToolUse:
     grammar: GrammarSpec | None
     shown_ids: frozenset[int] = frozenset()  # control tokens that belong to the text
     tool_format: ToolFormat | None = None
+    is_named: bool = False  # the client chose the function, the model only its arguments
+
+    def called_reason(self, reason: str) -> str:
+        """The finish_reason, in a chat, of an answer with whole calls in it. As OpenAI has it: a
+        call that the client itself named is an answer like any other."""
+        return "tool_calls" if reason == "stop" and not self.is_named else reason
 
     def new_parser(self) -> CallParser | None:
         """For one answer; None where no call can be in it."""
@@ -54,6 +60,7 @@ class ToolUse:
 class _Choice:
     mode: Literal["auto", "none", "required"]
     names: frozenset[str] | None = None  # of the tools that may be called; None: all
+    is_named: bool = False  # one function, chosen by its name: it is called once
 
 
 def plan_tools(
@@ -73,7 +80,7 @@ def plan_tools(
     _check_list(declared)
     choice = _read_choice(tool_choice, declared)
     offered = [] if choice.mode == "none" else list(tools or ())
-    many = parallel is not False and tool_format.again is not None
+    many = parallel is not False and not choice.is_named and tool_format.again is not None
     if known is None:
         prepared = write_out(messages, offered, tool_format, parallel=many)
     else:
@@ -96,6 +103,7 @@ def plan_tools(
         grammar=GrammarSpec(kind=GrammarKind.LARK, source=source, param="tools"),
         shown_ids=frozenset(tag_ids.values()),
         tool_format=tool_format,
+        is_named=choice.is_named,
     )
 
 
@@ -158,7 +166,8 @@ def _read_choice(sent: str | JsonObject | None, tools: Sequence[Tool]) -> _Choic
     if sent == "required":
         return _Choice(mode="required")
     if isinstance(sent, dict) and sent.get("type") == "function":
-        return _Choice(mode="required", names=_known_names([sent], tools, "tool_choice"))
+        names = _known_names([sent], tools, "tool_choice")
+        return _Choice(mode="required", names=names, is_named=True)
     if isinstance(sent, dict) and sent.get("type") == "allowed_tools":
         return _read_allowed(sent.get("allowed_tools"), tools)
     expected = "'none', 'auto', 'required', or {'type': 'function', 'function': {'name': ...}}"
