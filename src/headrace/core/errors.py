@@ -35,7 +35,22 @@ class InvalidRequestError(HeadraceError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """A prompt (plus what it may generate) does not fit the context. Never cut silently."""
+    """A prompt (plus what it may generate) does not fit the context. Never cut silently.
+
+    Whoever knows the prompt's tokens (or a number below them) and the most there may be says so."""
+
+    def __init__(
+        self,
+        cause: str,
+        remedy: str = "",
+        *,
+        param: str | None = None,
+        prompt_tokens: int | None = None,
+        most_tokens: int | None = None,
+    ) -> None:
+        super().__init__(cause, remedy, param=param)
+        self.prompt_tokens = prompt_tokens
+        self.most_tokens = most_tokens
 
 
 class PayloadTooLargeError(HeadraceError):

@@ -79,6 +79,8 @@ def check_fits(service: Service, prompt_tokens: int) -> None:
             "least one is for the answer.",
             f"Shorten the prompt to {context - 1} tokens or fewer.",
             param="prompt",
+            prompt_tokens=prompt_tokens,
+            most_tokens=context - 1,
         )
 
 
@@ -140,4 +142,6 @@ def _check_length(service: Service, characters: int, param: str) -> None:
             f"context holds {context}, of which at least one is for the answer.",
             "Shorten the prompt.",
             param=param,
+            prompt_tokens=least,
+            most_tokens=context - 1,
         )

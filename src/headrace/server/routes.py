@@ -8,6 +8,10 @@ from headrace.server.call import AnyReply, Call, Reply, json_reply
 from headrace.server.chat import ChatCompletion, chat_completions
 from headrace.server.completions import Completion, completions
 from headrace.server.embeddings import EmbeddingList, embeddings
+from headrace.server.messages import TokenCount, count_tokens, messages
+from headrace.server.messages_errors import MESSAGES_ERRORS
+from headrace.server.messages_events import Message
+from headrace.server.messages_schema import CountTokensRequest, MessagesRequest
 from headrace.server.models import list_models, show_model
 from headrace.server.openapi import describing
 from headrace.server.responses import responses
@@ -83,6 +87,23 @@ def all_routes() -> list[Route]:
             request=ResponsesRequest,
             response=shapes.Response,
             streams=True,
+        ),
+        Route(
+            path="/v1/messages",
+            endpoint=messages,
+            methods=("POST",),
+            request=MessagesRequest,
+            response=Message,
+            streams=True,
+            errors=MESSAGES_ERRORS,
+        ),
+        Route(
+            path="/v1/messages/count_tokens",
+            endpoint=count_tokens,
+            methods=("POST",),
+            request=CountTokensRequest,
+            response=TokenCount,
+            errors=MESSAGES_ERRORS,
         ),
         Route(
             path="/tokenize",

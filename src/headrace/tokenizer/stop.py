@@ -50,6 +50,7 @@ class StopChecker:
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self._stopped = False
+        self.met: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was met; nothing follows one."""
@@ -63,8 +64,8 @@ class StopChecker:
             complete = [m for m in self._matchers if m.advance(pending[place])]
             if complete:
                 self._held, self._stopped = "", True
-                longest = max(len(matcher.stop) for matcher in complete)
-                return pending[: place + 1 - longest], True
+                self.met = max((matcher.stop for matcher in complete), key=len)
+                return pending[: place + 1 - len(self.met)], True
         safe = len(pending) - max(matcher.matched for matcher in self._matchers)
         self._held = pending[safe:]
         return pending[:safe], False
