@@ -46,7 +46,11 @@ class ServerConfig:
     host: str = field(default="127.0.0.1", metadata=flag("The address to listen on."))
     port: int = field(default=8000, metadata=flag("The port to listen on; 0 takes a free one."))
     served_model_name: str | None = field(
-        default=None, metadata=flag("What clients call the model; default: its own name.")
+        default=None,
+        metadata=flag(
+            "What clients call the model; default: its own name. Several with commas: answers say "
+            "the first."
+        ),
     )
     api_key: str | None = field(
         default=None,
@@ -110,6 +114,8 @@ class ServerConfig:
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
+        if self.served_model_name is not None and not self.served_names:
+            raise _refuse("served_model_name", self.served_model_name, "a name, or several")
         object.__setattr__(self, "log_format", LogFormat(self.log_format))
         object.__setattr__(self, "log_level", LogLevel(self.log_level))
 
@@ -139,6 +145,10 @@ class ServerConfig:
                 raise _refuse(name, value, "some text")
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        return _split(self.served_model_name or "")
+
+    @property
     def max_body_bytes(self) -> int:
         return cast("int", self.max_body)
 
@@ -149,6 +159,11 @@ class ServerConfig:
     @property
     def max_schema_bytes(self) -> int:
         return cast("int", self.max_schema)
+
+
+def _split(names: str) -> tuple[str, ...]:
+    """Each once, in their order."""
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 def _is_count(value: object, least: int) -> bool:

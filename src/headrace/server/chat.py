@@ -18,6 +18,7 @@ from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, StreamReply, json_reply, new_id
 from headrace.server.chat_stream import ChatStream
 from headrace.server.ending import check_timeout, ending
+from headrace.server.functions import refuse_functions
 from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import ChatLogprobs, chat_logprobs
 from headrace.server.prompts import encode_chat
@@ -72,6 +73,7 @@ async def make_chat_request(
 ) -> tuple[GenerateRequest, ToolUse]:
     """What the engine is asked, and how to read its answer; every field checked."""
     check_stream_options(sent)
+    refuse_functions(sent)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise InvalidRequestError(
             "top_logprobs is given without logprobs.", "Set logprobs to true.", param="top_logprobs"

@@ -25,7 +25,7 @@ from headrace.server.schema import (
     TokenizeRequest,
 )
 from headrace.server.service import Service
-from headrace.server.tokenize import detokenize, tokenize
+from headrace.server.tokenize import detokenize, tokenize, tokenizer_info
 from headrace.server.version import version
 
 
@@ -41,6 +41,17 @@ async def ready(service: Service, call: Call) -> AnyReply:
     return json_reply({"ready": True})
 
 
+async def ping(service: Service, call: Call) -> AnyReply:
+    """As SageMaker asks, who sends requests once this succeeds: /ready in other words."""
+    await ready(service, call)
+    return await health(service, call)
+
+
+async def load(service: Service, call: Call) -> AnyReply:
+    """How many requests wait or run now, as vLLM says it."""
+    return json_reply({"server_load": service.open_requests()})
+
+
 async def metrics(service: Service, call: Call) -> AnyReply:
     """Counts and times, as Prometheus reads them."""
     if service.exposition is None:
@@ -53,6 +64,15 @@ def all_routes() -> list[Route]:
     routes = [
         Route(path="/health", endpoint=health, is_open=True, response=shapes.Health),
         Route(path="/ready", endpoint=ready, is_open=True, response=shapes.Ready, statuses=(503,)),
+        Route(
+            path="/ping",
+            endpoint=ping,
+            methods=("GET", "POST"),
+            is_open=True,
+            response=shapes.Health,
+            statuses=(503,),
+        ),
+        Route(path="/load", endpoint=load, response=shapes.Load),
         Route(path="/version", endpoint=version, response=shapes.Version),
         Route(path="/metrics", endpoint=metrics, content_type="text/plain", statuses=(503,)),
         Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
@@ -119,6 +139,7 @@ def all_routes() -> list[Route]:
             request=DetokenizeRequest,
             response=shapes.Text,
         ),
+        Route(path="/tokenizer_info", endpoint=tokenizer_info, response=shapes.TokenizerInfo),
     ]
     routes.append(Route(path="/openapi.json", endpoint=describing(routes)))
     return routes

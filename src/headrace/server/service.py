@@ -6,6 +6,7 @@ A plain holder, made once by serve.py. Knows no HTTP.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.core.config import EngineConfig
@@ -24,7 +25,7 @@ from headrace.tokenizer.tokenizer import Tokenizer
 class ServedModel:
     """The model as clients see it: text in, text out."""
 
-    name: str
+    name: str  # what answers say
     tokenizer: Tokenizer
     template: ChatTemplate | None
     vocab_size: int
@@ -32,6 +33,16 @@ class ServedModel:
     temperature: float = 1.0  # where a request says nothing
     top_p: float = 1.0
     created_s: int = field(default_factory=lambda: int(time.time()))
+    other_names: tuple[str, ...] = ()  # served under these too
+    aliases: frozenset[str] = frozenset()  # taken, but not listed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are listed, the one that answers say first."""
+        return (self.name, *self.other_names)
+
+    def answers_to(self, name: str) -> bool:
+        return name in self.names or name in self.aliases
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -56,6 +67,7 @@ class Service:
     draining: bool = False
     fingerprint: str = ""
     identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
+    open_requests: Callable[[], int] = lambda: 0  # waiting and running; watching.py knows
 
     def check_accepting(self) -> None:
         if self.draining:

@@ -18,6 +18,21 @@ class Ready(msgspec.Struct):
     ready: bool
 
 
+class Load(msgspec.Struct):
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    tokenizer_class: str
+    model_max_length: int | None
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    eos_token_ids: list[int]
+    chat_template: str | None
+
+
 class Version(msgspec.Struct):
     version: str
     fingerprint: str
