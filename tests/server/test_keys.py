@@ -293,7 +293,7 @@ def test_every_route_but_probes_needs_a_key(keyed: RunningServer) -> None:
                 assert (reply.status_code == 401) == (path not in probes), path
                 if reply.status_code == 401 and method != "HEAD":
                     assert reply.headers["www-authenticate"] == "Bearer"
-                    assert reply.json()["error"]["code"] == "invalid_api_key"
+                    assert reply.json()["error"]["type"] == "authentication_error"
     assert httpx.get(f"{keyed.base_url}/nowhere", headers=bearer("a")).status_code == 404
 
 

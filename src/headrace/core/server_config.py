@@ -80,6 +80,16 @@ class ServerConfig:
     max_schema: int | str = field(
         default="64KiB", metadata=flag("Largest JSON schema, regex or grammar of a request.")
     )
+    # Answers of /v1/responses that clients may come back to.
+    max_stored_responses: int = field(
+        default=1000, metadata=flag("Most responses kept for previous_response_id; 0: none.")
+    )
+    max_stored: int | str = field(
+        default="64MiB", metadata=flag("Largest size of the responses that are kept, together.")
+    )
+    response_lifetime_s: float = field(
+        default=86_400.0, metadata=flag("How long a response is kept.")
+    )
     # Times.
     timeout_s: float | None = field(
         default=None, metadata=flag("Ends a request that brings no timeout_s of its own.")
@@ -109,7 +119,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_headers", "max_schema"):
+        for name in ("max_body", "max_headers", "max_schema", "max_stored"):
             # One shape for all readers; frozen, so through object's own setter.
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for each in fields(self):
@@ -131,7 +141,7 @@ class ServerConfig:
             if not isinstance(value, bool):
                 raise _refuse(name, value, "true or false")
         elif name.startswith("max_") and not (value is None and default is None):
-            least = 0 if name == "max_restarts" else 1
+            least = 0 if name in ("max_restarts", "max_stored_responses") else 1
             if not _is_count(value, least):
                 raise _refuse(name, value, f"a whole number of at least {least}")
             if name in _MOST and cast("int", value) > _MOST[name]:
@@ -151,6 +161,10 @@ class ServerConfig:
     @property
     def max_body_bytes(self) -> int:
         return cast("int", self.max_body)
+
+    @property
+    def max_stored_bytes(self) -> int:
+        return cast("int", self.max_stored)
 
     @property
     def max_headers_bytes(self) -> int:

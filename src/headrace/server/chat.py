@@ -69,9 +69,10 @@ async def chat_completions(service: Service, call: Call) -> AnyReply:
 
 
 async def make_chat_request(
-    service: Service, call: Call, sent: ChatRequest
+    service: Service, call: Call, sent: ChatRequest, *, size_bytes: int | None = None
 ) -> tuple[GenerateRequest, ToolUse]:
-    """What the engine is asked, and how to read its answer; every field checked."""
+    """What the engine is asked, and how to read its answer; every field checked. `size_bytes` is
+    about how long the messages are, where they are not all of the body."""
     check_stream_options(sent)
     refuse_functions(sent)
     if sent.top_logprobs is not None and not sent.logprobs:
@@ -99,7 +100,9 @@ async def make_chat_request(
         tokenizer,
         service.model.vocab_size,
         new_id("chatcmpl"),
-        await encode_chat(service, use.messages, use.template_tools, sent, len(call.body)),
+        await encode_chat(
+            service, use.messages, use.template_tools, sent, size_bytes or len(call.body)
+        ),
         params,
         priority=sent.priority or 0,
         cache_salt=sent.cache_salt or "",

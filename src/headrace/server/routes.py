@@ -16,6 +16,13 @@ from headrace.server.models import list_models, show_model
 from headrace.server.openapi import describing
 from headrace.server.responses import responses
 from headrace.server.responses_schema import ResponsesRequest
+from headrace.server.responses_stored import (
+    ItemsQuery,
+    RetrieveQuery,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from headrace.server.route import Route
 from headrace.server.schema import (
     ChatRequest,
@@ -107,6 +114,24 @@ def all_routes() -> list[Route]:
             request=ResponsesRequest,
             response=shapes.Response,
             streams=True,
+        ),
+        Route(
+            path="/v1/responses/{response_id}",
+            endpoint=retrieve_response,
+            query=RetrieveQuery,
+            response=shapes.Response,
+        ),
+        Route(
+            path="/v1/responses/{response_id}",
+            endpoint=delete_response,
+            methods=("DELETE",),
+            response=shapes.Deleted,
+        ),
+        Route(
+            path="/v1/responses/{response_id}/input_items",
+            endpoint=list_input_items,
+            query=ItemsQuery,
+            response=shapes.ItemList,
         ),
         Route(
             path="/v1/messages",

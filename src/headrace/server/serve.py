@@ -145,6 +145,7 @@ class _Life:
         from headrace.server.app import App
         from headrace.server.http_server import make_server
         from headrace.server.keys import read_keys
+        from headrace.server.response_store import ResponseStore
         from headrace.server.routes import all_routes
         from headrace.server.served import read_served
         from headrace.server.service import Service
@@ -170,6 +171,7 @@ class _Life:
             supervisor=self._supervisor,
             admission=Admission.from_config(self._config),
             keys=keys,
+            responses=ResponseStore.from_config(self._config),
             watchers=[keys],
             fingerprint=served.fingerprint,
             identity=served.identity,

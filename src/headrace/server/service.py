@@ -16,6 +16,7 @@ from headrace.server.admission import Admission
 from headrace.server.exposition import Exposition
 from headrace.server.keys import Keys
 from headrace.server.record import HttpWatcher, Watcher
+from headrace.server.response_store import ResponseStore
 from headrace.server.supervisor import Supervisor
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -61,6 +62,9 @@ class Service:
     supervisor: Supervisor
     admission: Admission
     keys: Keys = field(default_factory=Keys)
+    responses: ResponseStore = field(
+        default_factory=lambda: ResponseStore.from_config(ServerConfig())
+    )
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # what /metrics shows

@@ -79,3 +79,17 @@ class Response(msgspec.Struct):
     output: list[dict[str, Any]]
     error: dict[str, Any] | None
     usage: dict[str, Any] | None
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
