@@ -52,6 +52,7 @@ LENGTHS = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/completions": ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
 }
 
 
