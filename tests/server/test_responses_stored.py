@@ -115,7 +115,7 @@ def test_input_items(client: openai.OpenAI, server: RunningServer) -> None:
     said = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Name?"}]
     second = ask(client, said, previous_response_id=first.id)
     page = client.responses.input_items.list(second.id, order="asc")
-    texts = [item.content[0].text for item in page.data]  # type: ignore[union-attr]
+    texts = [item.content[0].text for item in page.data]  # type: ignore[union-attr, index]
     assert texts == ["My name is Ada.", first.output_text, "Be brief.", "Name?"]
     assert len(set(ids(page))) == 4
     newest = client.responses.input_items.list(second.id)
