@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -385,3 +387,20 @@ def test_keys(small: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.AuthenticationError) as caught:
         ask(wrong, max_tokens=1)
     assert caught.value.type == "authentication_error"
+
+
+def test_an_error_in_the_middle_is_an_event(start_server: StartServer) -> None:
+    started = start_server()
+    body = {"max_tokens": 4000, "ignore_eos": True, "stream": True, "messages": QUESTION}
+    with httpx.stream("POST", f"{started.base_url}/v1/messages", json=body, timeout=120) as reply:
+        lines = reply.iter_lines()
+        assert next(lines) == "event: message_start"
+        for pid in started.engine_pids():
+            os.kill(pid, signal.SIGKILL)
+        rest = [line for line in lines if line]
+    assert rest[-2] == "event: error"
+    told = json.loads(rest[-1].removeprefix("data: "))
+    assert told["type"] == "error"
+    assert told["error"]["type"] in ("api_error", "overloaded_error")
+    assert told["request_id"] == reply.headers["request-id"]
+    assert "event: message_stop" not in rest

@@ -162,7 +162,7 @@ class _Exchange:
 
     def _failed(self, error: HeadraceError) -> Reply:
         self._call.error = error
-        return error_reply(error, self._call.errors, self._call.request_id)
+        return error_reply(error, self._call.error_shape, self._call.request_id)
 
     def _own_fault(self) -> HeadraceError:
         request_id = self._call.request_id
@@ -256,7 +256,7 @@ class _Exchange:
             await self._send({"type": "http.response.body", "body": b""})
 
     def _event(self, error: HeadraceError) -> bytes:
-        return self._call.errors.event(error, self._call.request_id)
+        return self._call.error_shape.event(error, self._call.request_id)
 
     async def _send_chunk(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -279,9 +279,9 @@ class _ClientGone(Exception):
 
 
 def _take_shape(call: Call, route: Route) -> None:
-    call.errors = route.errors
-    if route.errors.id_header is not None:
-        call.reply_headers[route.errors.id_header] = call.request_id
+    call.error_shape = route.error_shape
+    if route.error_shape.id_header is not None:
+        call.reply_headers[route.error_shape.id_header] = call.request_id
 
 
 @contextlib.asynccontextmanager

@@ -77,7 +77,7 @@ class Call:
     body: bytes = b""
     key_name: str | None = None
     route: str = "other"  # the path as routes.py has it, once it was found
-    errors: ErrorShape = OPENAI_ERRORS
+    error_shape: ErrorShape = OPENAI_ERRORS
     error: HeadraceError | None = None  # what the answer, or its end, said
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer

@@ -117,7 +117,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _types(routes: Iterable[Route]) -> list[Any]:
     named = [kind for route in routes for kind in (route.request, route.response) if kind]
-    named += [route.errors.reply_type for route in routes if route.errors.reply_type]
+    named += [route.error_shape.reply_type for route in routes if route.error_shape.reply_type]
     return [ErrorReply, *{id(kind): kind for kind in named}.values()]
 
 
@@ -161,14 +161,14 @@ def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
     for status in sorted(_statuses(route)):
         answers[str(status)] = {
             "description": http.HTTPStatus(status).phrase,
-            "content": {JSON: {"schema": shapes[id(route.errors.reply_type or ErrorReply)]}},
+            "content": {JSON: {"schema": shapes[id(route.error_shape.reply_type or ErrorReply)]}},
         }
         if status in (429, 503):
             after = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
             answers[str(status)]["headers"] = {"retry-after": after}
     for answer in answers.values():
         headers = answer.setdefault("headers", {})
-        for name in ("x-request-id", route.errors.id_header):
+        for name in ("x-request-id", route.error_shape.id_header):
             if name is not None:
                 headers[name] = {"schema": {"type": "string"}}
     return answers

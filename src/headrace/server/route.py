@@ -28,7 +28,7 @@ class Route:
     streams: bool = False  # answers with events where `stream` is true
     statuses: tuple[int, ...] = ()  # that it can answer beside those of its kind
     query: type[msgspec.Struct] | None = None  # what may follow the path's "?"
-    errors: ErrorShape = OPENAI_ERRORS
+    error_shape: ErrorShape = OPENAI_ERRORS
 
     def matches(self, path: str) -> bool:
         start, brace, rest = self.path.partition("{")

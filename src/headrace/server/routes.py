@@ -140,7 +140,7 @@ def all_routes() -> list[Route]:
             request=MessagesRequest,
             response=Message,
             streams=True,
-            errors=MESSAGES_ERRORS,
+            error_shape=MESSAGES_ERRORS,
         ),
         Route(
             path="/v1/messages/count_tokens",
@@ -148,7 +148,7 @@ def all_routes() -> list[Route]:
             methods=("POST",),
             request=CountTokensRequest,
             response=TokenCount,
-            errors=MESSAGES_ERRORS,
+            error_shape=MESSAGES_ERRORS,
         ),
         Route(
             path="/tokenize",
