@@ -153,9 +153,11 @@ class RequestText:
             text += stops.finish()
         if reason is not None:
             self._ended.add(token.index)
-        return self._event(token, text, reason)
+        return self._event(token, text, reason, stops.met)
 
-    def _event(self, token: SampledToken, text: str, reason: FinishReason | None) -> TokenEvent:
+    def _event(
+        self, token: SampledToken, text: str, reason: FinishReason | None, met: str | None
+    ) -> TokenEvent:
         params = self._request.params
         logprobs = None
         if params.logprobs is not None and token.token_id >= 0:
@@ -177,6 +179,7 @@ class RequestText:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
+            stop_string=met,
             embedding=token.embedding,
         )
 

@@ -66,6 +66,7 @@ def test_it_is_the_same_again(plain: Served, default_model_path: Path) -> None:
         {"log_level": "debug"},
         {"threads": 1},
         {"hang_timeout_s": 99.0},
+        {"max_stored_responses": 0},
     ],
 )
 def test_how_it_is_reached_and_watched_does_not_count(

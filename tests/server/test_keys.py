@@ -63,6 +63,26 @@ def test_anything_else_is_refused(sent: str) -> None:
         Keys([key("a", "one"), key("b", "two")]).authenticate({"authorization": sent})
 
 
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({"x-api-key": "one"}, "a"),
+        ({"x-api-key": " two "}, "b"),
+        ({"x-api-key": "one", "authorization": "Bearer none"}, "a"),
+        ({"x-api-key": "none", "authorization": "Bearer two"}, "b"),
+        ({"x-api-key": "one", "authorization": "Bearer two"}, "b"),
+    ],
+)
+def test_a_key_in_anthropics_header(headers: dict[str, str], name: str) -> None:
+    assert Keys([key("a", "one"), key("b", "two")]).authenticate(headers) == name
+
+
+@pytest.mark.parametrize("sent", ["", "three", "Bearer one", "one, two"])
+def test_anything_else_is_refused_there_too(sent: str) -> None:
+    with pytest.raises(AuthenticationError):
+        Keys([key("a", "one"), key("b", "two")]).authenticate({"x-api-key": sent})
+
+
 def test_without_keys_everybody_is_nobody() -> None:
     assert Keys().authenticate({"authorization": "Bearer x"}) is None
 
@@ -261,18 +281,19 @@ def bearer(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer key-of-{name}"}
 
 
-def test_every_route_but_two_needs_a_key(keyed: RunningServer) -> None:
+def test_every_route_but_probes_needs_a_key(keyed: RunningServer) -> None:
     described = httpx.get(f"{keyed.base_url}/openapi.json", headers=bearer("a")).json()["paths"]
     assert len(described) > 8
-    assert {"/health", "/ready"} < described.keys()
+    probes = {"/health", "/ready", "/ping"}
+    assert probes < described.keys()
     with httpx.Client(base_url=keyed.base_url) as client:
         for path in [*described, "/nowhere", "/health/", "//health"]:
             for method in ("GET", "POST", "OPTIONS", "HEAD"):
                 reply = client.request(method, path)
-                assert (reply.status_code == 401) == (path not in ("/health", "/ready")), path
+                assert (reply.status_code == 401) == (path not in probes), path
                 if reply.status_code == 401 and method != "HEAD":
                     assert reply.headers["www-authenticate"] == "Bearer"
-                    assert reply.json()["error"]["code"] == "invalid_api_key"
+                    assert reply.json()["error"]["type"] == "authentication_error"
     assert httpx.get(f"{keyed.base_url}/nowhere", headers=bearer("a")).status_code == 404
 
 

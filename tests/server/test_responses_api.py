@@ -203,10 +203,61 @@ def test_refused(client: openai.OpenAI, fields: dict[str, Any], param: str | Non
 
 
 def test_what_is_ignored_is_said(server: Any) -> None:
-    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 1, "store": True}
-    body |= {"reasoning": {"effort": "low"}, "truncation": "auto"}
+    body = {"model": MODEL, "input": "Hi", "max_output_tokens": 1, "truncation": "auto"}
+    body |= {"reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"]}
     reply = httpx.post(f"{server.base_url}/v1/responses", json=body, timeout=60)
     assert reply.status_code == 200
     warning = reply.headers["x-headrace-warning"]
-    assert all(word in warning for word in ("store", "reasoning", "truncation"))
-    assert reply.json()["store"] is False
+    assert all(word in warning for word in ("encrypted_content", "reasoning", "truncation"))
+
+
+# -- logprobs --------------------------------------------------------------------------------------
+
+LOGPROBS: Any = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize("top", [None, 0, 3])
+def test_logprobs_that_are_asked_for_come(client: openai.OpenAI, top: int | None) -> None:
+    more = {} if top is None else {"top_logprobs": top}
+    made = ask(client, include=LOGPROBS, **more)
+    chat = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is 2+2?"}],
+        temperature=0,
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=top,
+    )
+    given = chat.choices[0].logprobs
+    assert given is not None
+    assert given.content is not None
+    found = made.output[0].content[0].logprobs
+    assert [each.model_dump() for each in found] == [each.model_dump() for each in given.content]
+    assert {len(each.top_logprobs) for each in found} == {top or 0}
+    assert made.top_logprobs == (top or 0)
+
+
+def test_a_number_of_them_asks_for_them(client: openai.OpenAI) -> None:
+    assert len(ask(client, top_logprobs=2).output[0].content[0].logprobs) > 3
+    assert ask(client, top_logprobs=0).output[0].content[0].logprobs == []
+    assert ask(client).output[0].content[0].logprobs == []
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is 21"):
+        ask(client, top_logprobs=21)
+
+
+def test_logprobs_in_a_stream(client: openai.OpenAI) -> None:
+    whole = ask(client, include=LOGPROBS, top_logprobs=2).output[0].content[0]
+    events = list(ask(client, include=LOGPROBS, top_logprobs=2, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    pieces = [each for event in deltas for each in event.logprobs]
+    assert [each.token for each in pieces] == [each.token for each in whole.logprobs]
+    assert [each.logprob for each in pieces] == [each.logprob for each in whole.logprobs]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(whole.logprobs)
+    assert events[-1].response.output[0].content[0].logprobs == whole.logprobs
+
+
+def test_a_call_has_none(client: openai.OpenAI) -> None:
+    fields = {"tools": [WEATHER], "parallel_tool_calls": False, "max_output_tokens": 40}
+    made = ask(client, "Weather in Paris?", tool_choice="required", include=LOGPROBS, **fields)
+    assert [item.type for item in made.output] == ["function_call"]

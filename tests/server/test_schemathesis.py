@@ -53,7 +53,9 @@ LENGTHS = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
     "/v1/completions": ("max_tokens",),
     "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
 }
+REQUIRED = ("/v1/messages",)  # where a request without a length is a bad one, and stays so
 
 
 def _shorten(path: str, body: Any) -> None:
@@ -63,7 +65,8 @@ def _shorten(path: str, body: Any) -> None:
         return
     for place, name in enumerate(LENGTHS.get(path, ())):
         sent = body.get(name)
-        if (sent is None and place == 0) or (type(sent) is int and sent > 1):
+        is_missing = sent is None and place == 0 and path not in REQUIRED
+        if is_missing or (type(sent) is int and sent > 1):
             body[name] = 1
     if type(body.get("timeout_s")) in (int, float) and body["timeout_s"] > 0:
         body["timeout_s"] = 20

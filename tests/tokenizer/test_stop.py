@@ -84,6 +84,14 @@ def test_stop_and_text_in_one_push() -> None:
     assert StopChecker(["bc", "abc"]).push("xabc") == ("x", True)
 
 
+def test_which_one_it_was() -> None:
+    checker = StopChecker(["bc", "abc", "x"])
+    assert checker.push("zab") == ("z", False)
+    assert checker.met is None
+    assert checker.push("c") == ("", True)
+    assert checker.met == "abc"
+
+
 def test_no_stops_hold_nothing() -> None:
     assert StopChecker([]).push("anything") == ("anything", False)
 

@@ -105,6 +105,7 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             settings.server,
             settings.engine,
             settings.backend,
+            typed=settings.model,
             sock=sock,
             start_up=start_up,
         )

@@ -219,6 +219,7 @@ class TokenEvent:
     logprobs: Logprobs | None = None  # if asked for
     prompt_logprobs: list[Logprobs | None] | None = None  # if asked for, with the first token
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None  # which of the request's ended it, if one did
     embedding: list[float] | None = None  # see GenerateRequest.embed
 
 

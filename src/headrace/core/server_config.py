@@ -78,7 +78,11 @@ class ServerConfig:
     host: str = field(default="127.0.0.1", metadata=flag("The address to listen on."))
     port: int = field(default=8000, metadata=flag("The port to listen on; 0 takes a free one."))
     served_model_name: str | None = field(
-        default=None, metadata=flag("What clients call the model; default: its own name.")
+        default=None,
+        metadata=flag(
+            "What clients call the model; default: its own name. Several with commas: answers say "
+            "the first."
+        ),
     )
     api_key: str | None = field(
         default=None,
@@ -124,6 +128,16 @@ class ServerConfig:
         default=UnknownFields.WARN,
         metadata=flag("Fields of a body that are not known: ignore them with a warning, or 400."),
     )
+    # Answers of /v1/responses that clients may come back to.
+    max_stored_responses: int = field(
+        default=1000, metadata=flag("Most responses kept for previous_response_id; 0: none.")
+    )
+    max_stored: int | str = field(
+        default="64MiB", metadata=flag("Largest size of the responses that are kept, together.")
+    )
+    response_lifetime_s: float = field(
+        default=86_400.0, metadata=flag("How long a response is kept.")
+    )
     # Times.
     timeout_s: float | None = field(
         default=None, metadata=flag("Ends a request that brings no timeout_s of its own.")
@@ -153,13 +167,15 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_headers", "max_schema"):
+        for name in ("max_body", "max_headers", "max_schema", "max_stored"):
             # One shape for all readers; frozen, so through object's own setter.
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("cors_origin", "allowed_host"):
             object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
+        if self.served_model_name is not None and not self.served_names:
+            raise _refuse("served_model_name", self.served_model_name, "a name, or several")
         for name, choices in _CHOICES.items():
             object.__setattr__(self, name, choices(getattr(self, name)))
 
@@ -175,7 +191,7 @@ class ServerConfig:
             if not isinstance(value, bool):
                 raise _refuse(name, value, "true or false")
         elif name.startswith("max_") and not (value is None and default is None):
-            least = 0 if name == "max_restarts" else 1
+            least = 0 if name in ("max_restarts", "max_stored_responses") else 1
             if not _is_count(value, least):
                 raise _refuse(name, value, f"a whole number of at least {least}")
             if name in _MOST and cast("int", value) > _MOST[name]:
@@ -189,8 +205,16 @@ class ServerConfig:
                 raise _refuse(name, value, "some text")
 
     @property
+    def served_names(self) -> tuple[str, ...]:
+        return _split(self.served_model_name or "")
+
+    @property
     def max_body_bytes(self) -> int:
         return cast("int", self.max_body)
+
+    @property
+    def max_stored_bytes(self) -> int:
+        return cast("int", self.max_stored)
 
     @property
     def max_headers_bytes(self) -> int:
@@ -210,6 +234,11 @@ def _checked_list(name: str, values: object) -> tuple[str, ...]:
         if not isinstance(value, str) or not (value == ANY or pattern.fullmatch(value)):
             raise _refuse(name, value, wanted)
     return tuple(_DEFAULT_PORT.sub(r"\1\2", value.lower().removesuffix("/")) for value in values)
+
+
+def _split(names: str) -> tuple[str, ...]:
+    """Each once, in their order."""
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -43,6 +43,7 @@ class CatalogEntry:
     size_bytes: int
     temperature: float  # these two as its makers recommend; small models wander at 1.0
     top_p: float
+    hub_id: str | None = None  # what clients know it by, who had it from elsewhere
 
     @property
     def file_name(self) -> str:
@@ -69,6 +70,7 @@ CATALOG: dict[str, CatalogEntry] = {
             size_bytes=98_362_432,
             temperature=0.2,
             top_p=0.9,
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         ),
     )
 }

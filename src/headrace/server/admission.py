@@ -182,6 +182,8 @@ class Admission:
             raise ContextLengthError(
                 f"The prompt has {tokens} tokens; this server takes at most {most}.",
                 "Shorten the prompt, or start the server with a higher --max-prompt-tokens.",
+                prompt_tokens=tokens,
+                most_tokens=most,
             )
 
     def _check_room(self, tokens: int) -> None:

@@ -26,7 +26,6 @@ from headrace.server.call import (
     NotFoundError,
     Reply,
     StreamReply,
-    error_event,
     error_reply,
     request_id_of,
 )
@@ -48,8 +47,11 @@ class App:
     def __init__(self, service: Service, routes: list[Route]) -> None:
         self._service = service
         self._browsers = Browsers(service.config, has_keys=len(service.keys) > 0)
-        self._routes = {route.path: route for route in routes}
-        self._open_ended = [(r.path.partition("{")[0], r) for r in routes if "{" in r.path]
+        self._routes: dict[str, list[Route]] = {}  # a path may have one for each method
+        for route in routes:
+            self._routes.setdefault(route.path, []).append(route)
+        # The most particular first: what is left open takes anything.
+        self._open_ended = sorted((p for p in self._routes if "{" in p), key=len, reverse=True)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,27 +91,33 @@ class App:
 
     def _find(self, call: Call) -> Route:
         """Who answers. Without a key nobody learns even which paths there are."""
-        route = self._match(call.path)
-        if route is None or not route.is_open:
+        routes = self._match(call.path)
+        if routes:
+            _take_shape(call, routes[0])
+        if not routes or not routes[0].is_open:
             call.key_name = self._service.keys.authenticate(call.headers)
-        if route is None:
+        if not routes:
             raise NotFoundError(f"There is nothing at {call.path[:200]!r}.", self._hint(call.path))
-        call.route = route.path
-        allowed = [*route.methods, *(["HEAD"] if "GET" in route.methods else [])]
-        if call.method not in allowed:
+        call.route = routes[0].path
+        by_method = {method: route for route in routes for method in route.methods}
+        if "GET" in by_method:
+            by_method.setdefault("HEAD", by_method["GET"])
+        if call.method not in by_method:
+            allowed = list(by_method)
             raise MethodError(
                 f"{call.path[:200]} does not take {call.method}; expected {', '.join(allowed)}.",
-                f"Send a {route.methods[0]} request.",
+                f"Send a {allowed[0]} request.",
                 allowed,
             )
-        return route
+        return by_method[call.method]
 
-    def _match(self, path: str) -> Route | None:
-        route = self._routes.get(path)
-        for start, candidate in self._open_ended:
-            if route is None and path.startswith(start) and path != start:
-                route = candidate
-        return route
+    def _match(self, path: str) -> list[Route]:
+        if path in self._routes and "{" not in path:
+            return self._routes[path]
+        for candidate in self._open_ended:
+            if self._routes[candidate][0].matches(path):
+                return self._routes[candidate]
+        return []
 
     def _hint(self, path: str) -> str:
         near = difflib.get_close_matches(path[:200].rstrip("/"), self._routes, n=1, cutoff=0.8)
@@ -161,7 +169,7 @@ class _Exchange:
 
     def _failed(self, error: HeadraceError) -> Reply:
         self._call.error = error
-        return error_reply(error)
+        return error_reply(error, self._call.error_shape, self._call.request_id)
 
     def _own_fault(self) -> HeadraceError:
         request_id = self._call.request_id
@@ -249,12 +257,15 @@ class _Exchange:
                     await self._send_chunk(chunk)
             except HeadraceError as error:
                 self._call.error = error
-                await self._send_chunk(error_event(error))
+                await self._send_chunk(self._event(error))
             except Exception:
                 self._call.error = self._own_fault()
-                await self._send_chunk(error_event(self._call.error))
+                await self._send_chunk(self._event(self._call.error))
             self._is_sent = True
             await self._send({"type": "http.response.body", "body": b""})
+
+    def _event(self, error: HeadraceError) -> bytes:
+        return self._call.error_shape.event(error, self._call.request_id)
 
     async def _send_chunk(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -274,6 +285,12 @@ class _Exchange:
 
 class _ClientGone(Exception):
     pass
+
+
+def _take_shape(call: Call, route: Route) -> None:
+    call.error_shape = route.error_shape
+    if route.error_shape.id_header is not None:
+        call.reply_headers[route.error_shape.id_header] = call.request_id
 
 
 @contextlib.asynccontextmanager

@@ -48,6 +48,27 @@ class MethodError(HeadraceError):
         self.allowed = allowed
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorShape:
+    """How errors look to the clients of an endpoint."""
+
+    payload: Callable[[HeadraceError, str], object]  # of an error, and of the request's id
+    event: Callable[[HeadraceError, str], bytes]  # likewise, in a stream that has begun
+    reply_type: type[msgspec.Struct] | None = None  # of the payload; None: openapi.py's
+    id_header: str | None = None  # has the request's id, beside x-request-id
+
+
+def _openai_event(error: HeadraceError, request_id: str) -> bytes:
+    return error_event(error)
+
+
+def _openai_payload(error: HeadraceError, request_id: str) -> object:
+    return error_payload(error)
+
+
+OPENAI_ERRORS = ErrorShape(payload=_openai_payload, event=_openai_event)
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     method: str
@@ -59,6 +80,7 @@ class Call:
     body: bytes = b""
     key_name: str | None = None
     route: str = "other"  # the path as routes.py has it, once it was found
+    error_shape: ErrorShape = OPENAI_ERRORS
     error: HeadraceError | None = None  # what the answer, or its end, said
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
@@ -136,8 +158,10 @@ def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, o
     }
 
 
-def error_reply(error: HeadraceError) -> Reply:
-    reply = json_reply(error_payload(error), error.status)
+def error_reply(
+    error: HeadraceError, shape: ErrorShape = OPENAI_ERRORS, request_id: str = ""
+) -> Reply:
+    reply = json_reply(shape.payload(error, request_id), error.status)
     if isinstance(error, RetryLaterError):
         reply.headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
     if isinstance(error, AuthenticationError):

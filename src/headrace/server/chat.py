@@ -18,6 +18,7 @@ from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, StreamReply, json_reply, new_id, take_request_id
 from headrace.server.chat_stream import ChatStream
 from headrace.server.ending import check_timeout, ending
+from headrace.server.functions import refuse_functions
 from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import (
     ChatLogprobs,
@@ -89,11 +90,18 @@ async def chat_completions(service: Service, call: Call) -> AnyReply:
 
 
 async def make_chat_request(
-    service: Service, call: Call, sent: ChatRequest, *, max_tokens_name: str | None = None
+    service: Service,
+    call: Call,
+    sent: ChatRequest,
+    *,
+    max_tokens_name: str | None = None,
+    size_bytes: int | None = None,
 ) -> tuple[GenerateRequest, ToolUse]:
     """What the engine is asked, and how to read its answer; every field checked. What the client
-    calls the answer's length is its endpoint's affair where `max_tokens_name` says so."""
+    calls the answer's length is its endpoint's affair where `max_tokens_name` says so; `size_bytes`
+    is about how long the messages are, where they are not all of the body."""
     check_stream_options(sent)
+    refuse_functions(sent)
     take_request_id(call, sent.request_id)
     if sent.top_logprobs is not None and not sent.logprobs:
         raise InvalidRequestError(
@@ -119,8 +127,9 @@ async def make_chat_request(
         max_bytes=max_bytes,
     )
     truncation = truncation_of(sent, service.context_tokens - (max_tokens or 1))
+    size_bytes = size_bytes or len(call.body)
     ids = await encode_chat(
-        service, use.messages, use.template_tools, sent, len(call.body), truncation
+        service, use.messages, use.template_tools, sent, size_bytes, truncation
     )
     check_fits(
         service,

@@ -39,6 +39,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("host", "port", "api_key", "api_keys_file", "max_connections", "client_timeout_s"),
         *("cors_origin", "allowed_host"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
+        *("max_stored_responses", "max_stored", "response_lifetime_s"),
         *("log_content", "trace", "threads", "debug_invariants"),
     }
 )

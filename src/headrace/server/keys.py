@@ -122,18 +122,20 @@ class Keys:
         """The name of the key that was sent; None where there are none."""
         if not self._keys:
             return None
-        scheme, _, sent = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(sent.strip().encode("latin-1", "replace")).digest()
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
         found: str | None = None
-        for key in self._keys:  # all of them: how long it takes says nothing
-            if hmac.compare_digest(key.digest, digest):
-                found = key.name
-        if found is None or scheme.lower() != "bearer":
+        for each in sent:  # the bearer's counts where both are good
+            digest = hashlib.sha256(each.strip().encode("latin-1", "replace")).digest()
+            for key in self._keys:  # all of them: how long it takes says nothing
+                if hmac.compare_digest(key.digest, digest):
+                    found = key.name
+        if found is None:
             raise AuthenticationError(
-                "This server needs a key, and none came with the request."
-                if not sent
-                else "The key is not one of this server's.",
-                "Send it as the header 'Authorization: Bearer KEY'.",
+                "The key is not one of this server's."
+                if any(sent)
+                else "This server needs a key, and none came with the request.",
+                "Send it as the header 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
             )
         return found
 

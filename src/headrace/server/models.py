@@ -9,11 +9,11 @@ from headrace.server.service import Service
 MODELS_PATH = "/v1/models"
 
 
-def model_card(service: Service) -> dict[str, object]:
+def model_card(service: Service, name: str) -> dict[str, object]:
     """OpenAI's fields, and the context's length where vLLM has it: null while the engine starts."""
     model, facts = service.model, service.supervisor.facts
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created_s,
         "owned_by": "headrace",
@@ -24,12 +24,14 @@ def model_card(service: Service) -> dict[str, object]:
 
 
 async def list_models(service: Service, call: Call) -> AnyReply:
-    """What is served here."""
-    return json_reply({"object": "list", "data": [model_card(service)]})
+    """What is served here: one model, under each of its names."""
+    names = service.model.names
+    return json_reply({"object": "list", "data": [model_card(service, name) for name in names]})
 
 
 async def show_model(service: Service, call: Call) -> AnyReply:
     """A hub's names have a slash in them: all that follows is the name."""
     name = call.path.removeprefix(MODELS_PATH).removeprefix("/")
     check_model(service, name)
-    return json_reply(model_card(service))
+    model = service.model
+    return json_reply(model_card(service, name if name in model.names else model.name))

@@ -107,13 +107,17 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
 
 def _types(routes: Iterable[Route]) -> list[Any]:
     named = [kind for route in routes for kind in (route.request, route.response) if kind]
+    named += [route.error_shape.reply_type for route in routes if route.error_shape.reply_type]
     return [ErrorReply, *{id(kind): kind for kind in named}.values()]
 
 
@@ -124,18 +128,26 @@ def _operation(route: Route, method: str, shapes: dict[int, Any]) -> dict[str, A
         "operationId": f"{method.lower()}{re.sub(r'[^a-z0-9]+', '_', route.path)}".rstrip("_"),
         "summary": summary,
         "responses": _responses(route, shapes),
-        "security": [] if route.is_open else [{"key": []}, {}],
+        "security": [] if route.is_open else [{"key": []}, {"x_api_key": []}, {}],
     }
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in re.findall(r"{(\w+)}", route.path)
     ]
+    if route.query is not None:
+        parameters += _query(route.query)
     if parameters:
         operation["parameters"] = parameters
     if route.request is not None:
         content = {JSON: {"schema": shapes[id(route.request)]}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _query(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    [_], found = msgspec.json.schema_components([kind])
+    properties = found[kind.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
 
 
 def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
@@ -149,13 +161,16 @@ def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
     for status in sorted(_statuses(route)):
         answers[str(status)] = {
             "description": http.HTTPStatus(status).phrase,
-            "content": {JSON: {"schema": shapes[id(ErrorReply)]}},
+            "content": {JSON: {"schema": shapes[id(route.error_shape.reply_type or ErrorReply)]}},
         }
         if status in (429, 503):
             after = {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
             answers[str(status)]["headers"] = {"retry-after": after}
     for answer in answers.values():
-        answer.setdefault("headers", {})["x-request-id"] = {"schema": {"type": "string"}}
+        headers = answer.setdefault("headers", {})
+        for name in ("x-request-id", route.error_shape.id_header):
+            if name is not None:
+                headers[name] = {"schema": {"type": "string"}}
     return answers
 
 

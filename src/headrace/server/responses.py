@@ -1,7 +1,7 @@
-"""/v1/responses: a chat in OpenAI's newer shape. Nothing is kept: every request says it all.
+"""/v1/responses: a chat in OpenAI's newer shape, which may go on from an answer that was kept.
 
 Knows how an answer is asked for and ended; shapes are responses_schema.py's and
-responses_events.py's.
+responses_events.py's, and what is kept is responses_stored.py's affair.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from contextlib import aclosing
 from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
 from headrace.server.body import read_struct
-from headrace.server.call import AnyReply, Call, StreamReply, json_reply
+from headrace.server.call import AnyReply, Call, StreamReply, encode_json, json_reply
 from headrace.server.chat import make_chat_request
 from headrace.server.ending import check_timeout
 from headrace.server.generation import generate, new_record
+from headrace.server.logprobs import TokenLogprob, chat_logprobs
 from headrace.server.responses_events import ResponseBuilder
-from headrace.server.responses_schema import ResponsesRequest, as_chat
+from headrace.server.responses_schema import JsonObject, ResponsesRequest, as_chat
+from headrace.server.responses_stored import items_before, keep, listed_items
 from headrace.server.service import Service
 from headrace.server.tool_parser import Content, Piece
 from headrace.server.tools import ToolUse
@@ -25,14 +27,23 @@ from headrace.server.usage import Usage
 
 
 async def responses(service: Service, call: Call) -> AnyReply:
-    """An answer to a chat in the newer shape, whole or as events. Nothing is kept."""
+    """An answer to a chat in the newer shape, whole or as events; kept, unless `store` is false."""
     sent = read_struct(call, ResponsesRequest)
+    before = items_before(service, call, sent.previous_response_id)
+    size_bytes = len(call.body) + (len(encode_json(before)) if before else 0)
+    chat = as_chat(call, sent, before)
     request, use = await make_chat_request(
-        service, call, as_chat(call, sent), max_tokens_name="max_output_tokens"
+        service, call, chat, max_tokens_name="max_output_tokens", size_bytes=size_bytes
     )
     params = request.params
-    builder = ResponseBuilder(sent, service.model.name, params.temperature, params.top_p)
-    answering = _Answering(service, call, request, use, builder)
+    is_stored = sent.store is not False and service.responses.is_on
+    if sent.store and not is_stored:
+        call.warn("store is true, and this server stores none: --max-stored-responses is 0")
+    builder = ResponseBuilder(
+        sent, service.model.name, params.temperature, params.top_p, is_stored=is_stored
+    )
+    items = before + listed_items(sent.input) if is_stored else None
+    answering = _Answering(service, call, request, use, builder, items)
     if sent.stream:
         return StreamReply(chunks=answering.chunks())
     async with aclosing(answering.events()) as events:
@@ -49,7 +60,11 @@ class _Answering:
         request: GenerateRequest,
         use: ToolUse,
         builder: ResponseBuilder,
+        items: list[JsonObject] | None,
     ) -> None:
+        self._service = service
+        self._call = call
+        self._items = items  # what the answer is kept with; None: it is not
         self._record = new_record(call, request)
         self._found = generate(service, call, request, self._record, use.shown_ids)
         self._parser = use.new_parser()
@@ -82,11 +97,20 @@ class _Answering:
     def _event(self, event: TokenEvent) -> bytes:
         self._output_tokens += event.token_id is not None
         check_timeout(event, self._output_tokens)
-        out = self._builder.add(self._pieces(event))
+        out = self._builder.add(self._pieces(event), self._logprobs(event))
         if event.finish_reason is not None:
             usage = Usage.of([self._record], self._output_tokens)
             out += self._builder.end(usage, was_cut=event.finish_reason is not FinishReason.STOP)
+            if self._items is not None:
+                # Before its last event is sent: who has read that may ask for it.
+                keep(self._service, self._call, self._builder.response, self._items)
         return out
+
+    def _logprobs(self, event: TokenEvent) -> list[TokenLogprob]:
+        if event.logprobs is None or event.token_id is None:
+            return []
+        found = [(event.token_id, event.logprobs)]
+        return chat_logprobs(self._service.model.tokenizer, found).content
 
     def _pieces(self, event: TokenEvent) -> list[Piece]:
         if self._parser is None:

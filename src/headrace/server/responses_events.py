@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.core.errors import HeadraceError
 from headrace.server.call import encode_json
+from headrace.server.logprobs import TokenLogprob
 from headrace.server.responses_schema import ResponsesRequest
 from headrace.server.tool_kinds import names_in_namespaces
 from headrace.server.tool_parser import Arguments, CallEnd, CallStart, Content, Piece
@@ -26,7 +27,13 @@ class ResponseBuilder:
     """Each method gives the events of what happened, encoded."""
 
     def __init__(
-        self, sent: ResponsesRequest, model: str, temperature: float, top_p: float
+        self,
+        sent: ResponsesRequest,
+        model: str,
+        temperature: float,
+        top_p: float,
+        *,
+        is_stored: bool,
     ) -> None:
         text = {"format": {"type": "text"}}
         if sent.text is not None and sent.text.format is not None:
@@ -34,6 +41,7 @@ class ResponseBuilder:
         self._output: list[JsonObject] = []
         self._index = -1  # of the last item, also where it is not kept
         self._item: JsonObject | None = None  # being written
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
         self._sequence_number = 0
         self._namespaces = names_in_namespaces(sent.tools)
         self.response: JsonObject = {
@@ -50,12 +58,13 @@ class ResponseBuilder:
             "model": model,
             "output": self._output,
             "parallel_tool_calls": sent.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": sent.previous_response_id,
+            "store": is_stored,
             "temperature": temperature,
             "text": text,
             "tool_choice": sent.tool_choice or "auto",
             "tools": sent.tools or [],
+            "top_logprobs": sent.top_logprobs or 0,
             "top_p": top_p,
             "truncation": "disabled",
             "usage": None,
@@ -65,7 +74,9 @@ class ResponseBuilder:
     def begin(self) -> bytes:
         return self._state("response.created") + self._state("response.in_progress")
 
-    def add(self, pieces: list[Piece]) -> bytes:
+    def add(self, pieces: list[Piece], logprobs: list[TokenLogprob]) -> bytes:
+        """What a token completed, and its logprobs where they were asked for."""
+        self._logprobs += logprobs
         return b"".join(self._add(piece) for piece in pieces)
 
     def end(self, usage: Usage, *, was_cut: bool) -> bytes:
@@ -73,6 +84,8 @@ class ResponseBuilder:
         out = b""
         if not self._output and self._item is None:  # an answer of nothing is an empty message
             out += self._open_message()
+        if self._logprobs and self._item is not None and self._item["type"] == "message":
+            out += self._text("")  # of the token that ended it
         out += self._close("incomplete" if was_cut else "completed")
         self.response["usage"] = _usage(usage)
         if was_cut:
@@ -93,9 +106,8 @@ class ResponseBuilder:
             out = b""
             if self._item is None or self._item["type"] != "message":
                 out = self._close("completed") + self._open_message()
-            assert self._item is not None
-            self._item["content"][0]["text"] += piece.text
-            return out + self._part("output_text.delta", delta=piece.text, logprobs=[])
+            return out + self._text(piece.text)
+        self._logprobs = []  # a call has no place for them
         if isinstance(piece, CallStart):
             return self._close("completed") + self._open_call(piece)
         assert self._item is not None
@@ -104,6 +116,14 @@ class ResponseBuilder:
             return self._of_item("function_call_arguments.delta", delta=piece.text)
         assert isinstance(piece, CallEnd)
         return self._close("completed")
+
+    def _text(self, text: str) -> bytes:
+        assert self._item is not None
+        logprobs, self._logprobs = self._logprobs, []
+        [part] = self._item["content"]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        return self._part("output_text.delta", delta=text, logprobs=logprobs)
 
     def _open_message(self) -> bytes:
         item = {"type": "message", "id": _new_id("msg"), "status": "in_progress"}
@@ -130,7 +150,7 @@ class ResponseBuilder:
             return b""
         if item["type"] == "message":
             part = item["content"][0]
-            out = self._part("output_text.done", text=part["text"], logprobs=[])
+            out = self._part("output_text.done", text=part["text"], logprobs=part["logprobs"])
             out += self._part("content_part.done", part=part)
         elif status == "completed":
             out = self._of_item("function_call_arguments.done", arguments=item["arguments"])

@@ -1,8 +1,8 @@
 """What clients may send to /v1/responses, and its conversion into a chat.
 
 OpenAI's newer shape says the same as a chat does in other words: items instead of messages, flat
-tools, the form of the answer under `text`. Nothing is kept between requests here, so whatever
-refers to an earlier one is refused.
+tools, the form of the answer under `text`. What an earlier answer said is handed in; how such are
+kept is responses_stored.py's affair.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    # Of a server that remembers, which this is not: refused, or said so.
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    # Of a server with more of a memory than this one has: refused, or said so.
     background: bool | None = None
     conversation: str | JsonObject | None = None
-    previous_response_id: str | None = None
     prompt: JsonObject | None = None
-    store: bool | None = None
     truncation: str | None = None
     # Not OpenAI's: named as vLLM's.
     seed: int | None = None
@@ -62,8 +64,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 IGNORED[ResponsesRequest] = frozenset(
     {
-        *("include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning"),
-        *("safety_identifier", "service_tier", "top_logprobs", "moderation", "image"),
+        *("max_tool_calls", "prompt_cache_key", "prompt_cache_retention", "reasoning"),
+        *("safety_identifier", "service_tier", "moderation", "image"),
         *("prompt_cache_options", "context_management", "access_programs", "client_metadata"),
     }
 )
@@ -73,17 +75,22 @@ _SAME = (
     *("repetition_penalty", "ignore_eos", "cache_salt", "priority", "timeout_s", "user"),
     *("chat_template_kwargs", "stream"),
 )
+LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def as_chat(call: Call, sent: ResponsesRequest) -> ChatRequest:
-    """The same request as a chat; refuses what only a server with a memory could do."""
-    _check_stateless(call, sent)
+def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> ChatRequest:
+    """The same request as a chat. `before` are the items of the conversation that it goes on with;
+    its instructions are not among them."""
+    _check_supported(call, sent)
+    logprobs, top_logprobs = _logprobs(call, sent)
     if sent.max_output_tokens is not None and sent.max_output_tokens < 1:
         raise wrong_value("max_output_tokens", sent.max_output_tokens, "at least 1")
     messages: list[JsonObject] = []
     if sent.instructions is not None:
         messages.append({"role": "system", "content": sent.instructions})
+    for place, item in enumerate(before):
+        _add_item(call, messages, item, f"previous_response_id[{place}]")
     if isinstance(sent.input, str):
         messages.append({"role": "user", "content": sent.input})
     else:
@@ -92,6 +99,8 @@ def as_chat(call: Call, sent: ResponsesRequest) -> ChatRequest:
     return ChatRequest(
         messages=messages,
         max_completion_tokens=sent.max_output_tokens,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
         response_format=_response_format(call, sent.text),
         tools=[
             _nested(tool, f"tools[{i}]")
@@ -103,26 +112,34 @@ def as_chat(call: Call, sent: ResponsesRequest) -> ChatRequest:
     )
 
 
-def _check_stateless(call: Call, sent: ResponsesRequest) -> None:
-    for name in ("previous_response_id", "conversation", "prompt"):
+def _check_supported(call: Call, sent: ResponsesRequest) -> None:
+    for name in ("conversation", "prompt"):
         if getattr(sent, name) is not None:
             raise InvalidRequestError(
-                f"{name} refers to something kept from before, and this server keeps nothing.",
-                "Send the whole conversation as input items.",
+                f"{name} refers to something kept from before; this server keeps answers alone.",
+                "Send the whole conversation as input items, or a previous_response_id.",
                 param=name,
             )
     if sent.background:
         raise InvalidRequestError(
-            "background is true, and this server keeps no answers to be fetched later.",
+            "background is true, and this server has no answers that come later.",
             "Leave it out and wait, or stream.",
             param="background",
         )
-    if sent.store:
-        call.warn("store is not supported and was ignored: nothing is kept")
     if sent.truncation not in (None, "disabled", "auto"):
         raise wrong_value("truncation", sent.truncation, "'disabled' or 'auto'")
     if sent.truncation == "auto":
         call.warn("truncation is not supported and was ignored: a prompt is never cut")
+
+
+def _logprobs(call: Call, sent: ResponsesRequest) -> tuple[bool, int | None]:
+    """A chat's logprobs and top_logprobs. Who names a number of them wants them."""
+    for name in sent.include or ():
+        if name != LOGPROBS:
+            call.warn(f"include has {name[:60]}, which there is nothing of here")
+    if LOGPROBS in (sent.include or ()) or sent.top_logprobs:
+        return True, sent.top_logprobs or 0
+    return False, None
 
 
 def _add_item(call: Call, messages: list[JsonObject], item: JsonObject, param: str) -> None:

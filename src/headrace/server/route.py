@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.server.call import Endpoint
+from headrace.server.call import OPENAI_ERRORS, Endpoint, ErrorShape
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -17,7 +17,8 @@ EVENTS = "text/event-stream"
 class Route:
     """The OpenAPI description is made of this and of the endpoint's docstring."""
 
-    path: str  # its end may be open: /v1/models/{model} takes whatever follows
+    # One part may be open: /v1/models/{model} takes whatever follows, slashes too.
+    path: str
     endpoint: Endpoint
     methods: tuple[str, ...] = ("GET",)
     is_open: bool = False  # answers without a key
@@ -26,3 +27,12 @@ class Route:
     content_type: str = JSON  # of a 200
     streams: bool = False  # answers with events where `stream` is true
     statuses: tuple[int, ...] = ()  # that it can answer beside those of its kind
+    query: type[msgspec.Struct] | None = None  # what may follow the path's "?"
+    error_shape: ErrorShape = OPENAI_ERRORS
+
+    def matches(self, path: str) -> bool:
+        start, brace, rest = self.path.partition("{")
+        if not brace:
+            return path == self.path
+        end = rest.partition("}")[2]
+        return path.startswith(start) and path.endswith(end) and len(path) > len(start) + len(end)

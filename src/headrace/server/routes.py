@@ -8,10 +8,21 @@ from headrace.server.call import AnyReply, Call, Reply, json_reply
 from headrace.server.chat import ChatCompletion, chat_completions
 from headrace.server.completions import Completion, completions
 from headrace.server.embeddings import EmbeddingList, embeddings
+from headrace.server.messages import TokenCount, count_tokens, messages
+from headrace.server.messages_errors import MESSAGES_ERRORS
+from headrace.server.messages_events import Message
+from headrace.server.messages_schema import CountTokensRequest, MessagesRequest
 from headrace.server.models import list_models, show_model
 from headrace.server.openapi import describing
 from headrace.server.responses import responses
 from headrace.server.responses_schema import ResponsesRequest
+from headrace.server.responses_stored import (
+    ItemsQuery,
+    RetrieveQuery,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from headrace.server.route import Route
 from headrace.server.schema import (
     ChatRequest,
@@ -21,7 +32,7 @@ from headrace.server.schema import (
     TokenizeRequest,
 )
 from headrace.server.service import Service
-from headrace.server.tokenize import detokenize, tokenize
+from headrace.server.tokenize import detokenize, tokenize, tokenizer_info
 from headrace.server.version import version
 
 
@@ -37,6 +48,17 @@ async def ready(service: Service, call: Call) -> AnyReply:
     return json_reply({"ready": True})
 
 
+async def ping(service: Service, call: Call) -> AnyReply:
+    """As SageMaker asks, who sends requests once this succeeds: /ready in other words."""
+    await ready(service, call)
+    return await health(service, call)
+
+
+async def load(service: Service, call: Call) -> AnyReply:
+    """How many requests wait or run now, as vLLM says it."""
+    return json_reply({"server_load": service.open_requests()})
+
+
 async def metrics(service: Service, call: Call) -> AnyReply:
     """Counts and times, as Prometheus reads them."""
     if service.exposition is None:
@@ -49,6 +71,15 @@ def all_routes() -> list[Route]:
     routes = [
         Route(path="/health", endpoint=health, is_open=True, response=shapes.Health),
         Route(path="/ready", endpoint=ready, is_open=True, response=shapes.Ready, statuses=(503,)),
+        Route(
+            path="/ping",
+            endpoint=ping,
+            methods=("GET", "POST"),
+            is_open=True,
+            response=shapes.Health,
+            statuses=(503,),
+        ),
+        Route(path="/load", endpoint=load, response=shapes.Load),
         Route(path="/version", endpoint=version, response=shapes.Version),
         Route(path="/metrics", endpoint=metrics, content_type="text/plain", statuses=(503,)),
         Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
@@ -85,6 +116,41 @@ def all_routes() -> list[Route]:
             streams=True,
         ),
         Route(
+            path="/v1/responses/{response_id}",
+            endpoint=retrieve_response,
+            query=RetrieveQuery,
+            response=shapes.Response,
+        ),
+        Route(
+            path="/v1/responses/{response_id}",
+            endpoint=delete_response,
+            methods=("DELETE",),
+            response=shapes.Deleted,
+        ),
+        Route(
+            path="/v1/responses/{response_id}/input_items",
+            endpoint=list_input_items,
+            query=ItemsQuery,
+            response=shapes.ItemList,
+        ),
+        Route(
+            path="/v1/messages",
+            endpoint=messages,
+            methods=("POST",),
+            request=MessagesRequest,
+            response=Message,
+            streams=True,
+            error_shape=MESSAGES_ERRORS,
+        ),
+        Route(
+            path="/v1/messages/count_tokens",
+            endpoint=count_tokens,
+            methods=("POST",),
+            request=CountTokensRequest,
+            response=TokenCount,
+            error_shape=MESSAGES_ERRORS,
+        ),
+        Route(
             path="/tokenize",
             endpoint=tokenize,
             methods=("POST",),
@@ -98,6 +164,7 @@ def all_routes() -> list[Route]:
             request=DetokenizeRequest,
             response=shapes.Text,
         ),
+        Route(path="/tokenizer_info", endpoint=tokenizer_info, response=shapes.TokenizerInfo),
     ]
     routes.append(Route(path="/openapi.json", endpoint=describing(routes)))
     return routes

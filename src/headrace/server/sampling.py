@@ -24,9 +24,10 @@ MAX_COUNT = 2**31 - 1  # of anything counted: far beyond every context, and fit 
 
 
 def check_model(service: Service, name: str | None) -> None:
-    if name is not None and name != service.model.name:
+    if name is not None and not service.model.answers_to(name):
+        expected = " or ".join(map(repr, service.model.names))
         raise ModelNotFoundError(
-            f"The model {name[:100]!r} is not served here; expected {service.model.name!r}.",
+            f"The model {name[:100]!r} is not served here; expected {expected}.",
             "GET /v1/models lists what is served.",
             param="model",
         )

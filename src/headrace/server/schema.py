@@ -73,6 +73,8 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[JsonObject] | None = None  # these two were tools and tool_choice once: refused
+    function_call: str | JsonObject | None = None
     # Not OpenAI's: named as vLLM's.
     chat_template_kwargs: JsonObject | None = None
     documents: list[JsonObject] | None = None  # for templates that know them
@@ -133,7 +135,7 @@ IGNORED: dict[type[msgspec.Struct], frozenset[str]] = {
         {
             *("store", "metadata", "service_tier", "modalities", "audio", "prediction"),
             *("reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key"),
-            *("safety_identifier", "prompt_cache_retention", "functions", "function_call"),
+            *("safety_identifier", "prompt_cache_retention"),
             *("prompt_cache_options", "moderation"),
             *IGNORED_STRUCTURED,
         }

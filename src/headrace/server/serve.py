@@ -40,15 +40,17 @@ def serve(
     engine: EngineConfig,
     backend: str,
     *,
+    typed: str | None = None,
     sock: socket.socket | None = None,
     start_up: StartUp | None = None,
 ) -> int:
-    """Until it is told to stop. `sock` is bound already, where the caller had reasons to."""
+    """Until it is told to stop. `typed` is what the model was asked for by; `sock` is bound, where
+    the caller had reasons to."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     sock = sock or bind(config.host, config.port)
     with sock:
         start_up = start_up or StartUp(config.log_format)
-        life = _Life(path, name, config, engine, backend, sock, start_up)
+        life = _Life(path, name, typed, config, engine, backend, sock, start_up)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -66,6 +68,7 @@ class _Life:
         self,
         path: Path,
         name: str,
+        typed: str | None,
         config: ServerConfig,
         engine: EngineConfig,
         backend: str,
@@ -74,6 +77,7 @@ class _Life:
     ) -> None:
         self._path = path
         self._name = name
+        self._typed = typed
         self._config = config
         self._engine = engine
         self._backend = backend
@@ -142,6 +146,7 @@ class _Life:
         from headrace.server.browsers import browser_warnings
         from headrace.server.http_server import make_server
         from headrace.server.keys import read_keys
+        from headrace.server.response_store import ResponseStore
         from headrace.server.routes import all_routes
         from headrace.server.served import read_served
         from headrace.server.service import Service
@@ -155,6 +160,7 @@ class _Life:
             backend=self._backend,
             server=self._config,
             engine=self._engine,
+            typed=self._typed,
         )
         keys, warnings = read_keys(self._config)
         warnings += browser_warnings(self._config, has_keys=len(keys) > 0)
@@ -167,6 +173,7 @@ class _Life:
             supervisor=self._supervisor,
             admission=Admission.from_config(self._config),
             keys=keys,
+            responses=ResponseStore.from_config(self._config),
             watchers=[keys],
             fingerprint=served.fingerprint,
             identity=served.identity,

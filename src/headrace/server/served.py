@@ -26,8 +26,15 @@ class Served:
 
 
 def read_served(
-    path: Path, name: str, *, backend: str, server: ServerConfig, engine: EngineConfig
+    path: Path,
+    name: str,
+    *,
+    backend: str,
+    server: ServerConfig,
+    engine: EngineConfig,
+    typed: str | None = None,
 ) -> Served:
+    """`name` is the model's own; `typed` is what it was asked for by."""
     file = open_weights(path, engine.load_format)
     try:
         spec, _ = describe_file(file, engine.context_tokens)
@@ -38,8 +45,12 @@ def read_served(
     finally:
         file.close()
     entry = entry_of(path)
+    first, *others = server.served_names or (name,)
+    aliases = {name, typed, *(() if entry is None else (entry.name, *entry.aliases, entry.hub_id))}
     model = ServedModel(
-        name=server.served_model_name or name,
+        name=first,
+        other_names=tuple(others),
+        aliases=frozenset(alias for alias in aliases if alias),
         tokenizer=tokenizer,
         template=read_chat_template(tokenizer),
         vocab_size=spec.vocab_size,

@@ -6,6 +6,7 @@ A plain holder, made once by serve.py. Knows no HTTP.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.core.config import EngineConfig
@@ -15,6 +16,7 @@ from headrace.server.admission import Admission
 from headrace.server.exposition import Exposition
 from headrace.server.keys import Keys
 from headrace.server.record import HttpWatcher, Watcher
+from headrace.server.response_store import ResponseStore
 from headrace.server.supervisor import Supervisor
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -24,7 +26,7 @@ from headrace.tokenizer.tokenizer import Tokenizer
 class ServedModel:
     """The model as clients see it: text in, text out."""
 
-    name: str
+    name: str  # what answers say
     tokenizer: Tokenizer
     template: ChatTemplate | None
     vocab_size: int
@@ -32,6 +34,16 @@ class ServedModel:
     temperature: float = 1.0  # where a request says nothing
     top_p: float = 1.0
     created_s: int = field(default_factory=lambda: int(time.time()))
+    other_names: tuple[str, ...] = ()  # served under these too
+    aliases: frozenset[str] = frozenset()  # taken, but not listed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are listed, the one that answers say first."""
+        return (self.name, *self.other_names)
+
+    def answers_to(self, name: str) -> bool:
+        return name in self.names or name in self.aliases
 
     @property
     def chat_template(self) -> ChatTemplate:
@@ -50,12 +62,16 @@ class Service:
     supervisor: Supervisor
     admission: Admission
     keys: Keys = field(default_factory=Keys)
+    responses: ResponseStore = field(
+        default_factory=lambda: ResponseStore.from_config(ServerConfig())
+    )
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # what /metrics shows
     draining: bool = False
     fingerprint: str = ""
     identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
+    open_requests: Callable[[], int] = lambda: 0  # waiting and running; watching.py knows
 
     def check_accepting(self) -> None:
         if self.draining:

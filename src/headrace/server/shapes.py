@@ -18,6 +18,21 @@ class Ready(msgspec.Struct):
     ready: bool
 
 
+class Load(msgspec.Struct):
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    tokenizer_class: str
+    model_max_length: int | None
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    eos_token_ids: list[int]
+    chat_template: str | None
+
+
 class Version(msgspec.Struct):
     version: str
     fingerprint: str
@@ -64,3 +79,17 @@ class Response(msgspec.Struct):
     output: list[dict[str, Any]]
     error: dict[str, Any] | None
     usage: dict[str, Any] | None
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -1,4 +1,5 @@
-"""/tokenize and /detokenize, as vLLM has them: a text or a chat as token ids, and back.
+"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: a text or a chat as token ids, back
+again, and what a client needs to do the first of it by itself.
 
 Nothing here reaches the engine.
 """
@@ -70,3 +71,24 @@ async def detokenize(service: Service, call: Call) -> AnyReply:
         len(sent.tokens), lambda: tokenizer.decode(sent.tokens, skip_special=False)
     )
     return json_reply({"prompt": text})
+
+
+async def tokenizer_info(service: Service, call: Call) -> AnyReply:
+    """The chat template and the tokens that it uses, named as in a hub's tokenizer_config.json."""
+    tokenizer, facts = service.model.tokenizer, service.supervisor.facts
+
+    def piece(token_id: int | None) -> str | None:
+        return None if token_id is None else tokenizer.piece(token_id)
+
+    return json_reply(
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",  # what loads such a vocabulary there
+            "model_max_length": None if facts is None else facts.context_tokens,
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token": piece(tokenizer.bos_id),
+            "eos_token": piece(tokenizer.eos_id),
+            "pad_token": piece(tokenizer.pad_id),
+            "eos_token_ids": sorted(tokenizer.eos_ids),
+            "chat_template": tokenizer.chat_template,
+        }
+    )

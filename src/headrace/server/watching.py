@@ -27,6 +27,7 @@ def watch(service: Service) -> Callable[[], None]:
     service.exposition = Exposition(metrics, service.model.name, build)
     service.supervisor.on_snapshot = metrics.on_snapshot
     service.watchers.append(metrics)
+    service.open_requests = lambda: metrics.waiting_requests + metrics.running_requests
     service.http_watchers += [metrics, RequestLog(service.config.log_content)]
     if not service.config.trace:
         return lambda: None

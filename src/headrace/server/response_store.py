@@ -1,0 +1,103 @@
+"""Answers of /v1/responses that clients may come back to: in memory, bounded, each its owner's.
+
+The oldest go when there are too many of them, too many bytes, or when their time is over; nothing
+outlives the process. A conversation is kept whole with each of its answers, so that one that goes
+leaves the later ones as they were. Decides over a clock that is handed in; knows no HTTP and not
+what is in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.core.server_config import ServerConfig
+
+ENTRY_BYTES = 512  # about what an entry takes beside its content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    owner: str | None  # the name of a key; None where there are no keys
+    response: bytes  # JSON, as it was answered
+    input_items: bytes  # JSON: a list of all items that led to it
+    stored_s: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.response) + len(self.input_items) + ENTRY_BYTES
+
+
+class ResponseStore:
+    def __init__(
+        self,
+        *,
+        max_responses: int,
+        max_bytes: int,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._stored: dict[str, StoredResponse] = {}  # oldest first
+        self._size_bytes = 0
+
+    @classmethod
+    def from_config(cls, config: ServerConfig) -> ResponseStore:
+        return cls(
+            max_responses=config.max_stored_responses,
+            max_bytes=config.max_stored_bytes,
+            lifetime_s=config.response_lifetime_s,
+        )
+
+    @property
+    def is_on(self) -> bool:
+        return self._max_responses > 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(
+        self, response_id: str, *, owner: str | None, response: bytes, input_items: bytes
+    ) -> bool:
+        """Whether it is kept: not where it alone would be more than all may be together."""
+        new = StoredResponse(
+            owner=owner, response=response, input_items=input_items, stored_s=self._clock()
+        )
+        if not self.is_on or new.size_bytes > self._max_bytes:
+            return False
+        self._stored[response_id] = new
+        self._size_bytes += new.size_bytes
+        self._forget_old()
+        while len(self._stored) > self._max_responses or self._size_bytes > self._max_bytes:
+            self._drop(next(iter(self._stored)))
+        return True
+
+    def get(self, response_id: str, owner: str | None) -> StoredResponse | None:
+        """None where there is none, or it is another's: nobody can tell which."""
+        self._forget_old()
+        found = self._stored.get(response_id)
+        return found if found is not None and found.owner == owner else None
+
+    def delete(self, response_id: str, owner: str | None) -> bool:
+        if self.get(response_id, owner) is None:
+            return False
+        self._drop(response_id)
+        return True
+
+    def _forget_old(self) -> None:
+        oldest_s = self._clock() - self._lifetime_s
+        for response_id in list(self._stored):
+            if self._stored[response_id].stored_s > oldest_s:
+                break
+            self._drop(response_id)
+
+    def _drop(self, response_id: str) -> None:
+        self._size_bytes -= self._stored.pop(response_id).size_bytes
