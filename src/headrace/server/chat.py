@@ -128,9 +128,7 @@ async def make_chat_request(
     )
     truncation = truncation_of(sent, service.context_tokens - (max_tokens or 1))
     size_bytes = size_bytes or len(call.body)
-    ids = await encode_chat(
-        service, use.messages, use.template_tools, sent, size_bytes, truncation
-    )
+    ids = await encode_chat(service, use.messages, use.template_tools, sent, size_bytes, truncation)
     check_fits(
         service,
         len(ids),
