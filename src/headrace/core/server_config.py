@@ -13,7 +13,7 @@ from typing import cast
 
 from headrace.core.config import flag
 from headrace.core.constraint import MAX_GRAMMAR_BYTES
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, remedy_for
 from headrace.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from headrace.core.sizes import parse_bytes
 
@@ -127,7 +127,7 @@ class ServerConfig:
         elif name.startswith("max_") and not (value is None and default is None):
             least = 0 if name == "max_restarts" else 1
             if not _is_count(value, least):
-                raise _refuse(name, value, f"a whole number of at least {least}")
+                raise _refuse(name, value, f"{least} or more")
             if name in _MOST and cast("int", value) > _MOST[name]:
                 raise _refuse(name, value, f"at most {_MOST[name]}")
         elif name.endswith("_s") and not (value is None and default is None):
@@ -162,5 +162,5 @@ def _is_positive(value: object) -> bool:
 
 def _refuse(param: str, found: object, expected: str) -> ConfigError:
     return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )

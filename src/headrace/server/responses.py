@@ -28,7 +28,7 @@ async def responses(service: Service, call: Call) -> AnyReply:
     """An answer to a chat in the newer shape, whole or as events. Nothing is kept."""
     sent = read_struct(call, ResponsesRequest)
     request, use = await make_chat_request(service, call, as_chat(call, sent))
-    params = request.params
+    params = request.params.chosen
     builder = ResponseBuilder(sent, service.model.name, params.temperature, params.top_p)
     answering = _Answering(service, call, request, use, builder)
     if sent.stream:
