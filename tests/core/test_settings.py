@@ -210,7 +210,7 @@ def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[server]\nport = true", "port is True; expected a whole number (set by headrace.toml:2)"),
         ("[server]\nport = 1.5", "port is 1.5; expected a whole number"),
         ("[server]\ntrace = 1", "trace is 1; expected true or false"),
-        ("[server]\nmax_n = 0", "max_n is 0; expected a whole number of at least 1 (set by headra"),
+        ("[server]\nmax_n = 0", "max_n is 0; expected 1 or more (set by headra"),
         ("[engine]\nthreads = 0", "threads is 0; expected 1 or more (set by headrace.toml:2)"),
         ("[engine]\nkv_memory = [1]", "kv_memory is [1]; expected a number of bytes, or a size"),
         ("server = 5", "headrace.toml:1: server is 5; expected a table"),

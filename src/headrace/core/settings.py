@@ -25,7 +25,9 @@ SECRETS = frozenset({"api_key"})
 HIDDEN = "***"
 BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.
-OTHER_VARIABLES = frozenset(f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG"))
+OTHER_VARIABLES = frozenset(
+    f"{PREFIX}{name}" for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS")
+)
 TEST_PREFIX = f"{PREFIX}TEST_"
 # Kubernetes tells every container about Services: of one named "headrace" in these words.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)")

@@ -137,6 +137,27 @@ def fetch(hub_id: HubId, *, offline: bool) -> Path:
     return folder / chosen[0] if chosen[0].endswith(".gguf") else folder
 
 
+def cached_repositories() -> list[tuple[str, Path, int, float]]:
+    """Models in the hub's own cache that hold something to load: id, folder, bytes, when last
+    changed. Nothing where its client is not installed."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        scanned = scan_cache_dir()
+    except (CacheNotFound, OSError, ValueError):
+        return []
+    found = []
+    for repo in scanned.repos:
+        names = [file.file_name for revision in repo.revisions for file in revision.files]
+        if repo.repo_type == "model" and any(n.endswith((".gguf", ".safetensors")) for n in names):
+            facts = (repo.repo_id, Path(repo.repo_path), repo.size_on_disk, repo.last_modified)
+            found.append(facts)
+    return sorted(found)
+
+
 def _explain(hub_id: HubId, error: Exception, offline: bool) -> HeadraceError:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]

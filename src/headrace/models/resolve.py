@@ -69,7 +69,7 @@ def resolve_model(
     if hub_id := hub.parse_hub_id(name):
         return hub.fetch(hub_id, offline=offline)
     raise ModelNotFoundError(
-        f"There is no model {name!r}; {suggest(name, [*catalog_names(), *_local_files()])}.",
+        f"There is no model {name!r}; {suggest(name, [*catalog_names(), *local_files()])}.",
         "Give a name that `headrace models` lists, a GGUF file, a folder with config.json and "
         "safetensors, or a hub id (org/name).",
     )
@@ -144,7 +144,7 @@ def _no_such_path(name: str, path: Path) -> HeadraceError:
     )
 
 
-def _local_files() -> list[str]:
+def local_files() -> list[str]:
     return _ggufs(Path.cwd()) + _ggufs(models_folder())
 
 
