@@ -2,93 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.cli_harness import SOURCE, Invoke, Terminal, converse, start
 
 from headrace.cli.chat import ChatSession
-from headrace.cli.commands import app
 from headrace.core.config import EngineConfig, KvDtype, Policy
 from headrace.core.errors import ContextLengthError
 from headrace.core.request import SamplingParams
 
-FAKE = Path(__file__).with_name("fake_llm.py")
-SOURCE = Path(__file__).parents[1] / "src"
-
-# What the console script does, with the stand-in put where the real LLM would be.
-DRIVER = f"""
-import fcntl, importlib.util, os, sys, termios
-spec = importlib.util.spec_from_file_location("headrace.llm", {str(FAKE)!r})
-sys.modules["headrace.llm"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-if os.environ.get("CONTROLLING"):
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C typed at this terminal is ours
-from headrace.cli.commands import main
-sys.argv[0] = "headrace"
-main()
-"""
-
-
 LONG = ["--max-tokens", "300", "--context-tokens", "999"]
-
-
-@pytest.fixture
-def model(tmp_path: Path, empty_cache: Path) -> str:
-    """Any file will do: the stand-in does not open it."""
-    path = tmp_path / "any.gguf"
-    path.write_bytes(b"GGUF")
-    return str(path)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("headrace.llm", FAKE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, "headrace.llm", module)
-    return module
-
-
-Invoke = Callable[..., Result]
-
-
-@pytest.fixture
-def invoke(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
-
-    def call(*arguments: str, typed: str | bytes | None = None) -> Result:
-        return CliRunner().invoke(app, list(arguments), input=typed)
-
-    return call
-
-
-def start(
-    *arguments: str, terminal: int | None = None, **variables: str
-) -> subprocess.Popen[bytes]:
-    """The command in a process of its own, over pipes or at a terminal."""
-    stream = subprocess.PIPE if terminal is None else terminal
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
-        stdin=stream,
-        stdout=stream,
-        stderr=stream,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)} | variables,
-        start_new_session=terminal is not None,
-    )
 
 
 # run
@@ -275,30 +208,6 @@ def test_help_and_version_are_quick() -> None:
 
 
 # chat
-
-
-class Terminal(StringIO):
-    """Text that comes from, or goes to, a terminal as far as anyone can tell."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def converse(
-    fake: ModuleType, lines: list[str], *, context: int = 100, **options: Any
-) -> tuple[str, str]:
-    """What a user at a terminal sees: the answers, and all else."""
-    out, notes = Terminal(), StringIO()
-    session = ChatSession(
-        fake.LLM(context_tokens=context),
-        SamplingParams(max_tokens=None),
-        source=Terminal("".join(line + "\n" for line in lines)),
-        out=out,
-        notes=notes,
-        **options,
-    )
-    session.run()
-    return out.getvalue(), notes.getvalue()
 
 
 def test_chat_keeps_history_until_reset(fake: ModuleType) -> None:
