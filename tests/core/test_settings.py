@@ -124,7 +124,7 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
         ({"HEADRACE_CAHCE": "1"}, "HEADRACE_CAHCE is no setting. Did you mean HEADRACE_CACHE?"),
         ({"HEADRACE_ZZZZZZZZ": "1"}, "HEADRACE_ZZZZZZZZ is no setting. Unset it."),
         ({"HEADRACE_PORT": "80a"}, "port is '80a'; expected a whole number (set by HEADRACE_PORT)"),
-        ({"HEADRACE_PORT": "99999"}, "port is 99999; expected a port from 0 to 65535 (set by HEA"),
+        ({"HEADRACE_PORT": "99999"}, "port is 99999; expected 0 to 65535 (set by HEA"),
         ({"HEADRACE_PORT": ""}, "HEADRACE_PORT is empty; expected a whole number"),
         ({"HEADRACE_API_KEY": ""}, "HEADRACE_API_KEY is empty; expected some text"),
         ({"HEADRACE_TRACE": "maybe"}, "trace is 'maybe'; expected true or false (set by HEADRACE"),

@@ -165,7 +165,7 @@ def test_settings_that_can_not_be(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments, expected in (
-        (("--port", "70000"), "port is 70000; expected a port from 0 to 65535 (set by --port)"),
+        (("--port", "70000"), "port is 70000; expected 0 to 65535 (set by --port)"),
         (("--config", "none.toml"), "The settings file none.toml can't be read"),
         (("--json",), "--json is for --dry-run"),
         (("--host", "999.0.0.1"), "host is '999.0.0.1', which is no address"),

@@ -76,7 +76,7 @@ def run(
     from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
 
     if raw and system is not None:
-        raise ConfigError("--raw takes no chat template, and --system needs one.", "Drop one.")
+        raise ConfigError("--raw takes no chat template, and --system needs one.", "Leave out one.")
     if ctx.args:
         raise _several_words([prompt or "", *ctx.args])
     params = options.sampling(
@@ -125,7 +125,8 @@ def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: boo
         path = resolve_model(model, offline=offline, progress=progress, accept=agree)
     from headrace.llm import LLM
 
-    llm = LLM(str(path), backend=backend, config=engine, offline=offline)
+    with options.named_as_flags():
+        llm = LLM(str(path), backend=backend, config=engine, offline=offline)
     for text in llm.notes:
         note(text)
     return llm

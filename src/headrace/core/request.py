@@ -116,7 +116,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0)
             if not -100 <= _number("logit_bias", bias) <= 100:
-                raise _refuse("logit_bias", bias, "of -100 to 100")
+                raise _refuse("logit_bias", bias, "values from -100 to 100")
         # One shape for all readers; frozen, so through object's own setter.
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))

@@ -120,7 +120,7 @@ class ServerConfig:
                 raise _refuse(name, value, f"one of {', '.join(choices)}")
         elif name == "port":
             if not _is_count(value, 0) or cast("int", value) > 65_535:
-                raise _refuse(name, value, "a port from 0 to 65535")
+                raise _refuse(name, value, "0 to 65535")
         elif isinstance(default, bool):
             if not isinstance(value, bool):
                 raise _refuse(name, value, "true or false")

@@ -302,9 +302,12 @@ def _with_origin(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
     places = [origins[n] for n in together if origins.get(n, DEFAULT) != DEFAULT]
     if not places:
         return error
+    remedy = error.remedy
+    if all(place.startswith("--") for place in places):  # named as who set it did
+        remedy = re.sub(rf"(?<![\w-]){name}\b", f"--{name.replace('_', '-')}", remedy)
     return ConfigError(
         f"{error.cause.removesuffix('.')} (set by {' and '.join(dict.fromkeys(places))}).",
-        error.remedy,
+        remedy,
         param=error.param,
         detail=error.detail,
     )

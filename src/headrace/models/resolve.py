@@ -57,7 +57,8 @@ def resolve_model(
         return _from_catalog(entry, offline, progress, accept)
     if not name.strip() or "\0" in name:
         raise ModelNotFoundError(
-            f"MODEL is {name!r}; expected a name, a path or a hub id.", "`headrace models` lists."
+            f"MODEL is {name!r}; expected a name, a path or a hub id.",
+            "See `headrace models`.",
         )
     path = Path(name).expanduser()
     if _exists(path):

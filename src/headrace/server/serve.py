@@ -151,7 +151,7 @@ class _Life:
         from headrace.server.watching import watch
 
         imported = time.perf_counter()
-        self._start_up.phase("code", imported - began, "of the HTTP side")
+        self._start_up.phase("code", imported - began, "HTTP server imported")
         served = read_served(
             self._path,
             self._name,
@@ -198,8 +198,8 @@ class _Life:
         has_keys = bool(self._config.api_key or self._config.api_keys_file)
         if not has_keys and not is_loopback(self._config.host):
             self._start_up.note(
-                f"{self._config.host} may be reached from other machines, and no key is set: "
-                "--api-key or --api-keys-file sets some"
+                f"{self._config.host} can be reached from other machines, and there is no "
+                "authentication: set --api-key or --api-keys-file"
             )
         url = url_of(self._socket)
         self._run_file = RunFile.write(
