@@ -21,6 +21,7 @@ from headrace.cli import piped
 from headrace.cli import run as run_module
 from headrace.cli.history import MAX_ENTRIES, MAX_ENTRY_CHARACTERS, History
 from headrace.cli.lines import StreamLines, TerminalLines, Typed, read_message
+from headrace.core.errors import InvalidRequestError
 
 # run
 
@@ -115,7 +116,7 @@ def test_standard_input_without_an_end_is_refused(
     with open("/dev/zero", "rb") as zeros:
         text = piped.PipedText(zeros.fileno())
         assert text.has_begun(30)
-        with pytest.raises(piped.HeadraceError, match="over 1 MiB"):
+        with pytest.raises(InvalidRequestError, match="over 1 MiB"):
             text.text()
 
 
