@@ -9,7 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,6 +44,15 @@ def default_model_path() -> Path:
     return resolve_model(None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test leaves a history or a note of a server among the user's own."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_STATE", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own: nothing done in it reaches the user's."""
@@ -47,3 +60,42 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADRACE_CACHE", str(folder))
     monkeypatch.delenv("HEADRACE_OFFLINE", raising=False)
     return folder
+
+
+# The command line with a stand-in for the model; tests/cli_harness.py has the rest.
+
+
+@pytest.fixture
+def model(tmp_path: Path, empty_cache: Path) -> str:
+    """Any file will do: the stand-in does not open it."""
+    path = tmp_path / "any.gguf"
+    path.write_bytes(b"GGUF")
+    return str(path)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A headrace.llm with no model behind it, in the place of the real one."""
+    place = Path(__file__).with_name("fake_llm.py")
+    spec = importlib.util.spec_from_file_location("headrace.llm", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "headrace.llm", module)
+    return module
+
+
+@pytest.fixture
+def invoke(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The command in this process: arguments, and what is typed."""
+    from typer.testing import CliRunner
+
+    from headrace.cli.commands import app
+
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+
+    def call(*arguments: str, typed: str | bytes | None = None) -> Any:
+        return CliRunner().invoke(app, list(arguments), input=typed)
+
+    return call

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.core.config import EngineConfig
@@ -52,6 +53,7 @@ class LLM:
         config = options.get("config") or EngineConfig()
         self.context_tokens = options.get("context_tokens") or config.context_tokens or LLM.context
         self.notes: tuple[str, ...] = ()
+        self.model_path = Path(model or "model.gguf")
 
     def memory_report(self) -> str:
         return "a ledger"

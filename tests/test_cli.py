@@ -2,90 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from tests.cli_harness import SOURCE, Invoke, Terminal, converse, start
 
 from headrace.cli.chat import ChatSession
-from headrace.cli.commands import app
 from headrace.core.config import EngineConfig, KvDtype, Policy
 from headrace.core.errors import ContextLengthError
 from headrace.core.request import SamplingParams
 
-FAKE = Path(__file__).with_name("fake_llm.py")
-SOURCE = Path(__file__).parents[1] / "src"
-
-# What the console script does, with the stand-in put where the real LLM would be.
-DRIVER = f"""
-import fcntl, importlib.util, os, sys, termios
-spec = importlib.util.spec_from_file_location("headrace.llm", {str(FAKE)!r})
-sys.modules["headrace.llm"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-if os.environ.get("CONTROLLING"):
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C typed at this terminal is ours
-from headrace.cli.commands import main
-sys.argv[0] = "headrace"
-main()
-"""
-
-
-@pytest.fixture
-def model(tmp_path: Path, empty_cache: Path) -> str:
-    """Any file will do: the stand-in does not open it."""
-    path = tmp_path / "any.gguf"
-    path.write_bytes(b"GGUF")
-    return str(path)
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("headrace.llm", FAKE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, "headrace.llm", module)
-    return module
-
-
-Invoke = Callable[..., Result]
-
-
-@pytest.fixture
-def invoke(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
-
-    def call(*arguments: str, typed: str | bytes | None = None) -> Result:
-        return CliRunner().invoke(app, list(arguments), input=typed)
-
-    return call
-
-
-def start(
-    *arguments: str, terminal: int | None = None, **variables: str
-) -> subprocess.Popen[bytes]:
-    """The command in a process of its own, over pipes or at a terminal."""
-    stream = subprocess.PIPE if terminal is None else terminal
-    return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
-        stdin=stream,
-        stdout=stream,
-        stderr=stream,
-        env=os.environ | {"PYTHONPATH": str(SOURCE)} | variables,
-        start_new_session=terminal is not None,
-    )
+LONG = ["--max-tokens", "300", "--context-tokens", "999"]
 
 
 # run
@@ -222,7 +158,7 @@ def test_unknown_options_and_commands_are_usage_errors(invoke: Invoke) -> None:
     assert invoke("run", "x", "--backend", "abacus").exit_code == 2
 
 
-def test_defaults_are_the_catalogs_for_its_model(
+def test_what_is_not_given_is_left_to_the_model(
     invoke: Invoke, fake: ModuleType, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from headrace.models import catalog, resolve
@@ -230,8 +166,9 @@ def test_defaults_are_the_catalogs_for_its_model(
     monkeypatch.setattr(resolve, "is_cached", lambda _: True)
     assert invoke("run", "x").exit_code == 0
     entry = catalog.CATALOG[catalog.DEFAULT_NAME]
+    # Left open: the LLM knows the model's own (tests/weights/test_habits.py).
     params = fake.LLM.asked[0][1]
-    assert (params.temperature, params.top_p) == (entry.temperature, entry.top_p)
+    assert (params.temperature, params.top_p, params.top_k) == (None, None, None)
     assert fake.LLM.made[0]["model"] == str(empty_cache / "models" / entry.file_name)
 
 
@@ -246,7 +183,7 @@ def test_an_unexpected_failure_is_status_1_and_one_cause(model: str) -> None:
 
 
 def test_a_reader_that_leaves_is_no_error(model: str) -> None:
-    process = start("run", "slow", "-m", model, "--max-tokens", "300", "--context-tokens", "999")
+    process = start("run", "slow", "--no-stdin", "-m", model, *LONG)
     assert process.stdout is not None
     assert process.stderr is not None
     assert process.stdout.read(4) == b"said"
@@ -257,7 +194,7 @@ def test_a_reader_that_leaves_is_no_error(model: str) -> None:
 
 
 def test_ctrl_c_in_run_is_status_130(model: str) -> None:
-    process = start("run", "slow", "-m", model, "--max-tokens", "300", "--context-tokens", "999")
+    process = start("run", "slow", "--no-stdin", "-m", model, *LONG)
     assert process.stdout is not None
     process.stdout.read(4)
     process.send_signal(signal.SIGINT)
@@ -286,30 +223,6 @@ def test_help_and_version_are_quick() -> None:
 
 
 # chat
-
-
-class Terminal(StringIO):
-    """Text that comes from, or goes to, a terminal as far as anyone can tell."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def converse(
-    fake: ModuleType, lines: list[str], *, context: int = 100, **options: Any
-) -> tuple[str, str]:
-    """What a user at a terminal sees: the answers, and all else."""
-    out, notes = Terminal(), StringIO()
-    session = ChatSession(
-        fake.LLM(context_tokens=context),
-        SamplingParams(max_tokens=None),
-        source=Terminal("".join(line + "\n" for line in lines)),
-        out=out,
-        notes=notes,
-        **options,
-    )
-    session.run()
-    return out.getvalue(), notes.getvalue()
 
 
 def test_chat_keeps_history_until_reset(fake: ModuleType) -> None:
@@ -499,9 +412,9 @@ def test_models_lists_with_and_without_list(invoke: Invoke, empty_cache: Path) -
         file.truncate(98_362_432)  # sparse: the right size, and not the right bytes
     assert invoke("models").stdout.splitlines()[1].split()[-1] == "yes"
     assert "is damaged: its sha256 is" in invoke("models", "verify").stderr
-    assert "98.4 MB freed" in invoke("models", "rm", "smollm2").stderr
+    assert "98.4 MB freed" in invoke("models", "rm", "smollm2", "--yes").stderr
     assert not path.exists()
-    assert invoke("models", "rm", "smollm2").exit_code == 0
+    assert "not in the cache" in invoke("models", "rm", "smollm2", "--yes").stderr
     assert "nothing is cached" in invoke("models", "verify").stderr
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.core.request import BeamParams, RequestOutput, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
+    __version__: str
     from headrace.assemble import assemble
     from headrace.async_engine import AsyncEngine
     from headrace.llm import LLM
@@ -19,6 +20,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "TokenEvent",
+    "__version__",
     "assemble",
 ]
 
@@ -31,6 +33,10 @@ _LATE = {
 
 def __getattr__(name: str) -> object:
     # Late: `import headrace` stays quick, and `headrace --help` loads no kernels.
+    if name == "__version__":
+        from headrace.core.version import headrace_version
+
+        return headrace_version()
     if name in _LATE:
         return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

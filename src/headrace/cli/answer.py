@@ -60,11 +60,16 @@ class Answer:
     total_s: float
     finish_reason: FinishReason | None  # None: stopped by the reader
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        """After the first token; None where there is too little to tell."""
+        rest_tokens, rest_s = self.answer_tokens - 1, self.total_s - self.first_token_s
+        return rest_tokens / rest_s if rest_tokens > 0 and rest_s > 0 else None
+
     def summary(self) -> str:
         """One line of numbers for a person."""
-        rest_tokens, rest_s = self.answer_tokens - 1, self.total_s - self.first_token_s
-        measurable = rest_tokens > 0 and rest_s > 0
-        speed = f", then {rest_tokens / rest_s:.1f} tokens/s" if measurable else ""
+        per_s = self.tokens_per_s
+        speed = "" if per_s is None else f", then {per_s:.1f} tokens/s"
         return (
             f"prompt {self.prompt_tokens} tokens, answer {self.answer_tokens} tokens, "
             f"first token after {self.first_token_s:.2f} s{speed}"

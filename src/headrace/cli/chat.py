@@ -19,19 +19,21 @@ from headrace.cli.answer import (
     printable,
     stream_answer,
 )
+from headrace.cli.history import History
+from headrace.cli.lines import Lines, StreamLines, TerminalLines, read_message
 from headrace.core.errors import ContextLengthError, HeadraceError
 from headrace.core.request import FinishReason, SamplingParams
 
 DEFAULT_MAX_TOKENS = 1024
-_PROMPT = ">>> "
-_HELP = """\
+_HELP = '''\
 /reset        forget the conversation
 /system TEXT  set the system prompt (alone: show it)
 /stats        tokens in the conversation and the last answer's timings
 /help         this list
 /exit         leave (also Ctrl-D)
 Ctrl-C stops an answer; twice at the prompt, it leaves.
-A line that begins with // is sent with one slash."""
+"""           begins a message of several lines, which """ ends; a paste is one message
+A line that begins with // is sent with one slash.'''
 
 
 class ChatSession:
@@ -44,6 +46,7 @@ class ChatSession:
         source: TextIO | None = None,
         out: TextIO | None = None,
         notes: TextIO | None = None,
+        history: History | None = None,
     ) -> None:
         self._llm = llm
         self._params = params
@@ -55,6 +58,12 @@ class ChatSession:
         self._notes = notes or sys.stderr
         self._interactive = self._source.isatty()
         self._escape = self._out.isatty()
+        at_terminal = self._interactive and self._source is sys.stdin and self._escape
+        self._lines: Lines = (
+            TerminalLines(history, self._notes)
+            if at_terminal
+            else StreamLines(self._source, self._notes, prompts=self._interactive)
+        )
 
     def run(self) -> None:
         """Reads and answers until the input ends or the user leaves."""
@@ -69,7 +78,7 @@ class ChatSession:
         interrupted = False
         while True:
             try:
-                line = self._read()
+                typed = read_message(self._lines)
             except KeyboardInterrupt:
                 if interrupted:
                     raise
@@ -77,20 +86,13 @@ class ChatSession:
                 self._note("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
                 continue
             interrupted = False
-            if line is None or not self._take(line.strip()):
+            if typed is None:
                 return
-
-    def _read(self) -> str | None:
-        """The next line; None at the end of the input."""
-        if self._interactive and self._source is sys.stdin and self._out.isatty():
-            try:
-                return input(_PROMPT)  # line editing, where readline is loaded
-            except EOFError:
-                self._note("")
-                return None
-        if self._interactive:
-            self._note(_PROMPT, end="")
-        return self._source.readline() or None
+            if typed.is_command_free:
+                if typed.text.strip():
+                    self._answer(typed.text)
+            elif not self._take(typed.text):
+                return
 
     def _take(self, line: str) -> bool:
         """Does what a line asks for; False when it asks to leave."""
@@ -203,6 +205,6 @@ class ChatSession:
         self._out.write(printable(text) if self._escape else text)
         self._out.flush()
 
-    def _note(self, text: str, end: str = "\n") -> None:
-        self._notes.write(text + end)
+    def _note(self, text: str) -> None:
+        self._notes.write(f"{text}\n")
         self._notes.flush()

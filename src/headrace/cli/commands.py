@@ -6,51 +6,28 @@ inside the command that needs it, so that `headrace --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from headrace.cli import options
 from headrace.cli.flags import SectionedCommand, with_engine_flags
-from headrace.cli.models import models_app
+from headrace.cli.models import models_app, models_ls, models_pull, models_rm, models_show
+from headrace.cli.options import ModelArgument, ModelName, one_model
+from headrace.cli.ps import ps
+from headrace.cli.run import open_llm, run
 from headrace.cli.serve import serve
 from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError, OfflineError
+from headrace.core.disk import disk_full, is_full
+from headrace.core.errors import HeadraceError, OfflineError
+from headrace.core.terminal import paint
 
-if TYPE_CHECKING:
-    from headrace.core.request import SamplingParams
-    from headrace.llm import LLM
-
-RUN_MAX_TOKENS = 512
-DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.7, 0.95  # of models that the catalog does not know
 EXIT_UNEXPECTED, EXIT_INTERRUPT, EXIT_PIPE = 1, 130, 141
-
-ModelName = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="A catalog name, a GGUF file, a folder, a hub id."),
-]
-ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="As --model; default: smollm2.")
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer.", show_default=False)]
-Temperature = Annotated[
-    float | None, typer.Option(help="0 is greedy; default: what suits the model.")
-]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest, up to this probability.")]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest; 0 keeps all.")]
-MinP = Annotated[
-    float, typer.Option(help="Drop what is less likely than this times the likeliest.")
-]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")]
-System = Annotated[str | None, typer.Option(help="The system prompt.")]
-Backend = Annotated[
-    Literal["auto", "cpu", "reference"],
-    typer.Option(help="reference: slow and exact; auto: what --device says."),
-]
-Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 
 
 class _Group(TyperGroup):
@@ -67,9 +44,15 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPT) from None
         except BrokenPipeError:
-            # The reader has left. Nothing more may reach standard output, not even at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_output()  # the reader has left
             raise typer.Exit(EXIT_PIPE) from None
+        except OSError as error:
+            if not is_full(error) or _debug():
+                raise
+            full = disk_full(error.filename or _output_path())
+            _close_output()
+            _print_error(full.cause, full.remedy)
+            raise typer.Exit(full.exit_status) from error
 
 
 app = typer.Typer(
@@ -78,11 +61,11 @@ app = typer.Typer(
     help="Runs language models: one answer, a chat, a server, or the facts about them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=SectionedCommand)(serve)
-app.add_typer(models_app, name="models", invoke_without_command=True)
+# Words of a prompt that was not quoted: run says what to do about them.
+app.command(context_settings={"allow_extra_args": True})(run)
 
 
 def main() -> None:
@@ -108,11 +91,27 @@ def _debug() -> bool:
 
 
 def _print_error(cause: str, remedy: str, detail: str = "") -> None:
-    typer.echo(f"error: {cause}", err=True)
-    for line in detail.splitlines():
-        typer.echo(f"  {line}", err=True)
+    lines = [f"{paint('error:', 'bold red', sys.stderr)} {cause}"]
+    lines += [f"  {line}" for line in detail.splitlines()]
     if remedy:
-        typer.echo(f"  try: {remedy}", err=True)
+        lines.append(f"  {paint('try:', 'cyan', sys.stderr)} {remedy}")
+    with contextlib.suppress(OSError):  # the disk behind standard error may be full too
+        typer.echo("\n".join(lines), err=True)
+
+
+def _close_output() -> None:
+    """Nothing more may reach standard output, not even what is still buffered at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _output_path() -> str | None:
+    """The file that standard output goes to, if it is one and the system says which."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = sys.stdout.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return os.readlink(f"/proc/self/fd/{descriptor}")
+    return None
 
 
 def _print_version(wanted: bool) -> None:
@@ -137,99 +136,59 @@ def _top(
 
 @app.command()
 @with_engine_flags
-def run(
-    prompt: Annotated[
-        str | None, typer.Argument(help='"-", or nothing while input is piped: standard input.')
-    ] = None,
-    model: ModelName = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="No chat template: continue the text.")
-    ] = False,
-    system: System = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Timings and memory, on standard error.")
-    ] = False,
-    backend: Backend = "auto",
-    offline: Offline = False,
-    *,
-    engine: EngineConfig,
-) -> None:
-    """Answer one prompt."""
-    from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
-    from headrace.core.request import FinishReason
-
-    if raw and system is not None:
-        raise ConfigError("--raw takes no chat template, and --system needs one.", "Drop one.")
-    params = _sampling(model, max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    text = _read_prompt(prompt)
-    llm = _open_llm(model, backend, engine, offline)
-    if raw:
-        ids = llm.tokenizer.encode(text)
-    else:
-        opening = [] if system is None else [{"role": "system", "content": system}]
-        ids = encode_messages(llm, [*opening, {"role": "user", "content": text}])
-    fitted = fit_params(
-        params,
-        prompt_tokens=len(ids),
-        context_tokens=llm.context_tokens,
-        default_tokens=RUN_MAX_TOKENS,
-    )
-    escape = sys.stdout.isatty()
-
-    def write(piece: str) -> None:
-        sys.stdout.write(printable(piece) if escape else piece)
-        sys.stdout.flush()
-
-    answer = stream_answer(llm, ids, fitted, write)
-    write("\n")
-    if answer.finish_reason is FinishReason.LENGTH and max_tokens is None:
-        held = f"{answer.answer_tokens} tokens; --max-tokens sets the limit"
-        typer.echo(f"note: the answer is cut at {held}", err=True)
-    if stats:
-        typer.echo(f"stats: {answer.summary()}", err=True)
-        typer.echo(llm.memory_report(), err=True)
-
-
-@app.command()
-@with_engine_flags
 def chat(
-    model: ModelArgument = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = 0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Stop = None,
-    system: System = None,
-    backend: Backend = "auto",
-    offline: Offline = False,
+    name: ModelArgument = None,
+    model: ModelName = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    system: options.System = None,
+    no_history: Annotated[
+        bool, typer.Option("--no-history", help="Keep nothing of what is typed.")
+    ] = False,
+    backend: options.Backend = "auto",
+    offline: options.Offline = False,
     *,
     engine: EngineConfig,
 ) -> None:
     """Talk with a model; /help lists what can be typed."""
     from headrace.cli.chat import ChatSession
+    from headrace.cli.history import History, history_path
 
-    params = _sampling(model, max_tokens, temperature, top_p, top_k, min_p, seed, stop)
-    llm = _open_llm(model, backend, engine, offline)
-    if sys.stdin.isatty():
-        import contextlib
+    model = one_model(name, model)
+    params = options.sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+    )
+    llm = open_llm(model, backend, options.for_one(engine), offline)
+    history = None if no_history else History(history_path())
+    ChatSession(llm, params, system=system, history=history).run()
 
-        with contextlib.suppress(ImportError):  # Windows has none
-            import readline  # noqa: F401  gives input() line editing and history
-    ChatSession(llm, params, system=system).run()
+
+app.command(cls=SectionedCommand)(serve)
+app.command()(ps)
+app.add_typer(models_app, name="models", invoke_without_command=True)
+app.command("ls")(models_ls)
+app.command("pull")(models_pull)
+app.command("show")(models_show)
+app.command("rm")(models_rm)
 
 
 @app.command()
 def info(
-    model: ModelArgument = None,
+    name: ModelArgument = None,
+    model: ModelName = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="What the model would take in memory.")
@@ -239,6 +198,7 @@ def info(
     from headrace.cli import info as facts_of
     from headrace.models.resolve import resolve_model
 
+    model = one_model(name, model)
     facts = {
         "headrace": facts_of.installation_facts(),
         "machine": facts_of.machine_facts(),
@@ -264,73 +224,3 @@ def info(
     if found is not None:
         lines += ["ledger", *(f"  {line}" for line in found.render().splitlines())]
     typer.echo("\n".join(lines))
-
-
-def _sampling(
-    model: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int,
-    min_p: float,
-    seed: int | None,
-    stop: list[str] | None,
-) -> SamplingParams:
-    """Checked before anything is fetched or loaded. What is not given is what suits the model."""
-    from headrace.core.request import SamplingParams
-    from headrace.models.catalog import DEFAULT_NAME, find_entry
-
-    entry = find_entry(model or DEFAULT_NAME)
-    if temperature is None:
-        temperature = entry.temperature if entry else DEFAULT_TEMPERATURE
-    if top_p is None:
-        top_p = entry.top_p if entry else DEFAULT_TOP_P
-    return SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        max_tokens=max_tokens,
-        seed=seed,
-        stop=stop or (),
-    )
-
-
-def _read_prompt(prompt: str | None) -> str:
-    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-        try:
-            prompt = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _bad_prompt(f"standard input is not UTF-8 (byte {error.start})") from error
-    if prompt is None:
-        raise _bad_prompt("there is no prompt")
-    if not prompt.strip():
-        raise _bad_prompt("the prompt is empty")
-    return prompt
-
-
-def _bad_prompt(cause: str) -> HeadraceError:
-    return InvalidRequestError(
-        f"{cause[0].upper()}{cause[1:]}; expected some text.",
-        'Give it as `headrace run "..."`, or pipe UTF-8 text in.',
-        param="prompt",
-    )
-
-
-def _open_llm(
-    model: str | None,
-    backend: Literal["auto", "cpu", "reference"],
-    engine: EngineConfig,
-    offline: bool,
-) -> LLM:
-    from headrace.cli.progress import shown_progress
-    from headrace.models.resolve import resolve_model
-
-    with shown_progress() as progress:
-        path = resolve_model(model, offline=offline, progress=progress)
-    from headrace.llm import LLM
-
-    llm = LLM(str(path), backend=backend, config=engine, offline=offline)
-    for note in llm.notes:
-        typer.echo(f"note: {note}", err=True)
-    return llm

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from headrace.cli.options import named_as_flags
 from headrace.core.config import EngineConfig
 from headrace.core.settings import Setting, all_settings, split_list
 
@@ -28,7 +29,8 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
         settings = {setting.name: _take(given, setting) for setting in chosen}
-        return {ENGINE: EngineConfig(**settings)}
+        with named_as_flags():
+            return {ENGINE: EngineConfig(**settings)}
 
     return _replaced(command, ENGINE, [_engine_flag(setting) for setting in chosen], take)
 

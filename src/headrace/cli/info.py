@@ -9,12 +9,14 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headrace.core.config import LoadFormat
+from headrace.core.config import GenerationConfig, LoadFormat
 from headrace.core.version import headrace_version
 from headrace.models.cache import cache_folder
+from headrace.models.catalog import CatalogEntry
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger
 from headrace.weights.tensor import Tensor
@@ -56,6 +58,36 @@ def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
         spec, _ = describe_file(file)
         stored = tensor_facts(file.stored.values()) if file.stored else {}  # dummy: none are
         return {"path": str(path), **spec_facts(spec), **stored}
+    finally:
+        file.close()
+
+
+def catalog_facts(entry: CatalogEntry) -> Facts:
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "title": entry.title,
+        "licence": entry.licence,
+        "terms": None if entry.terms is None else entry.terms.address,
+        "quantization": entry.quantization,
+        "context_tokens": entry.context_tokens,
+        "size_bytes": entry.size_bytes,
+        "sha256": entry.sha256,
+        "fetched_from": entry.hub_file or "the package index",
+        "remark": entry.remark or None,
+    }
+
+
+def habit_facts(model: Path | CatalogEntry) -> Facts:
+    """How it is sampled where nobody says otherwise."""
+    from headrace.weights.habits import read_habits
+    from headrace.weights.load import open_weights
+
+    if isinstance(model, CatalogEntry):
+        return asdict(model.habits)
+    file = open_weights(model)
+    try:
+        return asdict(read_habits(model, file, GenerationConfig.AUTO))
     finally:
         file.close()
 
@@ -121,7 +153,7 @@ def _shown(name: str, value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if name == "quantization":
+    if name == "quantization" and isinstance(value, dict):
         return ", ".join(f"{kind} {share:.1%}" for kind, share in value.items())
     if name.endswith("_bytes_per_token"):
         return f"{value:,} (at {8 * KV_VALUE_BYTES} bits a value)"

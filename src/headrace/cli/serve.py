@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headrace.cli.flags import with_settings_flags
+from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Settings, resolve_settings
 from headrace.core.settings_file import find_file, read_settings_file
@@ -21,13 +22,8 @@ from headrace.core.settings_file import find_file, read_settings_file
 
 @with_settings_flags
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A catalog name, a GGUF file, a folder, a hub id; default: smollm2.",
-        ),
-    ] = None,
+    name: ModelArgument = None,
+    model: ModelName = None,
     backend: Annotated[
         Literal["auto", "cpu", "reference"] | None,
         typer.Option(help="reference: slow and exact; auto: what --device says.  [default: auto]"),
@@ -59,7 +55,7 @@ def serve(
     stopped as asked, 2 where something can't work as asked, 3 if the engine can't be kept alive.
     """
     began_s = time.perf_counter()
-    flags = {**given, "model": model, "backend": backend}
+    flags = {**given, "model": one_model(name, model), "backend": backend}
     settings = read_settings({n: v for n, v in flags.items() if v is not None}, config)
     if as_json and not dry_run:
         raise ConfigError("--json is for --dry-run.", "Add --dry-run, or drop --json.")
@@ -85,13 +81,14 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
 
     sock = bind(settings.server.host, settings.server.port)
     with sock:
+        from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
         from headrace.models.resolve import name_model, resolve_model
 
         start_up = StartUp(settings.server.log_format, began_s)
         resolving_s = time.perf_counter()
         with shown_progress() as progress:
-            path = resolve_model(settings.model, offline=offline, progress=progress)
+            path = resolve_model(settings.model, offline=offline, progress=progress, accept=agree)
         resolved_s = time.perf_counter()
         from headrace.server.logs import set_up_logging
         from headrace.server.serve import serve as serve_model

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, remedy_for
 from headrace.core.sizes import parse_bytes, parse_share
 
 
@@ -68,8 +68,8 @@ class SchedulerConfig:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise ConfigError(
-                    f"{name} is {value!r}; expected a number from {low:g} to {high:g}.",
-                    f"Set {name} accordingly.",
+                    f"{name} is {value!r}; expected {low:g} to {high:g}.",
+                    f"Use {name} {low:g} to {high:g}.",
                     param=name,
                 )
 
@@ -104,6 +104,13 @@ class Quantization(StrEnum):
 class LoadFormat(StrEnum):
     AUTO = "auto"  # what is in the file
     DUMMY = "dummy"  # random weights, for which a config.json is enough: to measure with
+
+
+class GenerationConfig(StrEnum):
+    """Whose temperature, top_p, top_k and repetition_penalty hold where a request names none."""
+
+    AUTO = "auto"  # the model's own: generation_config.json, its GGUF header, the catalog
+    NONE = "none"  # nobody's: temperature 1 over all tokens
 
 
 class GraphMode(StrEnum):
@@ -200,6 +207,13 @@ class EngineConfig(SchedulerConfig):
         default=LoadFormat.AUTO,
         metadata=flag("Of weights; dummy: random ones, a config.json is enough."),
     )
+    generation_config: GenerationConfig = field(
+        default=GenerationConfig.AUTO,
+        metadata=flag(
+            "Temperature, top_p, top_k and repetition_penalty where a request names none: the "
+            "model's own, or none (temperature 1 over all tokens)."
+        ),
+    )
     graphs: GraphMode = field(
         default=GraphMode.START, metadata=flag("When a GPU's launches are captured into graphs.")
     )
@@ -281,7 +295,7 @@ class EngineConfig(SchedulerConfig):
             )
         fraction = self.kv_fraction
         if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
-            raise _refuse("kv_fraction", fraction, "a number above 0 and at most 1")
+            raise _refuse("kv_fraction", fraction, "above 0 and at most 1")
 
 
 _COUNTS = ("max_batch_tokens", "max_sequences", "block_tokens")
@@ -290,6 +304,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "kv_dtype": KvDtype,
     "quantization": Quantization,
     "load_format": LoadFormat,
+    "generation_config": GenerationConfig,
     "graphs": GraphMode,
 }
 
@@ -301,5 +316,5 @@ def _is_number(value: object) -> bool:
 
 def _refuse(param: str, found: object, expected: str) -> ConfigError:
     return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )

@@ -28,6 +28,12 @@ class HeadraceError(Exception):
         return f"{line}\n{self.detail}" if self.detail else line
 
 
+def remedy_for(param: str, expected: str) -> str:
+    """What to do about a value: of a range ("1 or more") or of a kind ("a finite number")."""
+    is_range = expected[0].isdigit() or expected.startswith(("-", "above"))
+    return f"{'Use' if is_range else 'Give'} {param} {expected}."
+
+
 class InvalidRequestError(HeadraceError):
     """A request asks for something that can't be done; `param` names the field."""
 
@@ -113,6 +119,12 @@ class OfflineError(HeadraceError):
     """Something must be fetched, and fetching did not work."""
 
     status = 503
+
+
+class TermsError(HeadraceError):
+    """A model's terms of use were not accepted, so it was not fetched."""
+
+    status = 403
 
 
 class WeightsError(HeadraceError):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from headrace.core.constraint import GrammarSpec
-from headrace.core.errors import InvalidRequestError
+from headrace.core.errors import InvalidRequestError, remedy_for
+from headrace.core.habits import NEUTRAL, Habits
 
 MAX_STOP_STRINGS = 16
 MAX_BAD_WORDS = 64
@@ -34,7 +35,7 @@ class FinishReason(StrEnum):
 
 def _refuse(param: str, found: object, expected: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )
 
 
@@ -45,7 +46,9 @@ def _number(param: str, value: object) -> float:
 
 
 def _integer(param: str, value: object, low: int, high: int | None = None) -> None:
-    wanted = f"an integer of at least {low}" + ("" if high is None else f" and at most {high}")
+    wanted = f"{low} or more" if high is None else f"{low} to {high}"
+    if not isinstance(value, int):
+        wanted = f"a whole number, {wanted}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise _refuse(param, value, wanted)
     if high is not None and value > high:
@@ -59,14 +62,18 @@ def _strings(param: str, values: Sequence[str], most: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop. Named as vLLM and OpenAI users know them."""
+    """How to choose the next token, and when to stop. Named as vLLM and OpenAI users know them.
 
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 (or -1) keeps all
+    None in temperature, top_p, top_k or repetition_penalty is the model's own (core/habits.py),
+    each by itself: SamplingParams(temperature=1.0) keeps the model's top_p.
+    """
+
+    temperature: float | None = None  # 0 is greedy
+    top_p: float | None = None
+    top_k: int | None = None  # 0 (or -1) keeps all
     min_p: float = 0.0
     typical_p: float = 1.0
-    repetition_penalty: float = 1.0  # over prompt and output; above 1 discourages
+    repetition_penalty: float | None = None  # over prompt and output; above 1 discourages
     presence_penalty: float = 0.0  # over the output
     frequency_penalty: float = 0.0  # over the output, by count
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -111,27 +118,60 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0)
             if not -100 <= _number("logit_bias", bias) <= 100:
-                raise _refuse("logit_bias", bias, "numbers from -100 to 100")
+                raise _refuse("logit_bias", bias, "values from -100 to 100")
         # One shape for all readers; frozen, so through object's own setter.
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "bad_words", tuple(self.bad_words))
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", max(self.top_k, 0))
+
+    @property
+    def chosen(self) -> Habits:
+        """The four that a model may have habits of, as numbers: neutral where nobody chose."""
+        return _overlaid(self, NEUTRAL)
+
+    def settled(self, habits: Habits) -> SamplingParams:
+        """The same with nothing left open: `habits` where this says nothing."""
+        found = _overlaid(self, habits)
+        return replace(
+            self,
+            temperature=found.temperature,
+            top_p=found.top_p,
+            top_k=found.top_k,
+            repetition_penalty=found.repetition_penalty,
+        )
 
     def _check_numbers(self) -> None:
-        if _number("temperature", self.temperature) < 0:
+        if self.temperature is not None and _number("temperature", self.temperature) < 0:
             raise _refuse("temperature", self.temperature, "0 (greedy) or more")
         for name in ("top_p", "typical_p"):
-            if not 0 < _number(name, getattr(self, name)) <= 1:
-                raise _refuse(name, getattr(self, name), "a number in (0, 1]")
+            value = getattr(self, name)
+            if (value is not None or name != "top_p") and not 0 < _number(name, value) <= 1:
+                raise _refuse(name, value, "above 0 and at most 1")
         if not 0 <= _number("min_p", self.min_p) <= 1:
-            raise _refuse("min_p", self.min_p, "a number in [0, 1]")
-        if not 0 < _number("repetition_penalty", self.repetition_penalty) <= 100:
-            raise _refuse("repetition_penalty", self.repetition_penalty, "a number in (0, 100]")
+            raise _refuse("min_p", self.min_p, "0 to 1")
+        penalty = self.repetition_penalty
+        if penalty is not None and not 0 < _number("repetition_penalty", penalty) <= 100:
+            raise _refuse("repetition_penalty", penalty, "above 0 and at most 100")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= _number(name, getattr(self, name)) <= 2:
-                raise _refuse(name, getattr(self, name), "a number from -2 to 2")
-        _integer("top_k", self.top_k, -1)
+                raise _refuse(name, getattr(self, name), "-2 to 2")
+        if self.top_k is not None:
+            _integer("top_k", self.top_k, -1)
+
+
+def _overlaid(params: SamplingParams, habits: Habits) -> Habits:
+    return Habits(
+        temperature=habits.temperature if params.temperature is None else params.temperature,
+        top_p=habits.top_p if params.top_p is None else params.top_p,
+        top_k=habits.top_k if params.top_k is None else params.top_k,
+        repetition_penalty=(
+            habits.repetition_penalty
+            if params.repetition_penalty is None
+            else params.repetition_penalty
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import cast
 
 from headrace.core.config import flag
 from headrace.core.constraint import MAX_GRAMMAR_BYTES
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, remedy_for
 from headrace.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from headrace.core.sizes import parse_bytes
 
@@ -186,14 +186,14 @@ class ServerConfig:
                 raise _refuse(name, value, f"one of {', '.join(choices)}")
         elif name == "port":
             if not _is_count(value, 0) or cast("int", value) > 65_535:
-                raise _refuse(name, value, "a port from 0 to 65535")
+                raise _refuse(name, value, "0 to 65535")
         elif isinstance(default, bool):
             if not isinstance(value, bool):
                 raise _refuse(name, value, "true or false")
         elif name.startswith("max_") and not (value is None and default is None):
             least = 0 if name in ("max_restarts", "max_stored_responses") else 1
             if not _is_count(value, least):
-                raise _refuse(name, value, f"a whole number of at least {least}")
+                raise _refuse(name, value, f"{least} or more")
             if name in _MOST and cast("int", value) > _MOST[name]:
                 raise _refuse(name, value, f"at most {_MOST[name]}")
         elif name.endswith("_s") and not (value is None and default is None):
@@ -252,5 +252,5 @@ def _is_positive(value: object) -> bool:
 
 def _refuse(param: str, found: object, expected: str) -> ConfigError:
     return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )

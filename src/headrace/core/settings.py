@@ -25,7 +25,9 @@ SECRETS = frozenset({"api_key"})
 HIDDEN = "***"
 BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.
-OTHER_VARIABLES = frozenset(f"{PREFIX}{name}" for name in ("CACHE", "OFFLINE", "DEBUG", "CONFIG"))
+OTHER_VARIABLES = frozenset(
+    f"{PREFIX}{name}" for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS")
+)
 TEST_PREFIX = f"{PREFIX}TEST_"
 # Kubernetes tells every container about Services: of one named "headrace" in these words.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)")
@@ -319,9 +321,12 @@ def _with_origin(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
     places = [origins[n] for n in together if origins.get(n, DEFAULT) != DEFAULT]
     if not places:
         return error
+    remedy = error.remedy
+    if all(place.startswith("--") for place in places):  # named as who set it did
+        remedy = re.sub(rf"(?<![\w-]){name}\b", f"--{name.replace('_', '-')}", remedy)
     return ConfigError(
         f"{error.cause.removesuffix('.')} (set by {' and '.join(dict.fromkeys(places))}).",
-        error.remedy,
+        remedy,
         param=error.param,
         detail=error.detail,
     )

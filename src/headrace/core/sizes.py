@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, remedy_for
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -75,5 +75,5 @@ def write_bytes(count: int, *, up: bool) -> str:
 
 def _refuse(param: str, found: object, expected: str) -> ConfigError:
     return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", f"Set {param} accordingly.", param=param
+        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )

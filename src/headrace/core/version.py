@@ -8,5 +8,18 @@ def headrace_version() -> str:
 
     try:
         return metadata.version("headrace")
-    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except metadata.PackageNotFoundError:
+        return _of_source_tree()
+
+
+def _of_source_tree() -> str:
+    """Of one that was never installed: what its pyproject.toml says."""
+    import tomllib
+    from pathlib import Path
+
+    try:
+        text = (Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8")
+        project = tomllib.loads(text)["project"]
+        return str(project["version"]) if project["name"] == "headrace" else "unknown"
+    except (OSError, ValueError, KeyError):
         return "unknown"

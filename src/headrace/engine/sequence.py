@@ -188,13 +188,14 @@ class Sequence:
     def _new_draw(self) -> Draw:
         """With all that is the same at every place."""
         params = self.request.params
+        chosen = params.chosen
         return Draw(
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
             min_p=params.min_p,
             typical_p=params.typical_p,
-            repetition_penalty=params.repetition_penalty,
+            repetition_penalty=chosen.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             prompt_tokens=self.prompt_tokens,
@@ -211,7 +212,7 @@ class Sequence:
     def _penalizes(self) -> bool:
         params = self.request.params
         return (
-            params.repetition_penalty != 1.0
+            params.chosen.repetition_penalty != 1.0
             or params.presence_penalty != 0.0
             or params.frequency_penalty != 0.0
         )

@@ -5,7 +5,6 @@ Knows files and folders only; which models there are is catalog.py's affair, fet
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import sys
@@ -15,9 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.core.disk import disk_full, free_at, is_full
 from headrace.core.errors import ConfigError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_ELSEWHERE = "Free some space, or set HEADRACE_CACHE to a folder on another disk."
 _LOCK_POLL_S = 0.1
 
 
@@ -48,13 +48,13 @@ def models_folder() -> Path:
 
 
 @contextmanager
-def storage_errors(folder: Path) -> Iterator[None]:
+def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[None]:
     """Turns what the file system refuses inside into one sentence about the cache folder."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise _no_room(folder, str(error.strerror)) from error
+        if is_full(error):
+            raise disk_full(folder, _ELSEWHERE, needed_bytes=needed_bytes) from error
         raise ConfigError(
             f"The cache folder {folder} can't be used: {error.strerror or error}"
             + (f" ({error.filename})." if error.filename else "."),
@@ -65,19 +65,9 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 def check_room(folder: Path, wanted_bytes: int) -> None:
     """Refuses before the work, not after most of it."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < wanted_bytes:
-        raise _no_room(
-            folder, f"{free_bytes / 1e6:.0f} MB are free and {wanted_bytes / 1e6:.0f} MB are needed"
-        )
-
-
-def _no_room(folder: Path, why: str) -> ConfigError:
-    return ConfigError(
-        f"The disk of the cache folder {folder} is full: {why}.",
-        "Free some space, or set HEADRACE_CACHE to a folder on another disk.",
-        param="HEADRACE_CACHE",
-    )
+    free_bytes = free_at(folder)
+    if free_bytes is not None and free_bytes < wanted_bytes:
+        raise disk_full(folder, _ELSEWHERE, needed_bytes=wanted_bytes)
 
 
 @contextmanager

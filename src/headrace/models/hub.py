@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from headrace.core.disk import disk_full, is_full
 from headrace.core.errors import (
     ConfigError,
     HeadraceError,
@@ -27,6 +29,7 @@ _ID = re.compile(
     re.ASCII,
 )
 # Beside the weights. merges.txt and vocab.json are the older form of a tokenizer.
+_OTHER_DISK = "Free some space, or set HF_HOME to a folder on another disk."
 _SIDE_FILES = ("tokenizer.model", "merges.txt", "chat_template.jinja")
 
 
@@ -82,15 +85,34 @@ def _choose_one(hub_id: HubId, names: list[str], found: str) -> ModelNotFoundErr
     )
 
 
-def fetch(hub_id: HubId, *, offline: bool) -> Path:
-    """The folder of the snapshot, or the GGUF in it. The hub's own cache and token are used."""
+def _client(hub_id: HubId) -> Any:
     try:
         import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"{hub_id} looks like a hub id, and the hub client is not installed.",
+            f"{hub_id} is on the hub, and the hub client is not installed.",
             "Run `pip install 'headrace[hub]'`, or give a GGUF file or a folder.",
         ) from None
+    return huggingface_hub
+
+
+def download_file(hub_id: HubId, folder: Path) -> Path:
+    """One file straight into `folder`: the hub's own cache keeps no copy."""
+    huggingface_hub = _client(hub_id)
+    try:
+        found = huggingface_hub.hf_hub_download(
+            hub_id.repo, hub_id.file, revision=hub_id.revision, local_dir=folder
+        )
+    except Exception as error:
+        if is_full(error):
+            raise disk_full(folder) from error
+        raise _explain(hub_id, error, offline=False) from error
+    return Path(found)
+
+
+def fetch(hub_id: HubId, *, offline: bool) -> Path:
+    """The folder of the snapshot, or the GGUF in it. The hub's own cache and token are used."""
+    huggingface_hub = _client(hub_id)
     repo, revision = hub_id.repo, hub_id.revision
     try:
         if offline:
@@ -109,8 +131,31 @@ def fetch(hub_id: HubId, *, offline: bool) -> Path:
     except HeadraceError:
         raise
     except Exception as error:  # its error classes move between releases; names stay
+        if is_full(error):
+            raise disk_full(getattr(error, "filename", None), _OTHER_DISK) from error
         raise _explain(hub_id, error, offline) from error
     return folder / chosen[0] if chosen[0].endswith(".gguf") else folder
+
+
+def cached_repositories() -> list[tuple[str, Path, int, float]]:
+    """Models in the hub's own cache that hold something to load: id, folder, bytes, when last
+    changed. Nothing where its client is not installed."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        scanned = scan_cache_dir()
+    except (CacheNotFound, OSError, ValueError):
+        return []
+    found = []
+    for repo in scanned.repos:
+        names = [file.file_name for revision in repo.revisions for file in revision.files]
+        if repo.repo_type == "model" and any(n.endswith((".gguf", ".safetensors")) for n in names):
+            facts = (repo.repo_id, Path(repo.repo_path), repo.size_on_disk, repo.last_modified)
+            found.append(facts)
+    return sorted(found)
 
 
 def _explain(hub_id: HubId, error: Exception, offline: bool) -> HeadraceError:

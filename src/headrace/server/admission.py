@@ -221,7 +221,7 @@ class Admission:
         if timeout_s <= 0:
             raise InvalidRequestError(
                 f"timeout_s is {timeout_s:g}; expected a number of seconds above 0.",
-                "Set timeout_s accordingly.",
+                "Use timeout_s above 0, or leave it out.",
                 param="timeout_s",
             )
         if (wait_s := self.estimated_wait_s()) <= timeout_s:

@@ -35,7 +35,7 @@ async def responses(service: Service, call: Call) -> AnyReply:
     request, use = await make_chat_request(
         service, call, chat, max_tokens_name="max_output_tokens", size_bytes=size_bytes
     )
-    params = request.params
+    params = request.params.chosen
     is_stored = sent.store is not False and service.responses.is_on
     if sent.store and not is_stored:
         call.warn("store is true, and this server stores none: --max-stored-responses is 0")

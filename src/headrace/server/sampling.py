@@ -83,15 +83,15 @@ def sampling_params(
     if sent.seed is not None and -(2**63) <= sent.seed < 0:
         fields["seed"] = sent.seed & MAX_SEED  # OpenAI's are signed
     return SamplingParams(
-        temperature=model.temperature if sent.temperature is None else sent.temperature,
-        top_p=model.top_p if sent.top_p is None else sent.top_p,
+        temperature=sent.temperature,
+        top_p=sent.top_p,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         best_of=best_of,
         logit_bias=_logit_bias(sent.logit_bias or {}),
         **fields,
-    )
+    ).settled(model.habits)
 
 
 def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:

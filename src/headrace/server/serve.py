@@ -21,6 +21,7 @@ from headrace.core.server_config import ServerConfig
 from headrace.server import wire
 from headrace.server.listen import bind, is_loopback, listen, url_of
 from headrace.server.logs import set_up_logging
+from headrace.server.run_file import RunFile
 from headrace.server.startup import Serving, StartUp
 from headrace.server.supervisor import Supervisor
 
@@ -87,6 +88,7 @@ class _Life:
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
         self._announced = False
+        self._run_file: RunFile | None = None  # once it is announced
         self._supervisor = Supervisor(
             wire.Configure(
                 model_path=str(path),
@@ -117,6 +119,8 @@ class _Life:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             self._stop_watching()
+            if self._run_file is not None:
+                self._run_file.close()
         return 0
 
     async def _serve(self, server: HttpServer, watching: asyncio.Task[None]) -> None:
@@ -153,7 +157,7 @@ class _Life:
         from headrace.server.watching import watch
 
         imported = time.perf_counter()
-        self._start_up.phase("code", imported - began, "of the HTTP side")
+        self._start_up.phase("code", imported - began, "HTTP server imported")
         served = read_served(
             self._path,
             self._name,
@@ -189,7 +193,7 @@ class _Life:
         if self._announced:
             log.info("the engine is back after %.2f s", seconds, extra={"event": "engine_back"})
             return
-        self._start_up.phase("engine", seconds, f"process {ready.pid}, all of it")
+        self._start_up.engine_ready(seconds, ready.pid)
         for note in ready.notes:
             self._start_up.note(note)
         self._announce()
@@ -203,12 +207,19 @@ class _Life:
         has_keys = bool(self._config.api_key or self._config.api_keys_file)
         if not has_keys and not is_loopback(self._config.host):
             self._start_up.note(
-                f"{self._config.host} may be reached from other machines, and no key is set: "
-                "--api-key or --api-keys-file sets some"
+                f"{self._config.host} can be reached from other machines, and there is no "
+                "authentication: set --api-key or --api-keys-file"
             )
+        url = url_of(self._socket)
+        self._run_file = RunFile.write(
+            url=url,
+            model=service.model.name,
+            context_tokens=facts.context_tokens,
+            has_keys=has_keys,
+        )
         self._start_up.ready(
             Serving(
-                url=url_of(self._socket),
+                url=url,
                 model=service.model.name,
                 fingerprint=service.fingerprint,
                 context_tokens=facts.context_tokens,

@@ -5,7 +5,7 @@ Reads headers and a few bytes of each tensor; loads no weight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.assemble import read_chat_template, read_tokenizer
@@ -15,6 +15,7 @@ from headrace.models.catalog import entry_of
 from headrace.server.fingerprint import Identity, fingerprint, identify
 from headrace.server.service import ServedModel
 from headrace.weights.describe import describe_file
+from headrace.weights.habits import read_habits
 from headrace.weights.load import open_weights
 
 
@@ -39,6 +40,7 @@ def read_served(
     try:
         spec, _ = describe_file(file, engine.context_tokens)
         tokenizer = read_tokenizer(file)
+        habits = read_habits(path, file, engine.generation_config)
         identity = identify(
             file, spec, tokenizer.chat_template, backend=backend, server=server, engine=engine
         )
@@ -55,9 +57,8 @@ def read_served(
         template=read_chat_template(tokenizer),
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        temperature=1.0 if entry is None else entry.temperature,
-        top_p=1.0 if entry is None else entry.top_p,
+        habits=habits,
     )
     # Where a request says nothing, these are part of its answer.
-    identity["sampling"] = {"temperature": model.temperature, "top_p": model.top_p}
+    identity["sampling"] = asdict(habits)
     return Served(model=model, fingerprint=fingerprint(identity), identity=identity)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
+from headrace.core.habits import NEUTRAL, Habits
 from headrace.core.server_config import ServerConfig
 from headrace.server.admission import Admission
 from headrace.server.exposition import Exposition
@@ -31,8 +32,7 @@ class ServedModel:
     template: ChatTemplate | None
     vocab_size: int
     hidden_size: int  # of its embeddings
-    temperature: float = 1.0  # where a request says nothing
-    top_p: float = 1.0
+    habits: Habits = NEUTRAL  # where a request says nothing
     created_s: int = field(default_factory=lambda: int(time.time()))
     other_names: tuple[str, ...] = ()  # served under these too
     aliases: frozenset[str] = frozenset()  # taken, but not listed

@@ -6,6 +6,7 @@ nothing and starts nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shlex
@@ -14,6 +15,7 @@ import time
 from dataclasses import dataclass
 
 from headrace.core.server_config import LogFormat
+from headrace.core.terminal import paint
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +44,18 @@ class StartUp:
         else:
             _say(f"  {name:<12}{seconds:5.2f} s   {what}".rstrip())
 
+    def engine_ready(self, seconds: float, pid: int) -> None:
+        if self._as_log:
+            facts = {"event": "phase", "phase": "engine", "seconds": seconds, "engine_pid": pid}
+            log.info("start: engine", extra=facts)
+        else:
+            _say(f"  engine ready in {seconds:.2f} s (pid {pid})")
+
     def note(self, text: str) -> None:
         if self._as_log:
             log.warning("%s", text, extra={"event": "note"})
         else:
-            _say(f"note: {text}")
+            _say(f"{paint('note:', 'yellow', sys.stderr)} {text}")
 
     def ready(self, serving: Serving) -> None:
         seconds = time.perf_counter() - self._began_s
@@ -54,11 +63,12 @@ class StartUp:
             facts = {name: getattr(serving, name) for name in Serving.__slots__}
             log.info("ready", extra={"event": "ready", "seconds": round(seconds, 3), **facts})
         else:
-            _say(f"ready after {seconds:.2f} s\n\n{_described(serving)}\n")
+            ready = paint(f"ready after {seconds:.2f} s", "bold green", sys.stderr)
+            _say(f"{ready}\n\n{_described(serving)}\n")
 
 
 def _described(serving: Serving) -> str:
-    keys = "every request needs one" if serving.has_keys else "none: whoever reaches it may use it"
+    keys = "every request needs one" if serving.has_keys else "none: no authentication"
     rows = {
         "URL": f"{serving.url}/v1",
         "model": f"{serving.model} ({serving.fingerprint})",
@@ -66,7 +76,7 @@ def _described(serving: Serving) -> str:
         "KV pool": f"{serving.kv_tokens:,} tokens",
         "keys": keys,
     }
-    lines = [f"  {name:<9}{value}" for name, value in rows.items()]
+    lines = [f"  {paint(f'{name:<9}', 'bold', sys.stderr)}{value}" for name, value in rows.items()]
     return "\n".join(
         [
             *lines,
@@ -97,4 +107,6 @@ def curl_line(serving: Serving) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    # A full disk behind standard error, or nobody there to read it, is no reason not to serve.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ class SimulatedRunner:
             raise ConfigError(
                 f"eos_id is {eos_id}; expected an id below vocab_size, {vocab_size}, and another "
                 "token beside it.",
-                "Set eos_id accordingly.",
+                "Choose another eos_id, or leave it out.",
                 param="eos_id",
             )
         self.limits = limits

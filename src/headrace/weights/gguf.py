@@ -138,8 +138,7 @@ def _read_counts(cursor: Cursor, file: MappedFile) -> tuple[int, int]:
     head = file.head()
     if not head.startswith(MAGIC):
         raise WeightsError(
-            f"{file.path}: not a GGUF file (no {MAGIC.decode()} at its start); it looks like "
-            f"{describe_content(head)}.",
+            f"{file.path}: not a GGUF file: {describe_content(head)}.",
             "Give a .gguf file, or a folder with config.json and safetensors.",
         )
     cursor.at = len(MAGIC)

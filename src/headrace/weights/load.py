@@ -83,9 +83,7 @@ def open_weights(path: Path, load_format: str = "auto") -> OpenFile:
             f"{path}: a single safetensors file; its config.json is needed too.",
             f"Give its folder instead: {path.parent}",
         )
-    raise WeightsError(
-        f"{path}: not a model file; it looks like {describe_content(head)}.", _ACCEPTED
-    )
+    raise WeightsError(f"{path}: not a model file: {describe_content(head)}.", _ACCEPTED)
 
 
 def _open_folder(folder: Path) -> GgufFile | SafetensorsFolder:

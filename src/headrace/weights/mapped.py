@@ -44,7 +44,15 @@ def describe_content(head: bytes) -> str:
         return "a safetensors file"
     if text.startswith(b"{"):
         return "a JSON text"
-    return f"neither; it begins with bytes {head[:8].hex(' ')}"
+    return f"neither GGUF nor safetensors (starts with {_start(head)})"
+
+
+def _start(head: bytes) -> str:
+    """A file's first bytes for a person: as text where they are text, or else in hexadecimal."""
+    text = head[:16].split(b"\n")[0].rstrip(b"\r")
+    if len(text) >= 4 and text.isascii() and text.decode().isprintable():
+        return text.decode()
+    return f"the bytes {head[:8].hex(' ')}"
 
 
 def shown(name: str) -> str:

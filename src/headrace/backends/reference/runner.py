@@ -238,7 +238,7 @@ def _check_limits(limits: RunnerLimits, spec: ModelSpec) -> None:
         if getattr(limits, name) < 1:
             raise ConfigError(
                 f"{name} is {getattr(limits, name)}; expected 1 or more.",
-                f"Set {name} accordingly.",
+                f"Use {name} 1 or more.",
                 param=name,
             )
     if not 1 <= limits.context_tokens <= spec.context_tokens:

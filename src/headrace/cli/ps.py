@@ -1,0 +1,64 @@
+"""`headrace ps`: the servers of this user that run on this machine, and how each is doing.
+
+Reads their notes (server/run_file.py) and asks each; no server is started, stopped or changed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from headrace.cli.options import AsJson
+from headrace.cli.tables import show_age, show_table
+from headrace.server.run_file import Running, running_servers
+
+_TIMEOUT_S = 2.0
+
+
+def ps(as_json: AsJson = False) -> None:
+    """Servers of yours that run: where, with which model, since when."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    servers = running_servers()
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        states = list(pool.map(ask, servers))
+    if as_json:
+        facts = [_facts(*pair) for pair in zip(servers, states, strict=True)]
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    rows = [
+        (str(server.pid), server.url, server.model, state, show_age(server.started_s))
+        for server, state in zip(servers, states, strict=True)
+    ]
+    if rows:
+        show_table(("PID", "URL", "MODEL", "STATE", "STARTED"), rows)
+    else:
+        typer.echo("no server is running; `headrace serve` starts one", err=True)
+
+
+def ask(server: Running) -> str:
+    """ready; starting (the engine is, or is on its way back); or not answering."""
+    import urllib.error
+    import urllib.request
+
+    # Without proxies: it is this machine's own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{server.url}/ready", timeout=_TIMEOUT_S):
+            return "ready"
+    except urllib.error.HTTPError as error:
+        with error:
+            return "starting" if error.code == 503 else f"answers {error.code}"
+    except (OSError, ValueError):
+        return "not answering"
+
+
+def _facts(server: Running, state: str) -> dict[str, Any]:
+    started = datetime.fromtimestamp(server.started_s, UTC).isoformat(timespec="seconds")
+    facts = asdict(server) | {"started": started.replace("+00:00", "Z"), "state": state}
+    del facts["started_s"]
+    return facts

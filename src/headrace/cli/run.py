@@ -1,0 +1,220 @@
+"""`headrace run`: one prompt, out of an argument and what is piped in, and its answer.
+
+The answer goes to standard output, alone; everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli import options
+from headrace.cli.asking import agree, note, say
+from headrace.cli.flags import with_engine_flags
+from headrace.cli.piped import PipedText, bad_prompt, piped_text
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from headrace.cli.answer import Answer
+    from headrace.llm import LLM
+
+RUN_MAX_TOKENS = 512
+PIPE_WAIT_S = 5.0  # for the first byte of a pipe beside a prompt
+_EARLY_S = 0.2  # most pipes have something at once: it is checked before a model is loaded
+
+
+@with_engine_flags
+def run(
+    ctx: typer.Context,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="What is piped in follows it after an empty line; without it, or as -, the prompt "
+            "is what is piped in.",
+        ),
+    ] = None,
+    model: options.ModelName = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template: continue the text.")
+    ] = False,
+    system: options.System = None,
+    stdin: Annotated[
+        bool | None,
+        typer.Option(
+            "--stdin/--no-stdin",
+            help="Beside a prompt: wait for what is piped in however long it takes, or never read "
+            f"it.  [default: read it if it begins within {PIPE_WAIT_S:.0f} s]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The answer and its figures as one JSON object.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Timings and memory, on standard error.")
+    ] = False,
+    backend: options.Backend = "auto",
+    offline: options.Offline = False,
+    *,
+    engine: EngineConfig,
+) -> None:
+    """Answer one prompt."""
+    from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
+
+    if raw and system is not None:
+        raise ConfigError("--raw takes no chat template, and --system needs one.", "Leave out one.")
+    if ctx.args:
+        raise _several_words([prompt or "", *ctx.args])
+    params = options.sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop,
+    )
+    text, late = _read_prompt(prompt, stdin)
+    if model is None:
+        _note_a_models_name(prompt)
+    llm = open_llm(model, backend, options.for_one(engine), offline)
+    if late is not None:
+        text = _with_late(text, late)
+    if raw:
+        ids = llm.tokenizer.encode(text)
+    else:
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        ids = encode_messages(llm, [*opening, {"role": "user", "content": text}])
+    fitted = fit_params(
+        params,
+        prompt_tokens=len(ids),
+        context_tokens=llm.context_tokens,
+        default_tokens=RUN_MAX_TOKENS,
+    )
+    escape = sys.stdout.isatty()
+
+    def write(piece: str) -> None:
+        sys.stdout.write(printable(piece) if escape else piece)
+        sys.stdout.flush()
+
+    answer = stream_answer(llm, ids, fitted, (lambda piece: None) if as_json else write)
+    write(json.dumps(_facts(answer, llm, model), indent=2) + "\n" if as_json else "\n")
+    _say_the_rest(answer, llm, is_limited=max_tokens is not None, stats=stats)
+
+
+def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: bool) -> LLM:
+    from headrace.cli.progress import shown_progress
+    from headrace.models.resolve import resolve_model
+
+    with shown_progress() as progress:
+        path = resolve_model(model, offline=offline, progress=progress, accept=agree)
+    from headrace.llm import LLM
+
+    with options.named_as_flags():
+        llm = LLM(str(path), backend=backend, config=engine, offline=offline)
+    for text in llm.notes:
+        note(text)
+    return llm
+
+
+def _read_prompt(prompt: str | None, stdin: bool | None) -> tuple[str, PipedText | None]:
+    """The prompt, with what is piped in; or the prompt, and a pipe that has not begun yet."""
+    piped = None if stdin is False and prompt != "-" else piped_text()
+    if prompt is None or prompt == "-":
+        if piped is None:
+            raise bad_prompt("there is no prompt")
+        prompt, piped = piped.text(), None
+    if not prompt.strip():
+        raise bad_prompt("the prompt is empty")
+    if piped is None:
+        return prompt, None
+    if stdin or piped.has_begun(_EARLY_S):
+        return _joined(prompt, piped), None
+    return prompt, piped
+
+
+def _with_late(prompt: str, late: PipedText) -> str:
+    if late.has_begun(PIPE_WAIT_S):
+        return _joined(prompt, late)
+    note(
+        f"standard input is a pipe in which nothing came for {PIPE_WAIT_S:.0f} s: answering "
+        "without it (--stdin waits for it, --no-stdin does not look)"
+    )
+    return prompt
+
+
+def _joined(prompt: str, piped: PipedText) -> str:
+    text = piped.text()
+    return f"{prompt}\n\n{text}" if text.strip() else prompt
+
+
+def _note_a_models_name(prompt: str | None) -> None:
+    if prompt is None or not _names_a_model(prompt):
+        return
+    name = shlex.quote(prompt)
+    note(f"{name} was taken as the prompt; for that model: headrace run --model {name} PROMPT")
+
+
+def _names_a_model(text: str) -> bool:
+    from pathlib import Path
+
+    from headrace.models.catalog import find_entry
+    from headrace.models.hub import parse_hub_id
+
+    if find_entry(text) is not None or parse_hub_id(text) is not None:
+        return True
+    return text.endswith(".gguf") and Path(text).expanduser().is_file()
+
+
+def _several_words(words: list[str]) -> InvalidRequestError:
+    if _names_a_model(words[0]):
+        rest = shlex.quote(" ".join(words[1:]))
+        remedy = f"For that model: headrace run --model {shlex.quote(words[0])} {rest}"
+    else:
+        remedy = f"Quote it: headrace run {shlex.quote(' '.join(words))}"
+    return InvalidRequestError(
+        f"The prompt is {len(words)} arguments, beginning with {words[0]!r}; expected one.",
+        remedy,
+        param="prompt",
+    )
+
+
+def _facts(answer: Answer, llm: LLM, model: str | None) -> dict[str, Any]:
+    from headrace.models.resolve import name_model
+
+    return {
+        "text": answer.text,
+        "finish_reason": None if answer.finish_reason is None else answer.finish_reason.value,
+        "model": name_model(llm.model_path, model),
+        "prompt_tokens": answer.prompt_tokens,
+        "answer_tokens": answer.answer_tokens,
+        "context_tokens": llm.context_tokens,
+        "first_token_s": round(answer.first_token_s, 4),
+        "total_s": round(answer.total_s, 4),
+        "tokens_per_s": answer.tokens_per_s and round(answer.tokens_per_s, 2),
+    }
+
+
+def _say_the_rest(answer: Answer, llm: LLM, *, is_limited: bool, stats: bool) -> None:
+    from headrace.core.request import FinishReason
+
+    if answer.finish_reason is FinishReason.LENGTH and not is_limited:
+        note(f"the answer is cut at {answer.answer_tokens} tokens; --max-tokens sets the limit")
+    if stats:
+        say(f"stats: {answer.summary()}")
+        say(llm.memory_report())
