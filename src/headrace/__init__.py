@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from headrace.core.request import BeamParams, RequestOutput, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
-    from headrace.assemble import assemble
     from headrace.async_engine import AsyncEngine
     from headrace.llm import LLM
 
@@ -19,13 +18,11 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "TokenEvent",
-    "assemble",
 ]
 
 _LATE = {
     "LLM": "headrace.llm",
     "AsyncEngine": "headrace.async_engine",
-    "assemble": "headrace.assemble",
 }
 
 
