@@ -56,9 +56,9 @@ class _Caller:
 
 
 class AsyncEngine:
-    """A model that answers many at once; made as `LLM` is. `model` is a catalog name, a GGUF file, a
-    folder or a hub id; `settings` are the fields of EngineConfig. `close()`, `with` or `async with`
-    ends its thread, fails what is running and frees the memory."""
+    """A model that answers many at once; made as `LLM` is. `model` is a catalog name, a GGUF file,
+    a folder or a hub id; `settings` are the fields of EngineConfig. `close()`, `with` or `async
+    with` ends its thread, fails what is running and frees the memory."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ JSON_LAYOUT: dict[str, object] = {
     "key_separator": ":",
     "lenient": False,  # a keyword that is not understood is refused, not ignored
 }
-# llguidance before 1.8 takes that pattern again and again: there, the layout of Python's json.dumps.
+# llguidance before 1.8 takes that pattern again and again: there, json.dumps's own layout.
 JSON_ON_ONE_LINE: dict[str, object] = {
     "whitespace_flexible": False,
     "item_separator": ", ",

@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.grammar.conftest import byte_level
 from tokenizers import AddedToken
 
 from headrace.core.constraint import Constraint, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError
 from headrace.grammar import JSON_ON_ONE_LINE, GrammarCompiler
 from headrace.tokenizer.tokenizer import Tokenizer
-from tests.grammar.conftest import byte_level
 
 ENDS = ("<|end|>", "<|turn|>", "<|far|>")
 

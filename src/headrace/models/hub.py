@@ -19,6 +19,7 @@ from headrace.core.errors import (
     OfflineError,
     WeightsError,
 )
+from headrace.core.version import install_extra
 
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
@@ -89,7 +90,7 @@ def fetch(hub_id: HubId, *, offline: bool) -> Path:
     except ImportError:
         raise ConfigError(
             f"{hub_id} looks like a hub id, and the hub client is not installed.",
-            "Run `pip install 'headrace[hub]'`, or give a GGUF file or a folder.",
+            f"{install_extra('hub')}; or give a GGUF file or a folder.",
         ) from None
     repo, revision = hub_id.repo, hub_id.revision
     try:

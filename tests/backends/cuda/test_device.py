@@ -193,7 +193,7 @@ def test_a_driver_without_torch_is_a_reason(
     )
     facts = describe()
     assert (facts["usable"], facts["why"]) == (False, "torch is not installed.")
-    assert "headrace[cuda]" in str(facts["remedy"])
+    assert ".[cuda]" in str(facts["remedy"])
     assert facts["driver"] == "580.159.03"
 
 
