@@ -60,7 +60,7 @@ def test_without_torch_the_extra_is_named(missing: str, monkeypatch: pytest.Monk
         "find_spec",
         lambda name: None if name == missing else find_spec(name),
     )
-    with pytest.raises(ConfigError, match=f"{missing} is not installed.*headrace\\[cuda\\]"):
+    with pytest.raises(ConfigError, match=f"{missing} is not installed.*\\.\\[cuda\\]"):
         find_gpu()
 
 
