@@ -36,6 +36,7 @@ from tests.documents import (
 STAND_INS = ("docker", "kubectl", "kustomize", "make")
 LIMIT_S = 240  # generous: machines are shared; nothing is asserted about it
 DEFAULT_PORT = "8000"
+KEPT = ("PYTHONPATH", "HEADRACE_CACHE", "XDG_CACHE_HOME")  # of our own variables
 # Blocks by their first line -> why they are not run, and which test looks at them instead.
 NOT_RUN = {
     "python3 -m venv /opt/headrace && /opt/headrace/bin/pip install .": (
@@ -103,13 +104,12 @@ def session(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) 
     environment = {
         "PATH": f"{tools}:{usual}",
         "HOME": os.environ.get("HOME", "/"),
-        "PYTHONPATH": str(ROOT / "src"),
         "DEFAULT_MODEL": str(default_model_path),
         "REAL_MAKE": shutil.which("make") or "make",
         "REAL_KUBECTL": shutil.which("kubectl") or "",
         "LC_ALL": "C.UTF-8",
         "HEADRACE_OFFLINE": "1",
-        **{k: v for k, v in os.environ.items() if k in ("HEADRACE_CACHE", "XDG_CACHE_HOME")},
+        **{k: v for k, v in os.environ.items() if k in KEPT},
     }
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
     (folder / "notes.txt").write_text("one\n")
