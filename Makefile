@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test lint chat model bench-peers clean
+.PHONY: serve test test-floors lint chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -19,6 +19,10 @@ chat: model
 
 test: $(VENV)/.dev lint model
 	$(BIN)/python -m pytest
+
+# The oldest dependencies that pyproject.toml allows, then the newest: environments below build/floors.
+test-floors: model
+	$(BIN)/python tests/floors.py build/floors
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

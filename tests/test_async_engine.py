@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace import LLM, SamplingParams
-from headrace.assemble import assemble
-from headrace.async_engine import AsyncEngine
+from headrace import LLM, AsyncEngine, SamplingParams
 from headrace.core.errors import ContextLengthError, HeadraceError, InvalidRequestError
 from headrace.core.request import FinishReason, TokenEvent
 
 
 @pytest.fixture(scope="module")
 def engine(default_model_path: Path) -> Iterator[AsyncEngine]:
-    with AsyncEngine(
-        assemble(str(default_model_path), context_tokens=1024, debug_invariants=True)
-    ) as made:
+    with AsyncEngine(default_model_path, context_tokens=1024, debug_invariants=True) as made:
         yield made
 
 
@@ -30,10 +28,11 @@ async def collect(engine: AsyncEngine, prompt: str, **more: object) -> list[Toke
 
 def wait_until_idle(engine: AsyncEngine) -> None:
     deadline = time.monotonic() + 20
-    while engine._engine.has_work or engine._callers or engine._inbox:
+    loop = engine._loop
+    while loop.engine.has_work or loop.callers or loop.inbox:
         assert time.monotonic() < deadline, "the engine does not come to rest"
         time.sleep(0.005)
-    assert engine._engine.blocks.used_blocks == 0
+    assert loop.engine.blocks.used_blocks == 0
 
 
 def test_many_callers_get_what_each_would_get_alone(
@@ -123,7 +122,7 @@ def test_a_refused_request_harms_no_other(engine: AsyncEngine) -> None:
 
 
 def test_closing_fails_what_is_running(default_model_path: Path) -> None:
-    engine = AsyncEngine(assemble(str(default_model_path), context_tokens=512))
+    engine = AsyncEngine(default_model_path, context_tokens=512)
 
     async def interrupted() -> None:
         params = SamplingParams(max_tokens=400, ignore_eos=True)
@@ -134,3 +133,39 @@ def test_closing_fails_what_is_running(default_model_path: Path) -> None:
             await task
 
     asyncio.run(interrupted())
+
+
+def test_a_closed_engine_says_so(default_model_path: Path) -> None:
+    engine = AsyncEngine(default_model_path, context_tokens=256)
+    engine.close()
+    engine.close()
+    with pytest.raises(HeadraceError, match="closed"):
+        asyncio.run(collect(engine, "Go on."))
+
+
+def test_it_is_a_context_of_asyncio_too(default_model_path: Path) -> None:
+    async def within() -> list[TokenEvent]:
+        async with AsyncEngine(default_model_path, context_tokens=256) as engine:
+            return await collect(engine, "1 2 3", params=SamplingParams(max_tokens=2))
+
+    assert len(asyncio.run(within())) == 2
+
+
+def test_one_that_nobody_holds_ends_its_thread(default_model_path: Path) -> None:
+    engine = AsyncEngine(default_model_path, context_tokens=256)
+    thread, runner = engine._loop._thread, weakref.ref(engine._assembled.runner)
+    del engine
+    gc.collect()
+    assert not thread.is_alive()
+    assert runner() is None
+
+
+def test_a_loop_that_fails_tells_its_callers(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with AsyncEngine(default_model_path, context_tokens=256) as engine:
+        monkeypatch.setattr(engine._loop.engine, "step", lambda: 1 // 0)
+        with pytest.raises(HeadraceError, match="ZeroDivisionError"):
+            asyncio.run(collect(engine, "Go on."))
+        with pytest.raises(HeadraceError, match="ZeroDivisionError"):
+            asyncio.run(collect(engine, "And on."))

@@ -9,7 +9,6 @@ from headrace.core.request import BeamParams, RequestOutput, SamplingParams, Tok
 
 if TYPE_CHECKING:
     __version__: str
-    from headrace.assemble import assemble
     from headrace.async_engine import AsyncEngine
     from headrace.llm import LLM
 
@@ -21,13 +20,11 @@ __all__ = [
     "SamplingParams",
     "TokenEvent",
     "__version__",
-    "assemble",
 ]
 
 _LATE = {
     "LLM": "headrace.llm",
     "AsyncEngine": "headrace.async_engine",
-    "assemble": "headrace.assemble",
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from weakref import finalize
 
 from headrace.core.config import Device, EngineConfig, LoadFormat
 from headrace.core.errors import ConfigError, TemplateError
@@ -39,9 +40,10 @@ ChosenBackend = Literal["cpu", "reference", "cuda"]
 logger = logging.getLogger("headrace")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, weakref_slot=True)
 class Assembled:
-    """A model ready to run."""
+    """A model ready to run, until `close()`: which comes by itself when this is garbage, or the
+    interpreter ends."""
 
     model_path: Path
     file: WeightsFile  # mapped for as long as the runner lives
@@ -56,6 +58,10 @@ class Assembled:
     allocated: Allocated | None  # as the backend counted; None: it does not count
     notes: tuple[str, ...]  # what a user might not expect
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
+    _closed: finalize[..., Assembled] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._closed = finalize(self, _close, self.runner, self.file)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -76,8 +82,12 @@ class Assembled:
         return self._grammars
 
     def close(self) -> None:
-        self.runner.close()
-        self.file.close()
+        self._closed()  # once, however often it is called
+
+
+def _close(runner: Runner, file: WeightsFile) -> None:
+    runner.close()
+    file.close()
 
 
 def assemble(

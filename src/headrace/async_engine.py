@@ -1,11 +1,12 @@
 """`AsyncEngine`: a model in this process for many callers at once.
 
-    engine = AsyncEngine(assemble("smollm2"))
-    async for event in engine.generate("Once upon a time", SamplingParams(max_tokens=20)):
-        print(event.text, end="")
+    async with AsyncEngine("smollm2") as engine:
+        async for event in engine.generate("Once upon a time", SamplingParams(max_tokens=20)):
+            print(event.text, end="")
 
 The engine's loop runs in a thread of its own; callers live in an asyncio loop. Leaving the `async
-for` (or being cancelled) ends the request at the engine's next turn. Knows no HTTP.
+for` (or being cancelled) ends the request at the engine's next turn. An engine that nobody closed
+closes itself when it is garbage or the interpreter ends. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import asyncio
 import itertools
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from headrace.assemble import Assembled
+from headrace.assemble import Assembled, BackendName, assemble
+from headrace.core.config import EngineConfig
 from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.context import default_params
 from headrace.core.errors import HeadraceError
@@ -31,6 +36,7 @@ from headrace.core.request import (
     TokenEvent,
 )
 from headrace.engine.stats import EngineStats
+from headrace.models.catalog import Progress, silent
 from headrace.text import Prompt, RequestText, make_request
 
 log = logging.getLogger(__name__)
@@ -51,23 +57,37 @@ class _Caller:
 
 
 class AsyncEngine:
-    """Wraps an assembled model; `close()` (or `with`) ends its thread and fails what is running."""
+    """A model that answers many at once; made as `LLM` is. `model` is a catalog name, a GGUF file,
+    a folder or a hub id; `settings` are the fields of EngineConfig. `close()`, `with` or `async
+    with` ends its thread, fails what is running and frees the memory."""
 
-    def __init__(self, assembled: Assembled) -> None:
-        self._assembled = assembled
-        self._engine = assembled.engine
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        backend: BackendName = "auto",
+        config: EngineConfig | None = None,
+        offline: bool = False,
+        progress: Progress = silent,
+        **settings: Any,
+    ) -> None:
+        self._assembled = assemble(
+            None if model is None else str(model),
+            backend=backend,
+            config=config,
+            offline=offline,
+            progress=progress,
+            **settings,
+        )
         self._numbers = itertools.count()
-        self._callers: dict[str, _Caller] = {}
-        # What callers want done to the engine; only the loop's thread touches it.
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
-        self._thread.start()
+        self._loop = _Loop(self._assembled)
+        # The loop does not know this object, so that it can become garbage while the thread runs.
+        # Whoever still waits at the interpreter's end is not told: it has no time left to listen.
+        self._unclosed = weakref.finalize(self, self._loop.end)
 
     @property
     def stats(self) -> EngineStats:
-        return self._engine.stats
+        return self._loop.engine.stats
 
     async def generate(
         self,
@@ -105,7 +125,9 @@ class AsyncEngine:
             constraint = await asyncio.to_thread(self._assembled.grammars.compile, grammar)
         caller = _Caller()
         text = RequestText(self._assembled.tokenizer, request)
-        self._post(lambda: self._add(request, caller, constraint))
+        loop = self._loop
+        if not loop.post(lambda: loop.add(request, caller, constraint)):
+            raise loop.closing
         try:
             while not text.is_complete:
                 item = await caller.queue.get()
@@ -116,17 +138,14 @@ class AsyncEngine:
                     if event is None:
                         continue
                     if event.finish_reason is not None and token.finish_reason is None:
-                        self._post(partial(self._engine.stop, request.request_id, token.index))
+                        loop.post(partial(loop.engine.stop, request.request_id, token.index))
                     yield event
         finally:
-            self._post(lambda: self._forget(request.request_id, caller))
+            loop.post(lambda: loop.forget(request.request_id, caller))
 
     def close(self) -> None:
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join()
-        self._assembled.close()
+        self._unclosed.detach()
+        self._loop.close()
 
     def __enter__(self) -> AsyncEngine:
         return self
@@ -139,29 +158,118 @@ class AsyncEngine:
     ) -> None:
         self.close()
 
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)  # a step that is under way is waited for
+
+
+def _closed() -> HeadraceError:
+    return HeadraceError("The engine was closed.", "Start another one.")
+
+
+class _Loop:
+    """The engine's turns, in a thread. Only that thread touches the engine and the callers; what
+    others want done they post. It owns the model, and closes it at its end."""
+
+    def __init__(self, assembled: Assembled) -> None:
+        self.engine = assembled.engine
+        self.callers: dict[str, _Caller] = {}
+        self.inbox: deque[Callable[[], None]] = deque()
+        self._assembled = assembled
+        self._wake = threading.Condition()
+        self._closing: HeadraceError | None = None  # what callers are told
+        self._tells = False  # them, when it ends
+        self._ended = False  # no turn will come any more
+        # A daemon: the interpreter does not wait for it, but closes it on its way out.
+        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
+        self._thread.start()
+
+    def post(self, action: Callable[[], None]) -> bool:
+        """To be done at the next turn; False if there will be none."""
+        with self._wake:
+            if not self._ended:
+                self.inbox.append(action)
+                self._wake.notify()
+            return not self._ended
+
+    @property
+    def closing(self) -> HeadraceError:
+        return self._closing or _closed()
+
+    def close(self) -> None:
+        """Fail what is running, and end."""
+        self._tells = True
+        self.end()
+
+    def end(self) -> None:
+        with self._wake:
+            self._closing = self._closing or _closed()
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:  # which may be the one to find garbage
+            self._thread.join()
+
     # -- the loop's thread -----------------------------------------------------------------------
 
-    def _post(self, action: Callable[[], None]) -> None:
-        with self._wake:
-            self._inbox.append(action)
-            self._wake.notify()
+    def add(self, request: GenerateRequest, caller: _Caller, constraint: Constraint | None) -> None:
+        if self._closing is not None:
+            caller.send(self._closing)
+            return
+        try:
+            self.engine.add(request, constraint)
+        except HeadraceError as error:
+            caller.send(error)
+        else:
+            self.callers[request.request_id] = caller
+
+    def forget(self, request_id: str, caller: _Caller) -> None:
+        # A request that was refused for its id must not take down the one that has it.
+        if self.callers.get(request_id) is caller:
+            del self.callers[request_id]
+            self.engine.cancel(request_id)
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (self._inbox or self._engine.has_work or self._closing):
-                    self._wake.wait()
-                if self._closing:
-                    break
-                actions = list(self._inbox)
-                self._inbox.clear()
-            for action in actions:
-                action()
-            if self._engine.has_work:
-                self._publish(self._engine.step())
-        closed = HeadraceError("The engine was closed.", "Start another one.")
-        for caller in self._callers.values():
-            caller.send(closed)
+        try:
+            while self._closing is None:
+                self._turn()
+        except Exception as error:
+            log.exception("the engine's loop failed")
+            self._tells = True
+            self._closing = HeadraceError(
+                f"The engine failed: {type(error).__name__}.",
+                "This is a mistake in Headrace: please report it, and start another engine.",
+            )
+        self._end()
+
+    def _turn(self) -> None:
+        with self._wake:
+            while not (self.inbox or self.engine.has_work or self._closing):
+                self._wake.wait()
+            actions = list(self.inbox)
+            self.inbox.clear()
+        for action in actions:
+            action()
+        if self.engine.has_work and self._closing is None:
+            self._publish(self.engine.step())
+
+    def _end(self) -> None:
+        if self._tells:
+            for caller in self.callers.values():
+                caller.send(self.closing)
+        self.callers.clear()
+        self._assembled.close()
+        with self._wake:
+            self._ended = True
+            if self._tells:
+                for action in self.inbox:  # whoever came too late is told so
+                    action()
+            self.inbox.clear()
 
     def _publish(self, tokens: list[SampledToken]) -> None:
         """One hand-over a request and step, however many of its continuations moved."""
@@ -169,21 +277,5 @@ class AsyncEngine:
         for token in tokens:
             by_request.setdefault(token.request_id, []).append(token)
         for request_id, some in by_request.items():
-            if caller := self._callers.get(request_id):
+            if caller := self.callers.get(request_id):
                 caller.send(some)
-
-    def _add(
-        self, request: GenerateRequest, caller: _Caller, constraint: Constraint | None
-    ) -> None:
-        try:
-            self._engine.add(request, constraint)
-        except HeadraceError as error:
-            caller.send(error)
-        else:
-            self._callers[request.request_id] = caller
-
-    def _forget(self, request_id: str, caller: _Caller) -> None:
-        # A request that was refused for its id must not take down the one that has it.
-        if self._callers.get(request_id) is caller:
-            del self._callers[request_id]
-            self._engine.cancel(request_id)

@@ -23,7 +23,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,12 +55,19 @@ LIMITS = {
 }
 # One space or one line break with an indent, where JSON allows whitespace: whoever may go on with
 # blanks for ever will, if it is a small model.
-JSON_LAYOUT = {
+JSON_LAYOUT: dict[str, object] = {
     "whitespace_pattern": r"[ ]|\n[ ]{0,16}",
     "whitespace_flexible": True,
     "item_separator": ",",
     "key_separator": ":",
     "lenient": False,  # a keyword that is not understood is refused, not ignored
+}
+# llguidance before 1.8 takes that pattern again and again: there, json.dumps's own layout.
+JSON_ON_ONE_LINE: dict[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
 }
 
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
@@ -77,13 +84,19 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._made: LLTokenizer | None = None
+        self._ends = _Ends((), 0)
+        self._layout = JSON_LAYOUT
         self._places = threading.BoundedSemaphore(MAX_COMPILING)
 
     def prepare(self) -> None:
         """Make what all grammars share (some tenths of a second), if it is not made yet."""
         with self._lock:
             if self._made is None:
-                self._made = _make_tokenizer(self._tokenizer, self._vocab_size)
+                pieces = _Pieces(self._tokenizer, self._vocab_size)
+                self._ends = _Ends(pieces.eos_token_ids, len(pieces.tokens))
+                made = _make_tokenizer(pieces)
+                self._layout = JSON_ON_ONE_LINE if _repeats_blanks(made) else JSON_LAYOUT
+                self._made = made
 
     def compile(self, spec: GrammarSpec, *, param: str | None = None) -> Constraint:
         """A constraint at its start, its first mask known. What can't be compiled, or matches
@@ -100,10 +113,11 @@ class GrammarCompiler:
 
         assert self._made is not None
         limits = LLParserLimits(verbose_errors=False, **LIMITS)  # type: ignore[arg-type]
-        matcher = LLMatcher(self._made, _grammar(spec, param), log_level=0, limits=limits)
+        grammar = _grammar(spec, param, self._layout)
+        matcher = LLMatcher(self._made, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _invalid(spec, param, _brief(matcher))
-        constraint = _Matched(matcher)
+        constraint = _Matched(matcher, self._ends)
         try:
             mask = constraint.mask()
         except HeadraceError as error:
@@ -116,11 +130,35 @@ class GrammarCompiler:
         return constraint
 
 
+class _Ends:
+    """A model's end tokens, all of which end a text. llguidance before 1.7 knows of one, so it is
+    told of the first, and the others go in and out by that one's name."""
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        self._first, *others = token_ids or (0,)
+        self._others = frozenset(others)
+        bits = bytearray((vocab_size + 7) // 8)
+        for token in others:
+            bits[token >> 3] |= 1 << (token & 7)
+        self._bits = int.from_bytes(bits, "little")
+
+    def widen(self, mask: bytes) -> bytes:
+        """The mask with every end token in it, if the first one is."""
+        if not self._others or not _allows(mask, self._first):
+            return mask
+        together = int.from_bytes(mask, "little") | self._bits
+        return together.to_bytes(len(mask), "little")
+
+    def name(self, token_id: int) -> int:
+        return self._first if token_id in self._others else token_id
+
+
 class _Matched:
     """Implements `core.constraint.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, mask: bytes | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, ends: _Ends, mask: bytes | None = None) -> None:
         self._matcher = matcher
+        self._ends = ends
         self._mask = mask
 
     def mask(self) -> bytes:
@@ -128,14 +166,14 @@ class _Matched:
             mask = self._matcher.compute_bitmask()
             if self._matcher.is_error():  # the mask is then of end tokens, as if the text were done
                 raise _too_complex(self._matcher)
-            self._mask = mask
+            self._mask = self._ends.widen(mask)
         return self._mask
 
     def accept(self, token_id: int) -> None:
         mask, self._mask = self._mask, None
-        if self._matcher.consume_token(token_id):
+        if self._matcher.consume_token(self._ends.name(token_id)):
             return
-        if mask is not None and mask[token_id >> 3] >> (token_id & 7) & 1:
+        if mask is not None and _allows(mask, token_id):
             raise _too_complex(self._matcher)
         raise HeadraceError(
             f"Token {token_id} does not follow by the grammar; expected one of its mask.",
@@ -147,7 +185,11 @@ class _Matched:
         return self._matcher.is_stopped()
 
     def fork(self) -> _Matched:
-        return _Matched(self._matcher.deep_copy(), self._mask)
+        return _Matched(self._matcher.deep_copy(), self._ends, self._mask)
+
+
+def _allows(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 class _Pieces:
@@ -194,7 +236,7 @@ class _Pieces:
         return ids
 
 
-def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+def _make_tokenizer(pieces: _Pieces) -> LLTokenizer:
     try:
         from llguidance import LLTokenizer, TokenizerWrapper
     except ImportError as error:
@@ -202,13 +244,20 @@ def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
             "llguidance is not installed; grammars are compiled by it.",
             "Install it: pip install llguidance.",
         ) from error
-    pieces = _Pieces(tokenizer, vocab_size)
-    return LLTokenizer(
-        TokenizerWrapper(pieces), n_vocab=len(pieces.tokens), eos_token=pieces.eos_token_ids
-    )
+    wrapper = TokenizerWrapper(pieces)
+    return LLTokenizer(wrapper, n_vocab=len(pieces.tokens), eos_token=pieces.eos_token_id)
 
 
-def _grammar(spec: GrammarSpec, param: str) -> str:
+def _repeats_blanks(made: LLTokenizer) -> bool:
+    """Whether this llguidance lets a pattern for blanks match several times in a row."""
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema('{"type": "array"}', overrides=JSON_LAYOUT)  # type: ignore[arg-type]
+    tokens = made.tokenize_bytes(b"[  1]")
+    return LLMatcher(made, grammar, log_level=0).validate_tokens(tokens) == len(tokens)
+
+
+def _grammar(spec: GrammarSpec, param: str, layout: dict[str, object]) -> str:
     """In llguidance's own terms. What is wrong inside, its compiler says."""
     from llguidance import LLMatcher
 
@@ -229,7 +278,7 @@ def _grammar(spec: GrammarSpec, param: str) -> str:
         raise _invalid(spec, param, f"expected an object, found {type(schema).__name__}")
     try:
         text = json.dumps(schema, ensure_ascii=False)
-        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_LAYOUT)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(text, overrides=layout)  # type: ignore[arg-type]
     except (ValueError, RecursionError) as error:
         raise _invalid(spec, param, str(error)) from error
 

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace import LLM, AsyncEngine, SamplingParams
-from headrace.assemble import assemble
 from headrace.core.clock import VirtualClock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import GrammarKind, GrammarSpec
@@ -347,7 +346,7 @@ def test_many_callers_each_with_a_grammar(default_model_path: Path) -> None:
         asked = (_ask(engine, spec_of("regex", source)) for source in specs)
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    with AsyncEngine(assemble(str(default_model_path), kv_tokens=256)) as engine:
+    with AsyncEngine(default_model_path, kv_tokens=256) as engine:
         date, refused, word = asyncio.run(all_of_them(engine))
     assert isinstance(date, str)
     assert re.fullmatch(r"[0-9]{4}-[01][0-9]", date)

@@ -476,7 +476,7 @@ def test_without_the_hub_extra_its_name_is_told(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # makes the import fail
     with pytest.raises(ConfigError) as caught:
         resolve.resolve_model("org/name")
-    assert "pip install 'headrace[hub]'" in caught.value.remedy
+    assert "pip install '.[hub]'" in caught.value.remedy
 
 
 def test_the_hub_offline(

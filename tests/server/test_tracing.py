@@ -157,4 +157,4 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "headrace[otel]" in done.stderr
+    assert ".[otel]" in done.stderr

@@ -1,4 +1,4 @@
-"""Which Headrace this is."""
+"""Which Headrace this is, and how an extra is added to it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def _of_source_tree() -> str:
         return str(project["version"]) if project["name"] == "headrace" else "unknown"
     except (OSError, ValueError, KeyError):
         return "unknown"
+
+
+def install_extra(name: str) -> str:
+    """For a remedy. From a checkout, as long as no package index has Headrace."""
+    return f"In Headrace's checkout, run pip install '.[{name}]'"

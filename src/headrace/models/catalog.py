@@ -160,7 +160,7 @@ CATALOG: dict[str, CatalogEntry] = {
             hub_id="Qwen/Qwen2.5-0.5B-Instruct",
             hub_file="Qwen/Qwen2.5-0.5B-Instruct-GGUF@9217f5db79a29953eb74d5343926648285ec7e67"
             ":qwen2.5-0.5b-instruct-q4_k_m.gguf",
-            remark="from the hub: needs `pip install 'headrace[hub]'`",
+            remark="from the hub: needs the extra `hub`",
         ),
     )
 }

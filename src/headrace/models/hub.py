@@ -21,6 +21,7 @@ from headrace.core.errors import (
     OfflineError,
     WeightsError,
 )
+from headrace.core.version import install_extra
 
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
@@ -91,7 +92,7 @@ def _client(hub_id: HubId) -> Any:
     except ImportError:
         raise ConfigError(
             f"{hub_id} is on the hub, and the hub client is not installed.",
-            "Run `pip install 'headrace[hub]'`, or give a GGUF file or a folder.",
+            f"{install_extra('hub')}; or give a GGUF file or a folder.",
         ) from None
     return huggingface_hub
 

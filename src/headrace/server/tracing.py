@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import ConfigError
+from headrace.core.version import install_extra
 from headrace.server.metrics import refusal_reason
 from headrace.server.record import HttpRecord, RequestRecord
 
@@ -167,7 +168,7 @@ def _chosen_exporter() -> SpanExporter | None:
 def _missing(error: ImportError) -> ConfigError:
     return ConfigError(
         f"Traces are wanted, and {error.name or 'OpenTelemetry'} is not installed.",
-        "pip install 'headrace[otel]', or leave --trace off.",
+        f"{install_extra('otel')}; or leave --trace off.",
         param="trace",
     )
 

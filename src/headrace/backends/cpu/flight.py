@@ -7,11 +7,15 @@ as the next one may ask for it (core.step.PREVIOUS); knows no arrays and no mode
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple, Protocol
+from weakref import finalize
 
 from headrace.core.errors import HeadraceError
 from headrace.core.step import (
@@ -52,25 +56,25 @@ class Flight:
         self._results: deque[Future[StepResult] | StepResult] = deque()  # to come, or there
         self._drawn: DrawnTokens = {}  # by the last step; only whoever computes touches it
         self._closed = False
-        # The executor's thread ends with it: on close(), when it is garbage, and, after the steps
-        # submitted so far, when the interpreter exits.
-        self._executor = (
-            ThreadPoolExecutor(1, thread_name_prefix="headrace-steps")
-            if steps_in_flight > 1
-            else None
-        )
+        self._worker = _Worker() if steps_in_flight > 1 else None
+        if self._worker is not None:
+            # The thread ends on close(), when this is garbage, and when the interpreter ends.
+            self._end = finalize(self, self._worker.end)
 
-    def submit(self, step: ReadStep) -> None:
+    def check_open(self) -> None:
         if self._closed:
             raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
+
+    def submit(self, step: ReadStep) -> None:
+        self.check_open()
         if len(self._results) >= self._steps_in_flight:
             raise HeadraceError(
                 f"A plan was submitted with {len(self._results)} in flight; expected fewer than "
                 f"{self._steps_in_flight}.",
                 "Collect one first.",
             )
-        if self._executor is not None:
-            self._results.append(self._executor.submit(self._compute, step))
+        if self._worker is not None:
+            self._results.append(self._worker.submit(partial(self._compute, step)))
         else:
             self._results.append(self._compute(step))  # what it raises is raised here
 
@@ -90,8 +94,11 @@ class Flight:
 
     def close(self) -> None:
         self._closed = True
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        for result in self._results:
+            if isinstance(result, Future):
+                result.cancel()
+        if self._worker is not None:
+            self._end()
         self._results.clear()
 
     def _compute(self, step: ReadStep) -> StepResult:
@@ -105,6 +112,40 @@ class Flight:
         drawing = step.drawing
         self._drawn = {r.sequence_id: r.token_id for r in found if r.sequence_id in drawing}
         return StepResult(entries=found, compute_s=took_s, sample_s=step.sample_s)
+
+
+class _Worker:
+    """A thread that computes one step after the other. Not an executor's: those take nothing more
+    once the interpreter begins to end, which is before an engine that still runs is told to."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Future[StepResult], Callable[[], StepResult]] | None] = (
+            SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name="headrace-steps", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], StepResult]) -> Future[StepResult]:
+        future: Future[StepResult] = Future()
+        self._queue.put((future, work))
+        return future
+
+    def end(self) -> None:
+        """After what was submitted, but for what was cancelled since."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:  # which may be the one to find garbage
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            future, work = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:  # for whoever collects it
+                future.set_exception(error)
+            del item, future, work  # while it waits it must hold no step, nor what that holds
 
 
 class Unknown(NamedTuple):

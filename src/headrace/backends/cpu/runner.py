@@ -125,6 +125,7 @@ class CpuRunner:
         return self._program.run_s
 
     def submit(self, plan: StepPlan) -> None:
+        self._flight.check_open()
         check_previous(plan, self._limits)
         if self._limits.steps_in_flight == 1 and is_plain(plan):
             self._flight.submit(PlainStep(self._program, plan.entries))
@@ -143,8 +144,12 @@ class CpuRunner:
         return read_profile(self._program)
 
     def close(self) -> None:
-        """End the thread, if there is one; results not collected are lost."""
+        """End the threads and let go of the memory; results not collected are lost."""
         self._flight.close()
+        # Now, not with the last reference to this runner: what an ending interpreter still holds it
+        # never frees, and the native module tells of every object that it finds left.
+        for name in ("_pooling", "_program", "_kv", "_pool"):
+            self.__dict__.pop(name, None)
 
     def __enter__(self) -> CpuRunner:
         return self

@@ -19,6 +19,7 @@ from pathlib import Path
 from headrace.core.config import KvDtype, Quantization
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
+from headrace.core.version import install_extra
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
 FP8_CAPABILITY = (8, 9)
@@ -68,14 +69,14 @@ def _current_gpu() -> Gpu:
         if importlib.util.find_spec(name) is None:
             raise _refuse(
                 f"{_ASKED}{name} is not installed.",
-                f"pip install 'headrace[cuda]', or {_ELSEWHERE}.",
+                f"{install_extra('cuda')}; or {_ELSEWHERE}.",
             )
     try:
         import torch
     except (ImportError, OSError) as error:  # half an installation: a library that is not there
         raise _refuse(
             f"{_ASKED}torch can't be imported: {_first_line(error)}",
-            f"pip install 'headrace[cuda]' anew, or {_ELSEWHERE}.",
+            f"{install_extra('cuda')} --force-reinstall; or {_ELSEWHERE}.",
         ) from error
     if torch.version.cuda is None:
         raise _refuse(
