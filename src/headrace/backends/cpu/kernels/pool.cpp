@@ -34,6 +34,15 @@ class FlushDenormals {
 
  private:
   unsigned saved_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ | 1u << 24));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
 #endif
 };
 
