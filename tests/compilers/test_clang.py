@@ -9,7 +9,6 @@ import platform
 from pathlib import Path
 
 import pytest
-
 from tests.compilers import builds
 
 X86_SOURCES = {"path_avx2.cpp", "path_avxvnni.cpp", "path_avx512.cpp"}
@@ -35,8 +34,8 @@ def test_for_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_for_a_mac(tmp_path: Path) -> None:
-    """CMake's commands for ARM and Linux, given to a clang for ARM and macOS: CMake itself would want
-    Apple's tools."""
+    """CMake's commands for ARM and Linux, given to a clang for ARM and macOS: CMake itself would
+    want Apple's tools."""
     linux, mac = (
         builds.need(builds.zig(tmp_path, target), "ziglang")
         for target in ("aarch64-linux-gnu", "aarch64-macos")
