@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine: `make serve` and `make test`.
-# They need Python 3.11 or newer, a C++ compiler and a package index; the rest is fetched.
+# They need Python 3.11 or newer, a C++ compiler (GCC 11, clang 14 or newer) and a package index; the
+# rest is fetched.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test test-floors lint chat model bench-peers clean
+.PHONY: serve test test-slow test-floors lint chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -18,7 +19,14 @@ chat: model
 	$(BIN)/headrace chat
 
 test: $(VENV)/.dev lint model
-	$(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+
+# What takes many minutes: builds by every compiler that is installed (GCC 11 and clang 14 and newer),
+# and the kernels on an emulated ARM processor. On Debian, what it needs:
+#   apt-get install --no-install-recommends g++-11 g++-12 clang-14 clang-16 g++-aarch64-linux-gnu qemu-user
+# A test that finds something missing skips and says what.
+test-slow: $(VENV)/.dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -m slow -rs
 
 # The oldest dependencies that pyproject.toml allows, then the newest: environments below build/floors.
 test-floors: model

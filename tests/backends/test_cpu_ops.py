@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -332,6 +333,10 @@ def test_paths_match_the_processor() -> None:
     flags = cpuinfo.read_text() if cpuinfo.exists() else ""
     paths = _native.paths()
     assert paths[-1] == "portable"
+    if platform.machine() in ("aarch64", "arm64"):
+        # Emulated, /proc/cpuinfo is the host's: tests/compilers knows which there must be.
+        assert paths in (["neon-dotprod", "neon", "portable"], ["neon", "portable"])
+        return
     assert ("avx2" in paths) == (" avx2 " in flags and " fma " in flags and " f16c " in flags)
     assert ("avx-vnni" in paths) == (" avx_vnni " in flags and " avx2 " in flags)
     assert ("avx512-vnni" in paths) == (" avx512_vnni " in flags and " avx512bw " in flags)

@@ -1,31 +1,29 @@
 """What this machine has for the CPU backend: processor, kernel path, threads, memory.
 
-Reads /proc, /sys and cgroup files; knows nothing of models.
+Reads /proc, /sys and cgroup files, and on macOS what stands in for them; knows nothing of models.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import platform
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.backends.cpu import _native
+from headrace.backends.cpu import _native, macos, processor
 
 _CGROUPS = Path("/sys/fs/cgroup")
-# Features the kernels look at, as /proc/cpuinfo names them.
-_FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "amx_int8")
 
 
 def describe(threads: int | None = None) -> dict[str, object]:
     count, why = choose_threads(threads)
     total, available = memory_bytes()
-    flags = _cpuinfo("flags").split()
+    name, features = processor.describe()
     return {
-        "cpu": _cpuinfo("model name") or platform.processor() or platform.machine(),
-        "features": [name for name in _FEATURES if name in flags],
+        "cpu": name,
+        "features": features,
         "path": _native.paths()[0],
         "threads": count,
         "threads_why": why,
@@ -40,11 +38,13 @@ def choose_threads(asked: int | None = None) -> tuple[int, str]:
     logical processor: more would only take turns on them."""
     allowed = _allowed_cpus()
     if asked is not None and asked > len(allowed):
-        return len(
-            allowed
-        ), f"{asked} asked for, and this process may use {len(allowed)} processors"
+        count = len(allowed)
+        return count, f"{asked} asked for, and this process may use {count} processors"
     if asked is not None:
         return asked, "as asked"
+    if sys.platform == "darwin":
+        cores, kind = macos.physical_cores()
+        return (cores, f"{cores} {kind}") if cores else (os.cpu_count() or 1, "one a processor")
     cores = _physical_cores(allowed)
     count, why = cores, f"{cores} physical cores of {len(allowed)} allowed logical ones"
     quota = cgroup_cpus()
@@ -134,6 +134,8 @@ def _quota(folder: Path, kind: int) -> list[float]:
 
 def memory_bytes() -> tuple[int, int]:
     """Total and available memory, as the kernel sees it and the cgroup allows; 0: not known."""
+    if sys.platform == "darwin":
+        return macos.memory_bytes()
     facts: dict[str, int] = {}
     for line in _read(Path("/proc/meminfo")).splitlines():
         name, _, rest = line.partition(":")
@@ -145,14 +147,6 @@ def memory_bytes() -> tuple[int, int]:
     if limits is None or not total:
         return total, available
     return min(total, limits[0]), min(available, limits[1])
-
-
-def _cpuinfo(field: str) -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == field:
-            return value.strip()
-    return ""
 
 
 def _read(path: Path) -> str:

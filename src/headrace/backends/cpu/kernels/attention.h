@@ -62,7 +62,7 @@ HEADRACE_INLINE float write_codes(const float* x, int n, int8_t* codes, int step
     const int width = n - d < LANES ? n - d : LANES;
     const Floats v = finite ? load_part(x + d, width) : splat(0.0f);
     int8_t rounded[LANES];
-    store_bytes(rounded, to_ints(round_whole(v * inverse)));
+    store_bytes(rounded, to_ints(round_product(v, inverse)));
     for (int i = 0; i < width; ++i) codes[(d + i) * step] = rounded[i];
   }
   return finite ? largest / 127.0f : NAN;
@@ -139,7 +139,7 @@ struct Span {
 
 template <typename F, int... N>
 HEADRACE_INLINE void in_pass(int at, int n, F f, std::integer_sequence<int, N...>) {
-  ((n == N + 1 && (f(at, std::integral_constant<int, N + 1>{}), true)) || ...);
+  (void)((n == N + 1 && (f(at, std::integral_constant<int, N + 1>{}), true)) || ...);
 }
 
 // Calls f with so many queries from `at` on as a compile-time number, until all have had their turn:
@@ -287,7 +287,7 @@ static void add_last(const Span& span, int q, int from, int to, int d) {
     std::memcpy(part, span.values<T>(b) + slot * span.a.head_dim + d, sizeof(T) * width);
     store_register(values, load_register(part));
     for (int i = 0; i < width; ++i)
-      sums[i] = std::fma(values[i], span.scores(q, b)[slot], sums[i]);
+      sums[i] = multiply_add(values[i], span.scores(q, b)[slot], sums[i]);
   }
   std::memcpy(span.out[q] + d, sums, sizeof(float) * width);
 }

@@ -13,7 +13,7 @@ namespace headrace {
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes, bool huge_pages = false) : bytes_(bytes) {
+  explicit Buffer(size_t bytes, [[maybe_unused]] bool huge_pages = false) : bytes_(bytes) {
     if (bytes == 0) return;
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();

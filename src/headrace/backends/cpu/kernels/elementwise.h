@@ -1,6 +1,8 @@
 // Norms, rope, activations and sums, a row at a time, over lanes.h. Included by each path.
 #pragma once
 
+#include <utility>
+
 #include "lanes.h"
 
 namespace headrace {
@@ -26,19 +28,13 @@ static void norm(const float* x, const float* weight, float eps, int n, float* o
 
 // Pairs beside each other, a register of them at a time: x * cosines + (x with its pairs swapped)
 // * (-sines, sines).
-HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* sines, int half) {
+template <int... Lane>
+HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* sines, int half,
+                               std::integer_sequence<int, Lane...>) {
   constexpr int pairs = PART_LANES / 2;
-  // Constants in memory: made lane by lane they would cost more than the rotation.
-  alignas(64) static constexpr int32_t TWICE[] = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
-  alignas(64) static constexpr int32_t SWAPPED[] = {1, 0, 3,  2,  5,  4,  7,  6,
-                                                    9, 8, 11, 10, 13, 12, 15, 14};
-  alignas(64) static constexpr float SIGN[] = {-1, 1, -1, 1, -1, 1, -1, 1,
-                                               -1, 1, -1, 1, -1, 1, -1, 1};
-  IntRegister twice, swapped;
-  std::memcpy(&twice, TWICE, sizeof twice);
-  std::memcpy(&swapped, SWAPPED, sizeof swapped);
+  constexpr float SIGN[] = {(Lane % 2 ? 1.0f : -1.0f)...};
   const FloatRegister sign = load_register(SIGN);
-  const auto doubled = [&](const float* p) {
+  const auto doubled = [](const float* p) {
 #if defined(__AVX512F__)
     const auto v = (FloatRegister)_mm512_castps256_ps512(_mm256_loadu_ps(p));
 #elif defined(__AVX2__)
@@ -47,12 +43,12 @@ HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* s
     FloatRegister v{};
     std::memcpy(&v, p, sizeof(float) * pairs);
 #endif
-    return __builtin_shuffle(v, twice);
+    return permute<Lane / 2 ...>(v);
   };
   int i = 0;
   for (; i + pairs <= half; i += pairs) {
     const FloatRegister x = load_register(head + 2 * i);
-    const FloatRegister turned = __builtin_shuffle(x, swapped) * (doubled(sines + i) * sign);
+    const FloatRegister turned = permute<(Lane ^ 1)...>(x) * (doubled(sines + i) * sign);
     store_register(head + 2 * i, multiply_add(x, doubled(cosines + i), turned));
   }
   return i;
@@ -61,16 +57,17 @@ HEADRACE_INLINE int rope_pairs(float* head, const float* cosines, const float* s
 static void rope(float* head, const float* cosines, const float* sines, int half,
                  bool interleaved) {
   if (interleaved) {
-    for (int i = rope_pairs(head, cosines, sines, half); i < half; ++i) {
+    constexpr auto lanes = std::make_integer_sequence<int, PART_LANES>{};
+    for (int i = rope_pairs(head, cosines, sines, half, lanes); i < half; ++i) {
       const float a = head[2 * i], b = head[2 * i + 1];
-      head[2 * i] = a * cosines[i] - b * sines[i];
-      head[2 * i + 1] = a * sines[i] + b * cosines[i];
+      head[2 * i] = multiply_add(a, cosines[i], -(b * sines[i]));
+      head[2 * i + 1] = multiply_add(b, cosines[i], a * sines[i]);
     }
   } else {
     for (int i = 0; i < half; ++i) {
       const float a = head[i], b = head[i + half];
-      head[i] = a * cosines[i] - b * sines[i];
-      head[i + half] = a * sines[i] + b * cosines[i];
+      head[i] = multiply_add(a, cosines[i], -(b * sines[i]));
+      head[i + half] = multiply_add(a, sines[i], b * cosines[i]);
     }
   }
 }
@@ -78,7 +75,7 @@ static void rope(float* head, const float* cosines, const float* sines, int half
 HEADRACE_INLINE Floats silu(Floats x) { return x / (splat(1.0f) + exponential(-x)); }
 
 HEADRACE_INLINE Floats gelu_tanh(Floats x) {
-  const Floats inner = splat(0.7978845608f) * (x + splat(0.044715f) * x * x * x);
+  const Floats inner = splat(0.7978845608f) * multiply_add(splat(0.044715f) * x * x, x, x);
   return splat(0.5f) * x * (splat(1.0f) + hyperbolic_tangent(inner));
 }
 

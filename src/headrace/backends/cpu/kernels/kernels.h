@@ -160,6 +160,9 @@ const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
 // Asks the operating system, which keeps the unit's registers for those who do, and tries it once.
 bool may_use_amx();
+#elif defined(__aarch64__)
+const Kernels& neon_kernels();
+const Kernels& dotprod_kernels();
 #endif
 
 // Paths this machine can run, best first; nullptr for a name that is not among them.

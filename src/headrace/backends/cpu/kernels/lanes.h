@@ -9,10 +9,10 @@
 namespace headrace {
 namespace {
 
-// Rounds to the nearest integer, ties to even, as adding and subtracting 1.5 * 2^23 does.
-HEADRACE_INLINE Floats round_whole(const Floats& x) {
+// a * b to the nearest integer, ties to even, as adding and subtracting 1.5 * 2^23 does.
+HEADRACE_INLINE Floats round_product(const Floats& a, const Floats& b) {
   const Floats shifter = splat(12582912.0f);
-  return (x + shifter) - shifter;
+  return multiply_add(a, b, shifter) - shifter;
 }
 
 // exp(x) = 2^n * exp(r), |r| <= ln(2)/2: a polynomial of degree 6, about 1e-7 relative. Ends at
@@ -20,7 +20,7 @@ HEADRACE_INLINE Floats round_whole(const Floats& x) {
 HEADRACE_INLINE Floats exponential(Floats x) {
   x = maximum(splat(-87.3f), x);
   x = select(x > splat(88.0f), splat(88.0f), x);
-  const Floats n = round_whole(x * splat(1.44269504f));
+  const Floats n = round_product(x, splat(1.44269504f));
   Floats r = multiply_add(n, splat(-0.693359375f), x);
   r = multiply_add(n, splat(2.12194440e-4f), r);
   Floats p = splat(1.3981999e-3f);
@@ -38,9 +38,10 @@ HEADRACE_INLINE Floats hyperbolic_tangent(const Floats& x) {
   const Floats big = splat(1.0f) - splat(2.0f) / (e + splat(1.0f));
   // Near zero that cancels: use x - x^3/3 + 2x^5/15 - 17x^7/315.
   const Floats s = x * x;
-  const Floats small =
-      x * (splat(1.0f) + s * (splat(-1.0f / 3) + s * (splat(2.0f / 15) + s * splat(-17.0f / 315))));
-  return select(s < splat(0.01f), small, big);
+  Floats small = multiply_add(s, splat(-17.0f / 315), splat(2.0f / 15));
+  small = multiply_add(s, small, splat(-1.0f / 3));
+  small = multiply_add(s, small, splat(1.0f));
+  return select(s < splat(0.01f), x * small, big);
 }
 
 // Sixteen integers that fit a signed byte.
@@ -54,6 +55,11 @@ HEADRACE_INLINE void store_bytes(int8_t* p, const Ints& v) {
   const __m128i bytes =
       _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+#elif defined(HEADRACE_NEON)
+  const auto words = [](const Pair<IntRegister>& half) {
+    return vcombine_s16(vqmovn_s32((int32x4_t)half.low), vqmovn_s32((int32x4_t)half.high));
+  };
+  vst1q_s8(p, vcombine_s8(vqmovn_s16(words(v.low)), vqmovn_s16(words(v.high))));
 #else
   int32_t values[LANES];
   store(values, v);
@@ -74,6 +80,10 @@ HEADRACE_INLINE FloatRegister load_register(const Half* p) {
   return (FloatRegister)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
   return (FloatRegister)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(HEADRACE_NEON)
+  uint16x4_t raw;
+  std::memcpy(&raw, p, sizeof raw);
+  return (FloatRegister)vcvt_f32_f16(vreinterpret_f16_u16(raw));
 #else
   float v[PART_LANES];
   for (int i = 0; i < PART_LANES; ++i) v[i] = half_to_float(p[i].bits);
@@ -88,6 +98,10 @@ HEADRACE_INLINE FloatRegister load_register(const Bfloat* p) {
 #elif defined(__AVX2__)
   const __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return (FloatRegister)_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16);
+#elif defined(HEADRACE_NEON)
+  uint16x4_t raw;
+  std::memcpy(&raw, p, sizeof raw);
+  return (FloatRegister)vshll_n_u16(raw, 16);
 #else
   uint32_t bits[PART_LANES];
   for (int i = 0; i < PART_LANES; ++i) bits[i] = static_cast<uint32_t>(p[i].bits) << 16;
@@ -105,6 +119,11 @@ HEADRACE_INLINE FloatRegister load_register(const int8_t* p) {
 #elif defined(__AVX2__)
   const __m128i raw = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return (FloatRegister)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw));
+#elif defined(HEADRACE_NEON)
+  uint32_t four;
+  std::memcpy(&four, p, sizeof four);
+  const int16x8_t words = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(four)));
+  return (FloatRegister)vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
 #else
   float v[PART_LANES];
   for (int i = 0; i < PART_LANES; ++i) v[i] = static_cast<float>(p[i]);
@@ -120,6 +139,9 @@ HEADRACE_INLINE void store_register(Half* p, const FloatRegister& v) {
 #elif defined(__F16C__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(HEADRACE_NEON)
+  const float16x4_t halves = vcvt_f16_f32((float32x4_t)v);
+  std::memcpy(p, &halves, sizeof halves);
 #else
   for (int i = 0; i < PART_LANES; ++i) p[i].bits = float_to_half(v[i]);
 #endif

@@ -1,8 +1,13 @@
-// Which paths this machine can run, asked of the processor once.
+// Which paths this machine can run, asked of the processor once; on ARM, where a program may not ask
+// it, of the operating system.
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "kernels.h"
@@ -11,7 +16,14 @@ namespace headrace {
 namespace {
 
 #if defined(__x86_64__)
-// Compilers do not agree on a name for it: leaf 7, subleaf 1, bit 4 of eax.
+// Compilers do not agree on names for these two. Leaf 1, bit 29 of ecx: it works on the registers of
+// AVX, so that whoever may use AVX2 may use it.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
+}
+
+// Leaf 7, subleaf 1, bit 4 of eax.
 bool has_avxvnni() {
   unsigned a, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
@@ -25,6 +37,19 @@ bool has_amx() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 25 & 1) && may_use_amx();
 }
 #endif
+#elif defined(__aarch64__)
+bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long DOT_PRODUCT = 1ul << 20;  // HWCAP_ASIMDDP
+  return getauxval(AT_HWCAP) & DOT_PRODUCT;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has;
+#else
+  return false;
+#endif
+}
 #endif
 
 struct Paths {
@@ -42,11 +67,13 @@ struct Paths {
 #endif
       list[count++] = &avx512_kernels();
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
       if (has_avxvnni()) list[count++] = &avxvnni_kernels();
       list[count++] = &avx2_kernels();
     }
+#elif defined(__aarch64__)
+    if (has_dotprod()) list[count++] = &dotprod_kernels();
+    list[count++] = &neon_kernels();
 #endif
     list[count++] = &portable_kernels();
   }

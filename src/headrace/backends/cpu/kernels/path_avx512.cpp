@@ -10,6 +10,7 @@ struct Unit {
   static constexpr int outputs = 16;
   // Two blocks for many rows (registers), four for few (four far streams).
   static constexpr int rows[] = {6, 6, 0, 3};
+  static constexpr int registers(int /*rows*/) { return 1; }
   static constexpr int eight_bit_offset = 0;
   static constexpr bool unpacks = true;
   using Codes = __m512i;

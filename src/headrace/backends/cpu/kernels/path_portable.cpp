@@ -7,6 +7,7 @@ namespace {
 struct Unit {
   static constexpr int outputs = 16;
   static constexpr int rows[] = {4, 0, 0, 0};
+  static constexpr int registers(int /*rows*/) { return 1; }
   static constexpr bool unpacks = false;
   static constexpr int eight_bit_offset = 0;
   struct Codes {

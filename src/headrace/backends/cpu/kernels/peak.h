@@ -12,11 +12,13 @@ namespace {
 #define HEADRACE_CHANGED(v) asm volatile("" : "+v"(v))
 #elif defined(__x86_64__)
 #define HEADRACE_CHANGED(v) asm volatile("" : "+x"(v))
+#elif defined(__aarch64__)
+#define HEADRACE_CHANGED(v) asm volatile("" : "+w"(v))
 #else
 #define HEADRACE_CHANGED(v) asm volatile("" : "+m"(v))
 #endif
 // The portable path's sums and codes are arrays.
-#if defined(__AVX2__)
+#if defined(__AVX2__) || defined(HEADRACE_NEON)
 #define HEADRACE_CHANGED_UNIT(v) HEADRACE_CHANGED(v)
 #else
 #define HEADRACE_CHANGED_UNIT(v) asm volatile("" : "+m"(v))

@@ -17,8 +17,8 @@ HEADRACE_INLINE void quantize_group(Floats a, Floats b, int r, int rows, uint8_t
   std::memcpy(&top, &top_bits, 4);
   const float scale = top / 127.0f;
   const Floats inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
-  const Ints codes_a = to_ints(round_whole(a * inverse));
-  const Ints codes_b = to_ints(round_whole(b * inverse));
+  const Ints codes_a = to_ints(round_product(a, inverse));
+  const Ints codes_b = to_ints(round_product(b, inverse));
   int8_t* codes = reinterpret_cast<int8_t*>(group) + r * QUANTIZED_GROUP;
   store_bytes(codes, codes_a);
   store_bytes(codes + LANES, codes_b);

@@ -2,8 +2,9 @@
 // path, after a
 //
 //   struct Unit {
-//     static constexpr int outputs;            // in a register: 16, or 8 for half a block
+//     static constexpr int outputs;            // in a register: 16, or a half or a quarter of a block
 //     static constexpr int rows[4];            // most rows of a tile of 1, 2, 3 and 4 blocks; 0: none
+//     static constexpr int registers(int rows);  // of a block that are summed at once
 //     static constexpr int eight_bit_offset;   // what codes8() takes away from 8-bit codes
 //     static constexpr bool unpacks;           // many rows share nibbles that were taken apart once
 //     using Codes, Sums, Values;               // registers of bytes, of int32, of floats
@@ -22,6 +23,8 @@
 // that says what the instruction set does. Every tile does the same float operations in the same
 // order for a row, whatever its number of rows and blocks.
 #pragma once
+
+#include <utility>
 
 #include "shape.h"
 
@@ -82,11 +85,14 @@ HEADRACE_INLINE Unit::Values read_factors(const uint8_t* halves, uint8_t* kept) 
   return values;
 }
 
-// One pass: U registers of outputs, from output `lane` of their blocks on.
+// One pass: U registers of outputs, of a block each; or where a block needs several registers, all of
+// one block, from output `lane` on.
 template <Kind K, Nibbles N, int U, int R>
 HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
                                     Unit::Values (&sums)[U][R]) {
   using S = Shape<K>;
+  constexpr bool whole_blocks = Unit::outputs == LANES;
+  const auto lane_of = [lane](int u) { return whole_blocks ? 0 : lane + u * Unit::outputs; };
   for (int u = 0; u < U; ++u)
     for (int r = 0; r < R; ++r) sums[u][r] = typename Unit::Values{};
   const uint8_t* rows = t.rows;
@@ -94,18 +100,19 @@ HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
   for (int record = 0; record < t.records; ++record) {
     const uint8_t* w[U];
     for (int u = 0; u < U; ++u) {
-      w[u] = t.streams[block + u] + static_cast<size_t>(record) * S::record_bytes;
-      if (lane == 0) ask_ahead(t, block + u, record);
+      const int b = whole_blocks ? block + u : block;
+      w[u] = t.streams[b] + static_cast<size_t>(record) * S::record_bytes;
+      if (lane == 0 && (whole_blocks || u == 0)) ask_ahead(t, b, record);
     }
     for (int half = 0; half < 2; ++half, rows += R * QUANTIZED_BYTES, bytes += U * S::unpacked_bytes) {
       const Group<R> group(rows);
       const uint8_t* codes[U];
-      for (int u = 0; u < U; ++u) codes[u] = w[u] + half * S::half_codes + lane * 4;
+      for (int u = 0; u < U; ++u) codes[u] = w[u] + half * S::half_codes + lane_of(u) * 4;
       for (int part = 0; part < S::groups; ++part) {
         typename Unit::Sums whole[U][R];
         multiply_codes<K, N, U, R>(codes, bytes, group, part, t.zero, whole);
-        const int at = S::scales_at + ((half * S::groups + part) * LANES + lane) * 2;
         for (int u = 0; u < U; ++u) {
+          const int at = S::scales_at + ((half * S::groups + part) * LANES + lane_of(u)) * 2;
           uint8_t* factors = bytes + U * 512 + u * 64;
           const auto scale = read_factors<N>(w[u] + at, factors);
           for (int r = 0; r < R; ++r)
@@ -121,6 +128,20 @@ HEADRACE_INLINE void quantized_pass(const Tile& t, int block, int lane,
   }
 }
 
+template <Kind K, Nibbles N, int R, int... Pass>
+HEADRACE_INLINE void quantized_passes(const Tile& t, int block, float (&done)[R][LANES],
+                                      std::integer_sequence<int, Pass...>) {
+  constexpr int U = Unit::registers(R);
+  const auto pass = [&](int lane) {
+    typename Unit::Values sums[U][R];
+    quantized_pass<K, N, U, R>(t, block, lane, sums);
+    for (int u = 0; u < U; ++u)
+      for (int r = 0; r < R; ++r)
+        std::memcpy(done[r] + lane + u * Unit::outputs, &sums[u][r], sizeof sums[u][r]);
+  };
+  (pass(Pass * U * Unit::outputs), ...);
+}
+
 template <Kind K, Nibbles N, int B, int R>
 HEADRACE_INLINE void quantized_tile(const Tile& t) {
   if constexpr (Unit::outputs == LANES) {
@@ -133,17 +154,12 @@ HEADRACE_INLINE void quantized_tile(const Tile& t) {
         store_outputs(t, b, r, all);
       }
   } else {
+    // So many registers of a block after the others, that the sums of all rows fit.
+    constexpr int passes = LANES / Unit::outputs / Unit::registers(R);
     for (int b = 0; b < B; ++b) {
-      // Half a block after the other: the sums of six rows just fit sixteen registers.
-      typename Unit::Values low[1][R], high[1][R];
-      quantized_pass<K, N, 1, R>(t, b, 0, low);
-      quantized_pass<K, N, 1, R>(t, b, LANES / 2, high);
-      for (int r = 0; r < R; ++r) {
-        Floats all;
-        std::memcpy(&all, &low[0][r], sizeof all / 2);
-        std::memcpy(reinterpret_cast<char*>(&all) + sizeof all / 2, &high[0][r], sizeof all / 2);
-        store_outputs(t, b, r, all);
-      }
+      alignas(64) float done[R][LANES];
+      quantized_passes<K, N, R>(t, b, done, std::make_integer_sequence<int, passes>{});
+      for (int r = 0; r < R; ++r) store_outputs(t, b, r, load(done[r]));
     }
   }
 }

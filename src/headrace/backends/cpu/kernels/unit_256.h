@@ -12,6 +12,8 @@ namespace {
 struct Unit256 {
   static constexpr int outputs = 8;
   static constexpr int rows[] = {6, 0, 0, 0};
+  // The sums of half a block and six rows just fit sixteen registers.
+  static constexpr int registers(int /*rows*/) { return 1; }
   static constexpr bool unpacks = false;
   using Codes = __m256i;
   using Sums = __m256i;

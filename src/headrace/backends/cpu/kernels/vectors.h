@@ -13,6 +13,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(HEADRACE_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
@@ -135,12 +137,22 @@ HEADRACE_INLINE Pair<V> select(const Pair<M>& held, const Pair<V>& a, const Pair
   return {select(held.low, a.low, b.low), select(held.high, a.high, b.high)};
 }
 
-// a * b + c, rounded once where the processor can.
+// a * b + c, rounded once where the path has an instruction for it, and only where it is written: the
+// compiler may not fuse on its own (-ffp-contract=off), for each would choose other places to.
+HEADRACE_INLINE float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(HEADRACE_NEON)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 HEADRACE_INLINE FloatRegister multiply_add(FloatRegister a, FloatRegister b, FloatRegister c) {
 #if defined(__AVX512F__)
   return (FloatRegister)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__FMA__)
   return (FloatRegister)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(HEADRACE_NEON)
+  return (FloatRegister)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
 #endif
@@ -214,23 +226,33 @@ HEADRACE_INLINE Pair<V> maximum(const Pair<V>& a, const Pair<V>& b) {
   return {maximum(a.low, b.low), maximum(a.high, b.high)};
 }
 
+// Lanes of a register in another order. GCC before 12 knows only its own word for it.
+template <int... Lane, typename V>
+HEADRACE_INLINE V permute(const V& v) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(v, v, Lane...);
+#else
+  return __builtin_shuffle(v, IntRegister{Lane...});
+#endif
+}
+
 // One value of all sixteen. The tree is always the same, so that a sum does not depend on the width
 // of a register: lane i and lane i + 8, then + 4, + 2, + 1.
 template <typename V, typename Combine>
 HEADRACE_INLINE auto reduce_lanes(const V& v, Combine combine) {
   V w = v;
   if constexpr (sizeof(V) == 64) {
-    w = combine(w, __builtin_shufflevector(w, w, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    w = combine(w, permute<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(w));
+    w = combine(w, permute<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(w));
+    w = combine(w, permute<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(w));
+    w = combine(w, permute<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(w));
   } else if constexpr (sizeof(V) == 32) {
-    w = combine(w, __builtin_shufflevector(w, w, 4, 5, 6, 7, 0, 1, 2, 3));
-    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1, 6, 7, 4, 5));
-    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2, 5, 4, 7, 6));
+    w = combine(w, permute<4, 5, 6, 7, 0, 1, 2, 3>(w));
+    w = combine(w, permute<2, 3, 0, 1, 6, 7, 4, 5>(w));
+    w = combine(w, permute<1, 0, 3, 2, 5, 4, 7, 6>(w));
   } else {
-    w = combine(w, __builtin_shufflevector(w, w, 2, 3, 0, 1));
-    w = combine(w, __builtin_shufflevector(w, w, 1, 0, 3, 2));
+    w = combine(w, permute<2, 3, 0, 1>(w));
+    w = combine(w, permute<1, 0, 3, 2>(w));
   }
   return w[0];
 }
