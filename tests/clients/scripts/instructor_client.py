@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Literal
 
 import instructor
 import openai
@@ -20,15 +20,10 @@ ASKED = {
 }
 
 
-class Mood(StrEnum):
-    GLAD = "glad"
-    SAD = "sad"
-
-
 class Person(BaseModel):
     name: str
     age: int
-    mood: Mood
+    mood: Literal["glad", "sad"]
 
 
 def check_the_default_mode() -> None:
@@ -55,7 +50,7 @@ def check_strict_tools() -> None:
     assert isinstance(client.create(response_model=Person, **ASKED), Person)
 
 
-def check_a_list_streams() -> None:
+def check_partial_streams_by_json_schema() -> None:
     client = instructor.from_openai(openai.OpenAI(**BASE), mode=instructor.Mode.JSON_SCHEMA)
     for person in client.create_partial(response_model=Person, **ASKED):
         last = person

@@ -10,7 +10,7 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 PLACE = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL}
-chat = ChatOpenAI(**PLACE, temperature=0, max_tokens=40, max_retries=0)
+chat = ChatOpenAI(**PLACE, stream_usage=True, temperature=0, max_tokens=40, max_retries=0)
 roomy = ChatOpenAI(**PLACE, temperature=0, max_tokens=600, max_retries=0)
 
 
