@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from tests.clients import environments
 from tests.server.conftest import RunningServer
 

@@ -61,7 +61,7 @@ SETS = {
     for each in (
         ClientSet("openai-python", ("openai",)),
         ClientSet("anthropic", ("anthropic",)),
-        ClientSet("litellm", ("litellm",)),
+        ClientSet("litellm", ("litellm", "mcp")),  # 1.106 imports mcp wherever there are tools
         ClientSet("langchain", ("langchain-openai", "langchain")),
         ClientSet("instructor", ("instructor",)),
         ClientSet("pydantic-ai", ("pydantic-ai-slim[openai]",)),

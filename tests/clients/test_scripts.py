@@ -14,7 +14,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.clients.environments import environment
 
 FOLDER = Path(__file__).parent / "scripts"

@@ -1,8 +1,8 @@
 """What the Python scripts here share: where the server is, and how their checks are run.
 
 Runs in each client's own environment, so it knows the standard library alone. A script defines
-functions whose names begin with `check_`; `run()` calls each and prints a line of JSON for it, which
-test_scripts.py reads. One check that fails does not stop the others.
+functions whose names begin with `check_`; `run()` calls each and prints a line of JSON for it,
+which test_scripts.py reads. One check that fails does not stop the others.
 """
 
 from __future__ import annotations

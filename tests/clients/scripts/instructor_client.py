@@ -6,8 +6,9 @@ from typing import Literal
 
 import instructor
 import openai
-from checks import MODEL, URL, run
 from pydantic import BaseModel
+
+from checks import MODEL, URL, run
 
 BASE = {"base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
 TEXT = "Ada is 36 years old and likes water."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import openai
-from checks import MODEL, TOO_LONG, URL, raises, run
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
+
+from checks import MODEL, TOO_LONG, URL, raises, run
 
 PLACE = {"base_url": f"{URL}/v1", "api_key": "none", "model": MODEL}
 chat = ChatOpenAI(**PLACE, stream_usage=True, temperature=0, max_tokens=40, max_retries=0)

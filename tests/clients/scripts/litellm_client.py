@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import litellm
-from checks import CONTEXT, KEYED_URL, MODEL, TOO_LONG, URL, WEATHER_SCHEMA, raises, run
 from pydantic import BaseModel
+
+from checks import CONTEXT, KEYED_URL, MODEL, TOO_LONG, URL, WEATHER_SCHEMA, raises, run
 
 litellm.num_retries = 0
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -41,9 +42,7 @@ def check_plain() -> None:
 
 def check_stream() -> None:
     whole = litellm.completion(**asked())
-    chunks = list(
-        litellm.completion(**asked(stream=True, stream_options={"include_usage": True}))
-    )
+    chunks = list(litellm.completion(**asked(stream=True, stream_options={"include_usage": True})))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
     rebuilt = litellm.stream_chunk_builder(chunks, messages=ASK)
@@ -73,17 +72,13 @@ def check_a_named_tool_is_called_once() -> None:
 def check_tools_auto_and_required_end() -> None:
     auto = litellm.completion(**asked(tools=[WEATHER], tool_choice="auto", max_tokens=200))
     assert auto.choices[0].finish_reason in ("stop", "tool_calls", "length")
-    required = litellm.completion(
-        **asked(tools=[WEATHER], tool_choice="required", max_tokens=1000)
-    )
+    required = litellm.completion(**asked(tools=[WEATHER], tool_choice="required", max_tokens=1000))
     assert required.choices[0].finish_reason == "tool_calls"
 
 
 def check_structured_output() -> None:
     for provider in PROVIDERS:
-        answer = litellm.completion(
-            **asked(provider, response_format=River, max_tokens=200)
-        )
+        answer = litellm.completion(**asked(provider, response_format=River, max_tokens=200))
         River.model_validate_json(answer.choices[0].message.content)
 
 

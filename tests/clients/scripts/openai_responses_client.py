@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import openai
-from checks import CONTEXT, MODEL, TOO_LONG, URL, WEATHER_SCHEMA, raises, run
 from pydantic import BaseModel
+
+from checks import CONTEXT, MODEL, TOO_LONG, URL, WEATHER_SCHEMA, raises, run
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=120)
 GREEDY = {"model": MODEL, "temperature": 0, "max_output_tokens": 40}

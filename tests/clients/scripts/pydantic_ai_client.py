@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from checks import KEYED_URL, MODEL, URL, raises, run
 from pydantic import BaseModel
 from pydantic_ai import (
     Agent,
@@ -17,6 +16,8 @@ from pydantic_ai import (
 )
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+
+from checks import KEYED_URL, MODEL, URL, raises, run
 
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
 chat = OpenAIChatModel(MODEL, provider=provider)
@@ -68,7 +69,7 @@ def check_native_output() -> None:
 
 
 def check_prompted_output_ends() -> None:
-    """Asks in words and for a json_object; a small model may not hit the schema, but it must end."""
+    """Asks in words and for a json_object: a small model may miss the schema, but it must end."""
     try:
         found = agent(output_type=PromptedOutput(Person)).run_sync(TEXT)
     except UnexpectedModelBehavior:
