@@ -34,7 +34,7 @@ def events_of(
     filled = settings.format(model=MODEL, context=CONTEXT, url=servers.open.base_url)
     (home / "config.toml").write_text(filled)
     arguments = ["exec", "--json", "--skip-git-repo-check", "--sandbox", "read-only", "Say hello."]
-    command = [environment("codex").program("codex"), *arguments]
+    command: list[str | Path] = [environment("codex").program("codex"), *arguments]
     out = run_program(command, work, {**variables, "CODEX_HOME": str(home)})
     return [json.loads(line) for line in out.splitlines()]
 

@@ -32,7 +32,7 @@ def llm(servers: Servers, variables: dict[str, str], tmp_path: Path) -> Llm:
     (tmp_path / "extra-openai-models.yaml").write_text(described)
 
     def run(*arguments: str, input: str = "", expect: int = 0) -> str:
-        command = [made.program("llm"), *arguments]
+        command: list[str | Path] = [made.program("llm"), *arguments]
         own = {**variables, "LLM_USER_PATH": str(tmp_path)}
         return run_program(command, tmp_path, own, input=input, expect=expect)
 

@@ -43,23 +43,28 @@ metric_list: [{{metric: exact_match}}]
 """
 
 
-@pytest.fixture
-def tasks(tmp_path: Path) -> Path:
-    data = tmp_path / "questions.jsonl"
+def write_tasks(folder: Path) -> Path:
+    """A folder of tasks, with their questions beside it."""
+    data = folder / "questions.jsonl"
     rows = [dict(zip(("question", "choices", "answer"), row, strict=True)) for row in QUESTIONS]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    (folder / "choices.yaml").write_text(CHOICES.format(data=data))
-    (folder / "writing.yaml").write_text(WRITING.format(data=data))
-    return folder
+    tasks = folder / "tasks"
+    tasks.mkdir()
+    (tasks / "choices.yaml").write_text(CHOICES.format(data=data))
+    (tasks / "writing.yaml").write_text(WRITING.format(data=data))
+    return tasks
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    return write_tasks(tmp_path)
 
 
 def evaluate(
     model: str, task: str, arguments: str, tasks: Path, variables: dict[str, str], *more: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The results of a task, and its samples in the order of the questions."""
-    command = [environment("lm-eval").program("lm_eval"), "--model", model]
+    command: list[str | Path] = [environment("lm-eval").program("lm_eval"), "--model", model]
     command += ["--model_args", arguments, "--tasks", task, "--include_path", str(tasks)]
     out = tasks.parent / "out"
     command += ["--output_path", str(out), "--log_samples", *more]
@@ -77,7 +82,7 @@ def likelihood(base_url: str, context: str, continuation: str) -> float:
     answer = httpx.post(f"{base_url}/v1/completions", json={**asked, "logprobs": 1}, timeout=60)
     scores = answer.json()["choices"][0]["logprobs"]
     places = zip(scores["text_offset"], scores["token_logprobs"], strict=True)
-    return sum(score for place, score in places if place >= len(context))
+    return sum(float(score) for place, score in places if place >= len(context))
 
 
 def test_choices_are_scored(servers: Servers, variables: dict[str, str], tasks: Path) -> None:
