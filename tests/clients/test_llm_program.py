@@ -60,7 +60,7 @@ def test_a_pipe_with_a_system_prompt_and_a_second_turn(llm: Llm) -> None:
 
 def test_a_schema(llm: Llm) -> None:
     found = json.loads(llm(*ROOMY, "--schema", "name, length_km int", "The Rhine: 1230 km."))
-    assert set(found) == {"name", "length_km"}
+    assert {"name", "length_km"} <= set(found)  # llm's short schemas leave room for more
     assert isinstance(found["length_km"], int)
 
 
