@@ -25,6 +25,10 @@ INSTALL_LIMIT_S = 1500  # the largest brings torch along
 CONSTRAINTS = ("torch==2.13.0",)
 
 
+class NotInstalled(Exception):
+    """A client that could not be had: what was missing, and what the installer said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Where a client is installed, and in which versions."""
@@ -83,13 +87,20 @@ def clients_folder() -> Path:
 
 
 _made: dict[str, Environment] = {}
+_failed: dict[str, str] = {}
 
 
 def environment(name: str) -> Environment:
-    """The environment of a set, made or brought up to date once in a session."""
-    if name not in _made:
+    """The environment of a set, made or brought up to date once in a session; the test fails where
+    that can't be."""
+    if name not in _made and name not in _failed:
         wanted = SETS[name]
-        _made[name] = _with_npm(wanted) if wanted.registry == "npm" else _with_pip(wanted)
+        try:
+            _made[name] = _with_npm(wanted) if wanted.registry == "npm" else _with_pip(wanted)
+        except NotInstalled as error:  # once: every other test of this client would wait again
+            _failed[name] = str(error)
+    if name in _failed:
+        pytest.fail(_failed[name], pytrace=False)
     return _made[name]
 
 
@@ -142,11 +153,10 @@ def _checked(
     """The environment, where all of it is there: from an earlier session, if need be."""
     absent = [name for name, version in versions.items() if not version]
     if absent:
-        pytest.fail(
+        raise NotInstalled(
             f"{' and '.join(absent)} could not be installed by {wanted.registry}, "
             f"so {wanted.name} was not tested: {failure or 'it said nothing'}\n"
-            "Check that the registry can be reached, or leave it out: -k 'not ...'",
-            pytrace=False,
+            "Check that the registry can be reached, or leave it out: -k 'not ...'"
         )
     return Environment(folder, versions, failure)
 
