@@ -166,11 +166,16 @@ def check_logprobs() -> None:
 
 
 def check_too_long_a_prompt() -> None:
-    from langchain_core.exceptions import ContextOverflowError
-
     error = raises(openai.BadRequestError, lambda: chat.invoke(TOO_LONG))
     assert error.code == "context_length_exceeded"
-    assert isinstance(error, ContextOverflowError)
+
+
+def check_too_long_a_prompt_is_its_own_kind_of_error() -> None:
+    """Middleware that shortens conversations hangs on this kind. The newest openai shows the message
+    alone where it showed the code too, and LangChain looks for "prompt is too long" there."""
+    from langchain_core.exceptions import ContextOverflowError
+
+    raises(ContextOverflowError, lambda: chat.invoke(TOO_LONG))
 
 
 if __name__ == "__main__":
