@@ -171,8 +171,8 @@ def check_too_long_a_prompt() -> None:
 
 
 def check_too_long_a_prompt_is_its_own_kind_of_error() -> None:
-    """Middleware that shortens conversations hangs on this kind. The newest openai shows the message
-    alone where it showed the code too, and LangChain looks for "prompt is too long" there."""
+    """Middleware that shortens conversations hangs on this kind. The newest openai shows the
+    message alone, not the code; LangChain then looks for "prompt is too long" in it."""
     from langchain_core.exceptions import ContextOverflowError
 
     raises(ContextOverflowError, lambda: chat.invoke(TOO_LONG))
