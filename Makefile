@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test test-slow test-floors lint chat model bench-peers clean
+.PHONY: serve test test-slow test-floors test-clients lint chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -31,6 +31,14 @@ test-slow: $(VENV)/.dev
 # The oldest dependencies that pyproject.toml allows, then the newest: environments below build/floors.
 test-floors: model
 	$(BIN)/python tests/floors.py build/floors
+
+# Real clients, in their newest versions, against a real server: some 5 GB are installed in the
+# cache folder first, and brought up to date every time. `make test` does without them.
+# make test-clients CLIENTS_FLAGS="-k 'langchain or codex'"
+CLIENTS_FLAGS ?=
+
+test-clients: $(VENV)/.dev model
+	$(BIN)/python -m pytest tests/clients $(wildcard tests/server/test_prometheus.py) -rs $(CLIENTS_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -19,6 +19,9 @@ import pytest
 
 from headrace.models.resolve import resolve_model
 
+# They install dozens of packages: collected only where they are named, as by `make test-clients`.
+collect_ignore = ["clients"]
+
 # Timing never decides a test, and a shared machine may stop for a second anywhere.
 # CI runs the same examples every time; on a developer's machine every run looks for new ones.
 if importlib.util.find_spec("hypothesis") is not None:
