@@ -27,7 +27,8 @@ def check_fits_context(
         raise ContextLengthError(
             f"{longest(context_tokens)} However, your {where} resulted in {prompt_tokens} tokens, "
             "and an answer needs at least one.",
-            f"Shorten the {where} to {context_tokens - 1} tokens or fewer.",
+            # LangChain looks for the remedy's first words.
+            f"The prompt is too long: shorten the {where} to {context_tokens - 1} tokens or fewer.",
             param=where,
             prompt_tokens=prompt_tokens,
             most_tokens=context_tokens - 1,
