@@ -58,6 +58,9 @@ class LLM:
     def memory_report(self) -> str:
         return "a ledger"
 
+    def threads_report(self) -> str | None:
+        return "1.1 of 2 threads"
+
     def stream(
         self,
         prompt_token_ids: list[int],

@@ -225,3 +225,13 @@ print(len(llm.chat([{{"role": "user", "content": "Hi"}}], params)))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [" Paris.", "1"]
+
+
+def test_a_busy_machine_is_told(default_model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(default_model_path, context_tokens=64, threads=2) as llm:
+        runner = llm._assembled.runner
+        monkeypatch.setattr(type(runner), "threads", 2)
+        for mean, told in ((2.0, None), (1.9, None), (1.25, "1.2 of 2 threads")):
+            monkeypatch.setattr(type(runner), "take_mean_threads", lambda _, mean=mean: mean)
+            report = llm.threads_report()
+            assert report is None if told is None else told in str(report)

@@ -106,6 +106,18 @@ class LLM:
         """The ledger: what was predicted beside what was allocated."""
         return self._assembled.ledger.render(self._assembled.allocated)
 
+    def threads_report(self) -> str | None:
+        """Whether the machine was too busy for all threads since the last time; None: it was not,
+        or nothing is computed by threads."""
+        runner = self._assembled.runner
+        taken = getattr(runner, "take_mean_threads", None)
+        if taken is None or not isinstance(threads := getattr(runner, "threads", None), int):
+            return None
+        mean: float = taken()
+        if mean > 0.9 * threads:
+            return None
+        return f"{mean:.1f} of {threads} threads on average: the machine is busy with something else"
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

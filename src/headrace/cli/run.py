@@ -217,4 +217,6 @@ def _say_the_rest(answer: Answer, llm: LLM, *, is_limited: bool, stats: bool) ->
         note(f"the answer is cut at {answer.answer_tokens} tokens; --max-tokens sets the limit")
     if stats:
         say(f"stats: {answer.summary()}")
+        if busy := llm.threads_report():
+            say(f"computed by {busy}")
         say(llm.memory_report())

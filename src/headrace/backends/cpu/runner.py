@@ -111,6 +111,11 @@ class CpuRunner:
     def threads(self) -> int:
         return self._pool.threads
 
+    def take_mean_threads(self) -> float:
+        """How many of them computed together since the last time: fewer where the machine had
+        something else to do. Not while a step is in flight."""
+        return self._pool.take_mean_members()
+
     @property
     def kv_bytes(self) -> int:
         return self._kv.bytes
