@@ -31,6 +31,7 @@ def test_run_puts_the_answer_alone_on_stdout(invoke: Invoke, model: str, fake: M
     result = invoke("run", "hello there", "-m", model, "--stats", "--system", "be kind")
     assert (result.exit_code, result.stdout) == (0, "said: hello there\n")
     assert result.stderr.startswith("stats: prompt 6 tokens, answer 3 tokens")
+    assert "computed by 1.1 of 2 threads\na ledger" in result.stderr
     assert fake.LLM.asked[0][0] == "<system> be kind <user> hello there"
 
 

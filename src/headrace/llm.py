@@ -116,7 +116,9 @@ class LLM:
         mean: float = taken()
         if mean > 0.9 * threads:
             return None
-        return f"{mean:.1f} of {threads} threads on average: the machine is busy with something else"
+        return (
+            f"{mean:.1f} of {threads} threads on average: the machine is busy with something else"
+        )
 
     def generate(
         self,

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.core.errors import ConfigError, InvalidRequestError
 from headrace.core.server_config import ServerConfig, UnknownFields
+from headrace.server import body
 from headrace.server.body import read_struct
 from headrace.server.call import MAX_WARNING_CHARACTERS, Call, take_request_id
 from headrace.server.inert import OTHERS
@@ -169,3 +170,12 @@ def test_functions_in_namespaces_have_longer_names() -> None:
     assert flat_name("mcp__files__", "list") == flat_name("mcp__files", "__list")
     with pytest.raises(InvalidRequestError, match="namespace"):
         as_chat(call_with({}, refuses=True), msgspec.structs.replace(sent, tools=[FILES]), [])
+
+
+def test_what_was_meant_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body may have a hundred thousand fields; nobody else is answered while they are read."""
+    looked: list[str] = []
+    monkeypatch.setattr(body, "_nearest", lambda name, known: looked.append(name))
+    call = call_with({"messages": [], **{f"field{i}": 1 for i in range(5000)}})
+    read_struct(call, ChatRequest)
+    assert len(looked) == len(call.warnings) == len(call.ignored_fields) <= body.MAX_TOLD + 1

@@ -22,6 +22,7 @@ from headrace.server.inert import OTHERS, is_off
 from headrace.server.schema import IGNORED
 
 MAX_SHOWN = 100  # characters of a name that nobody knows
+MAX_TOLD = 20  # such names: what each may have meant takes a while to find
 MAX_DEPTH = 128  # of objects and lists in each other; what reads them further on may recurse
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what the wire to the engine can carry
 
@@ -64,6 +65,8 @@ def _leave_out_unknown(
             continue
         if call.refuses_unknown:
             raise _unknown(name, known, where)
+        if len(call.ignored_fields) > MAX_TOLD:
+            continue
         call.ignored_fields.append(where)
         if name in OTHERS:
             call.warn(f"{where} is not supported and was ignored")
