@@ -68,6 +68,9 @@ def _leave_out_unknown(
         if len(call.ignored_fields) > MAX_TOLD:
             continue
         call.ignored_fields.append(where)
+        if len(call.ignored_fields) > MAX_TOLD:
+            call.warn("more unknown fields were ignored")
+            continue
         if name in OTHERS:
             call.warn(f"{where} is not supported and was ignored")
         else:
