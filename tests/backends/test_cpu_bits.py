@@ -128,14 +128,25 @@ def test_products(run_op: RunOp, random_tensor: RandomTensor, path: str, format_
     check(path, format_name, *results)
 
 
-def attention_spec(heads: int, head_dim: int, **more: object) -> AttentionSpec:
-    # Exact powers of two as frequencies: a table of cosines is a library's own.
+def attention_spec(
+    heads: int,
+    head_dim: int,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    interleaved: bool = False,
+) -> AttentionSpec:
     inv_freq = tuple(0.5**i for i in range(head_dim // 2))
-    interleaved = bool(more.pop("interleaved", False))
-    rope = RopeSpec(inv_freq=inv_freq, scale=1.0, interleaved=interleaved)
     return AttentionSpec(
-        layer=0, heads=heads, kv_heads=1, head_dim=head_dim, scale=0.125, rope=rope, **more
-    )  # type: ignore[arg-type]
+        layer=0,
+        heads=heads,
+        kv_heads=1,
+        head_dim=head_dim,
+        scale=0.125,
+        rope=RopeSpec(inv_freq=inv_freq, scale=1.0, interleaved=interleaved),
+        window=window,
+        softcap=softcap,
+    )
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
