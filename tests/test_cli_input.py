@@ -287,8 +287,11 @@ def test_a_history_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
     assert outside.read_text() == "mine"
 
 
-def test_no_history(invoke: Invoke, model: str, own_state: Path) -> None:
+def test_no_history(
+    invoke: Invoke, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_STATE", str(tmp_path / "state"))
     assert invoke("chat", model, "--no-history", typed="secret\n").exit_code == 0
-    assert not (own_state / "chat_history.jsonl").exists()  # nor is one kept of a pipe
+    assert not (tmp_path / "state" / "chat_history.jsonl").exists()  # nor is one kept of a pipe
     assert invoke("chat", model, typed="secret\n").exit_code == 0
-    assert not (own_state / "chat_history.jsonl").exists()
+    assert not (tmp_path / "state" / "chat_history.jsonl").exists()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -129,13 +128,24 @@ def test_products(run_op: RunOp, random_tensor: RandomTensor, path: str, format_
     check(path, format_name, *results)
 
 
-def attention_spec(heads: int, head_dim: int, **more: Any) -> AttentionSpec:
-    # Exact powers of two as frequencies: a table of cosines is a library's own.
+def attention_spec(
+    heads: int,
+    head_dim: int,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    interleaved: bool = False,
+) -> AttentionSpec:
     inv_freq = tuple(0.5**i for i in range(head_dim // 2))
-    interleaved = bool(more.pop("interleaved", False))
-    rope = RopeSpec(inv_freq=inv_freq, scale=1.0, interleaved=interleaved)
     return AttentionSpec(
-        layer=0, heads=heads, kv_heads=1, head_dim=head_dim, scale=0.125, rope=rope, **more
+        layer=0,
+        heads=heads,
+        kv_heads=1,
+        head_dim=head_dim,
+        scale=0.125,
+        rope=RopeSpec(inv_freq=inv_freq, scale=1.0, interleaved=interleaved),
+        window=window,
+        softcap=softcap,
     )
 
 

@@ -39,7 +39,7 @@ HEADRACE_INLINE uint8_t* scales_of(uint8_t* codes, int head_dim) {
 }
 HEADRACE_INLINE Floats load_scales(const int8_t* codes, int head_dim) {
   Floats v;
-  std::memcpy(&v, codes + static_cast<size_t>(BLOCK_TOKENS) * head_dim, sizeof v);
+  read(v, codes + static_cast<size_t>(BLOCK_TOKENS) * head_dim);
   return v;
 }
 

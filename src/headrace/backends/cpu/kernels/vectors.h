@@ -171,15 +171,36 @@ HEADRACE_INLINE auto to_ints(const Pair<V>& v) {
   return Pair<decltype(to_ints(v.low))>{to_ints(v.low), to_ints(v.high)};
 }
 
-// Sixteen values from or to memory: a Pair lies there as it does here.
+// Values from or to memory, where a Pair lies as it does here. Register by register: GCC keeps a pair
+// that was copied as a whole in memory, and every sum that it goes into.
+template <typename V, typename E>
+HEADRACE_INLINE void read(V& v, const E* p) {
+  std::memcpy(&v, p, sizeof v);
+}
+template <typename V, typename E>
+HEADRACE_INLINE void read(Pair<V>& v, const E* p) {
+  read(v.low, p);
+  read(v.high, p + sizeof(V) / sizeof(E));
+}
+template <typename V, typename E>
+HEADRACE_INLINE void write(E* p, const V& v) {
+  std::memcpy(p, &v, sizeof v);
+}
+template <typename V, typename E>
+HEADRACE_INLINE void write(E* p, const Pair<V>& v) {
+  write(p, v.low);
+  write(p + sizeof(V) / sizeof(E), v.high);
+}
+
+// Sixteen of them.
 template <typename E>
 HEADRACE_INLINE auto load(const E* p) {
   std::conditional_t<std::is_same_v<E, float>, Floats, Ints> v;
-  std::memcpy(&v, p, sizeof v);
+  read(v, p);
   return v;
 }
-HEADRACE_INLINE void store(float* p, const Floats& v) { std::memcpy(p, &v, sizeof v); }
-HEADRACE_INLINE void store(int32_t* p, const Ints& v) { std::memcpy(p, &v, sizeof v); }
+HEADRACE_INLINE void store(float* p, const Floats& v) { write(p, v); }
+HEADRACE_INLINE void store(int32_t* p, const Ints& v) { write(p, v); }
 
 // The first `n` of 16; the rest is `rest`.
 HEADRACE_INLINE Floats load_part(const float* p, int n, float rest = 0.0f) {
@@ -194,15 +215,15 @@ HEADRACE_INLINE void store_part(float* p, const Floats& v, int n) {
   std::memcpy(p, values, static_cast<size_t>(n) * sizeof(float));
 }
 
-HEADRACE_INLINE Floats as_floats(const Ints& bits) {
-  Floats v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
+HEADRACE_INLINE FloatRegister as_floats(IntRegister bits) { return (FloatRegister)bits; }
+HEADRACE_INLINE IntRegister as_bits(FloatRegister v) { return (IntRegister)v; }
+template <typename V>
+HEADRACE_INLINE auto as_floats(const Pair<V>& bits) {
+  return Pair<decltype(as_floats(bits.low))>{as_floats(bits.low), as_floats(bits.high)};
 }
-HEADRACE_INLINE Ints as_bits(const Floats& v) {
-  Ints bits;
-  std::memcpy(&bits, &v, sizeof bits);
-  return bits;
+template <typename V>
+HEADRACE_INLINE auto as_bits(const Pair<V>& v) {
+  return Pair<decltype(as_bits(v.low))>{as_bits(v.low), as_bits(v.high)};
 }
 
 HEADRACE_INLINE Ints lane_numbers() {
