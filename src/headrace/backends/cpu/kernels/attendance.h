@@ -1,4 +1,4 @@
-// Whether a thread of a pool is worth waiting for, told from how long it was waited for.
+// Whether a thread of a pool is worth waiting for, told from how long others waited while it did not run.
 //
 // On a machine that does other things too, a thread that lost its core comes back some milliseconds
 // later, and all others have waited for it: a hundred times the operation. Such a thread is left out
@@ -12,8 +12,8 @@ namespace headrace {
 
 class Attendance {
  public:
-  // The caller waited for this thread, until `now`, one of `members` that worked together. True if
-  // it should be left out from now on.
+  // The caller waited in vain for this thread, until `now`, one of `members` that worked together. True
+  // if it should be left out from now on.
   bool late(double now, double waited, int members) {
     waited_ = waited_ * std::exp((last_ - now) / MEMORY_S) + waited;
     last_ = now;

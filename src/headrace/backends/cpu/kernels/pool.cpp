@@ -5,6 +5,9 @@
 
 #include "denormals.h"
 
+#if defined(__linux__)
+#include <pthread.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -18,9 +21,11 @@ using Clock = std::chrono::steady_clock;
 // a thread costs tens of microseconds, and more where its core is a virtual one. Short enough that
 // an idle engine does not burn a core.
 constexpr std::chrono::microseconds SPIN_FOR_WORK{400};
-// How long the leader looks at one who is not done. Shares are even within microseconds: past this
-// the other has lost its core, and may be waiting for ours.
+// How long the leader looks at one who is not done, before it asks whether that one runs at all. If
+// not, it has lost its core, and may be waiting for ours.
 constexpr std::chrono::microseconds SPIN_FOR_OTHERS{100};
+// Of that time, what someone must have been away for to be taken for gone.
+constexpr double AWAY_S = 50e-6;
 // What the leader then sleeps between two looks: little beside the time slice that it waits for.
 constexpr std::chrono::microseconds NAP{100};
 constexpr int SPINS_BETWEEN_CLOCKS = 64;
@@ -150,20 +155,44 @@ void Pool::await(Helper& helper) {
     if (is_done()) return;
     pause();
   }
-  const Clock::time_point began = Clock::now();
-  if (spin(SPIN_FOR_OTHERS, is_done)) return;
-  wake(helper);  // it may have fallen asleep while the notice was written
-  while (!is_done()) std::this_thread::sleep_for(NAP);
-  const Clock::time_point now = Clock::now();
-  const double waited = std::chrono::duration<double>(now - began).count();
-  if (helper.attendance.late(seconds(now), waited, threads_ - missing_)) {
+  // Someone with more to do is waited for; what counts is the time in which it did not run.
+  double lost = 0;
+  for (;;) {
+    const double began = seconds(Clock::now()), ran = cpu_seconds(helper);
+    const bool done = spin(SPIN_FOR_OTHERS, is_done);
+    if (done && lost == 0) return;
+    const double away = seconds(Clock::now()) - began - (cpu_seconds(helper) - ran);
+    if (!done && away > AWAY_S) {
+      wake(helper);  // it may have fallen asleep while the notice was written
+      std::this_thread::sleep_for(NAP);
+    }
+    const double took = seconds(Clock::now()) - began;
+    lost += std::max(0.0, took - (cpu_seconds(helper) - ran));
+    if (done) break;
+  }
+  if (helper.attendance.late(seconds(Clock::now()), lost, threads_ - missing_)) {
     helper.out = any_out_ = true;
     --seen_changes_;  // it has no rank any more
   }
 }
 
+// How long a helper has run, as the operating system counts; 0 where it does not tell.
+double Pool::cpu_seconds(const Helper& helper) {
+#if defined(__linux__)
+  timespec time{};
+  if (clock_gettime(helper.cpu_clock, &time) == 0)
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+#else
+  (void)helper;
+#endif
+  return 0;
+}
+
 void Pool::help(Helper& helper, int thread) {
   FlushDenormals flush;
+#if defined(__linux__)
+  pthread_getcpuclockid(pthread_self(), &helper.cpu_clock);
+#endif
   helper.awake.store(true);
   changes_.fetch_add(1);
   uint32_t seen = 0;

@@ -7,6 +7,8 @@
 // it. How many work together changes nothing but the time. Knows nothing of models.
 #pragma once
 
+#include <time.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -75,6 +77,9 @@ class Pool {
     bool out = false;                      // of no use for now
     Attendance attendance;
     alignas(64) std::atomic<bool> awake{false};  // written by the helper, seldom
+#if defined(__linux__)
+    clockid_t cpu_clock = 0;  // its own; written before it is first awake
+#endif
     std::thread thread;
   };
 
@@ -93,6 +98,7 @@ class Pool {
   uint32_t await_notice(Helper& helper, uint32_t seen);
   void do_share(Job job, const void* work, const Share& share, double& worked_s) const;
   static void wake(Helper& helper);
+  static double cpu_seconds(const Helper& helper);
 
   const int threads_;
   std::vector<std::unique_ptr<Helper>> helpers_;
