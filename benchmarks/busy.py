@@ -5,7 +5,7 @@
 Starts that many processes that compute without end, and decodes beside them with each number of
 threads in turn, 0 being the default; tokens over wall time, since a median step hides stalls. With
 --llama, llama.cpp's batched benchmark runs in the same rounds (built by peers/environments.py when
-it is not there yet). The last column is the default against the best fixed number of threads.
+it is not there yet). The last line of each is the default against the best fixed number of threads.
 """
 
 from __future__ import annotations
