@@ -201,6 +201,8 @@ class GenerateRequest:
     priority: int = 0  # lower goes first, where the policy looks at it
     cache_salt: str = ""  # prefixes are shared only among requests with the same salt
     timeout_s: float | None = None  # from arrival; ends the request wherever it is
+    # Whose it is, for turns to be shared by; "" is everybody who did not say. Tells nothing else.
+    tenant: str = ""
     grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
     # Compute the prompt and nothing more: one SampledToken comes, with an `embedding` and no token.
     embed: bool = False

@@ -31,7 +31,7 @@ async def generate(
     were cached or made brings the `record`. `shown_ids` are as RequestText's."""
     service.check_accepting()
     salt = service.keys.cache_salt(call.key_name, request.cache_salt)
-    request = dataclasses.replace(request, cache_salt=salt)
+    request = dataclasses.replace(request, cache_salt=salt, tenant=call.key_name or "")
     ticket = service.admission.enter(request)
     record = record or new_record(call, request)
     call.records.append(record)
