@@ -27,12 +27,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.core.constraint import (
-    MAX_GRAMMAR_BYTES,
-    Constraint,
-    GrammarKind,
-    GrammarSpec,
-)
+from headrace.core.constraint import MAX_GRAMMAR_BYTES, Allowed, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -98,7 +93,7 @@ class GrammarCompiler:
                 self._layout = JSON_ON_ONE_LINE if _repeats_blanks(made) else JSON_LAYOUT
                 self._made = made
 
-    def compile(self, spec: GrammarSpec, *, param: str | None = None) -> Constraint:
+    def compile(self, spec: GrammarSpec, *, param: str | None = None) -> Matched:
         """A constraint at its start, its first mask known. What can't be compiled, or matches
         nothing, is an InvalidRequestError that names `param`, or the spec's."""
         param = param or spec.param
@@ -108,7 +103,7 @@ class GrammarCompiler:
             raise _overdue(param)
         return _on_deep_stack(lambda: self._start(spec, param), self._places.release, param)
 
-    def _start(self, spec: GrammarSpec, param: str) -> Constraint:
+    def _start(self, spec: GrammarSpec, param: str) -> Matched:
         from llguidance import LLMatcher, LLParserLimits
 
         assert self._made is not None
@@ -117,7 +112,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._made, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _invalid(spec, param, _brief(matcher))
-        constraint = _Matched(matcher, self._ends)
+        constraint = Matched(matcher, self._ends)
         try:
             mask = constraint.mask()
         except HeadraceError as error:
@@ -153,7 +148,7 @@ class _Ends:
         return self._first if token_id in self._others else token_id
 
 
-class _Matched:
+class Matched:
     """Implements `core.constraint.Constraint`."""
 
     def __init__(self, matcher: LLMatcher, ends: _Ends, mask: bytes | None = None) -> None:
@@ -184,8 +179,14 @@ class _Matched:
     def is_stopped(self) -> bool:
         return self._matcher.is_stopped()
 
-    def fork(self) -> _Matched:
-        return _Matched(self._matcher.deep_copy(), self._ends, self._mask)
+    def allowed(self, wait_s: float = 0.0) -> Allowed:
+        return Allowed(b"", is_stopped=True) if self.is_stopped else Allowed(self.mask())
+
+    def fork(self) -> Matched:
+        return Matched(self._matcher.deep_copy(), self._ends, self._mask)
+
+    def close(self) -> None:
+        pass
 
 
 def _allows(mask: bytes, token_id: int) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import SchedulerConfig
-from headrace.core.constraint import GrammarKind, GrammarSpec
+from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
     BeamParams,
@@ -31,6 +31,7 @@ class Script:
         self.places = places
         self.fork_error = fork
         self.taken: list[int] = []
+        self.closed = False
 
     def mask(self) -> bytes:
         place = self.places[len(self.taken)]
@@ -49,12 +50,18 @@ class Script:
     def is_stopped(self) -> bool:
         return len(self.taken) == len(self.places)
 
+    def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+        return Allowed(b"", is_stopped=True) if self.is_stopped else Allowed(self.mask())
+
     def fork(self) -> Script:
         if self.fork_error is not None:
             raise self.fork_error
         other = Script(*self.places)
         other.taken = list(self.taken)
         return other
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def make(total_blocks: int = 64, steps_in_flight: int = 2) -> Engine:
@@ -248,3 +255,42 @@ def test_grammar_and_constraint_come_together_and_without_beams() -> None:
         engine.add(beamed, Script({7}))
     assert (caught.value.param, caught.value.status) == ("grammar", 400)
     assert not engine.has_work
+
+
+def test_a_grammar_that_takes_long_holds_up_its_own_request_only() -> None:
+    class Slow(Script):
+        questions = 0
+
+        def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+            self.questions += 1
+            if self.taken and self.questions < 100:
+                return None
+            return super().allowed()
+
+    engine = make()
+    slow = Slow({7}, {8}, {9})
+    engine.add(request("slow"), slow)
+    engine.add(request("quick"), Script({7}, {8}, {9}))
+    engine.add(request("free", grammar=False))
+    found = run(engine)
+    assert [t.token_id for t in found if t.request_id == "slow"] == [7, 8, 9]
+    order = [t.request_id for t in found]
+    assert max(order.index("slow"), 0) > len(order) - 4, "others waited for it"
+    assert slow.closed
+
+
+def test_a_request_can_be_ended_while_its_grammar_thinks() -> None:
+    class Never(Script):
+        def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+            return None if self.taken else super().allowed()
+
+    engine = make()
+    never = Never({7}, {8})
+    engine.add(request("never"), never)
+    for _ in range(10):
+        assert engine.step() == []
+    assert engine.has_work
+    engine.cancel("never")
+    run(engine)
+    assert never.closed
+    engine.idle_check()

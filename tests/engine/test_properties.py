@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
-from headrace.core.constraint import GrammarKind, GrammarSpec
+from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError
 from headrace.core.request import BeamParams, FinishReason, GenerateRequest, SamplingParams
 from headrace.core.step import RunnerLimits
@@ -50,43 +50,62 @@ INJECTED = ("made to fail", "as raise_on_step() asked")
 def _quiet() -> Iterator[None]:
     """Preemptions and failures are logged; here they come by the thousand."""
     logging.disable()
+    Walk.live = 0
     yield
     logging.disable(logging.NOTSET)
 
 
 class Walk:
     """A grammar: each token lies at most `stride` above the one before it (the first above 0),
-    round the vocabulary; an end may come after an even number of them, and must after `longest`."""
+    round the vocabulary; an end may come after an even number of them, and must after `longest`.
+    It takes its time: up to `slow` questions after a token go without an answer."""
 
-    def __init__(self, stride: int, longest: int, taken: tuple[int, ...] = ()) -> None:
-        self.stride, self.longest, self.taken = stride, longest, taken
+    live = 0  # of all that were started or forked, those that were not closed
 
-    def allowed(self) -> set[int]:
+    def __init__(self, stride: int, longest: int, slow: int, taken: tuple[int, ...] = ()) -> None:
+        self.stride, self.longest, self.slow, self.taken = stride, longest, slow, taken
+        self.unanswered = 0
+        self.is_closed = False
+        Walk.live += 1
+
+    def follow(self) -> set[int]:
         last = self.taken[-1] if self.taken else 0
         near = {(last + by) % (VOCAB - 1) for by in range(1, self.stride + 1)}
         return near | ({EOS} if len(self.taken) % 2 == 0 else set())
 
-    def mask(self) -> bytes:
-        return sum(1 << token for token in self.allowed()).to_bytes(VOCAB // 8, "little")
-
     def accept(self, token_id: int) -> None:
-        if self.is_stopped or token_id not in self.allowed():
+        assert not self.unanswered, "a token before the last one was decided"
+        if self.is_stopped or token_id not in self.follow():
             raise HeadraceError(f"{token_id} may not follow {self.taken}")
         self.taken = (*self.taken, token_id)
+        self.unanswered = sum(self.taken) % (self.slow + 1)
+
+    def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+        if self.unanswered:
+            self.unanswered -= 1
+            return None
+        mask = sum(1 << token for token in self.follow()).to_bytes(VOCAB // 8, "little")
+        return Allowed(mask, is_stopped=self.is_stopped)
 
     @property
     def is_stopped(self) -> bool:
         return len(self.taken) >= self.longest or EOS in self.taken
 
     def fork(self) -> Walk:
-        return Walk(self.stride, self.longest, self.taken)
+        assert not self.unanswered
+        return Walk(self.stride, self.longest, self.slow, self.taken)
+
+    def close(self) -> None:
+        assert not self.is_closed, "closed twice"
+        self.is_closed = True
+        Walk.live -= 1
 
 
 def walk_of(request: GenerateRequest) -> Walk | None:
     if request.grammar is None:
         return None
-    stride, longest = map(int, request.grammar.source.split())
-    return Walk(stride, longest)
+    stride, longest, slow = map(int, request.grammar.source.split())
+    return Walk(stride, longest, slow)
 
 
 def arrival_of(request: GenerateRequest, **when: float | None) -> Arrival:
@@ -100,11 +119,13 @@ def assert_in_grammar(outcome: Outcome) -> None:
         if walk is None:
             return
         for token in one.tokens:
+            walk.unanswered = 0
             walk.accept(token.token_id)
         if one.finish_reason is FinishReason.STOP and not walk.is_stopped:
             params = outcome.arrival.request.params
             assert walk.taken[-1] in params.stop_token_ids
         assert not walk.is_stopped or one.finish_reason is FinishReason.STOP
+        walk.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +223,7 @@ def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
     if not setting.config.prefix_cache:
         assert blocks.cached_blocks == 0
     assert engine.step() == []
+    assert Walk.live == 0, "a grammar of a request that has ended is still there"
 
 
 # -- what hypothesis draws ---------------------------------------------------------------------
@@ -212,9 +234,10 @@ def rarely(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
 
 
 grammars = st.builds(
-    lambda stride, longest: GrammarSpec(kind=GrammarKind.LARK, source=f"{stride} {longest}"),
+    lambda *numbers: GrammarSpec(kind=GrammarKind.LARK, source=" ".join(map(str, numbers))),
     st.sampled_from([1, 3, 7]),
     st.sampled_from([1, 6, 1000]),
+    st.sampled_from([0, 1, 5]),  # slow
 )
 
 

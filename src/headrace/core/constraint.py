@@ -28,24 +28,31 @@ class GrammarSpec:
     param: str = "grammar"  # the request's field that it came from, for errors to name
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What may follow a text."""
+
+    mask: bytes  # which tokens, as `core.step.Draw.mask`; end tokens where the text may end here
+    is_stopped: bool = False  # nothing may: it is complete, or an end token has ended it
+
+
 class Constraint(Protocol):
     """A started grammar: where one continuation stands in it. Used by one thread at a time. What
     a method raises ends the continuation's request, and no other."""
 
-    def mask(self) -> bytes:
-        """Which tokens may come next, as `core.step.Draw.mask`. End tokens are among them where
-        the text may end here."""
-        ...
-
     def accept(self, token_id: int) -> None:
-        """Go on by one token; raises HeadraceError if it may not come here."""
+        """Go on by one token. It may take its time and return before: `allowed` will tell."""
         ...
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing more may follow: the text is complete, or ended by an end token."""
+    def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+        """What may come next; None if that is not known yet, not even after `wait_s`. Raises
+        HeadraceError if the last token may not come here, or nobody can tell what follows."""
         ...
 
     def fork(self) -> Constraint:
-        """Another one at the same place, to go its own way."""
+        """Another one at the same place, to go its own way. Nothing is to be undecided here."""
+        ...
+
+    def close(self) -> None:
+        """It is not needed any more."""
         ...

@@ -1,14 +1,23 @@
-"""A request's grammar on its way into the scheduler: checked, started, and once for each sibling.
+"""A request's grammar in the scheduler: checked, started, once for each sibling, and waited for.
 
-Whatever a constraint raises becomes an error of its own request. Knows no grammar and no text.
+A grammar may take longer over a token than a step takes. Its sequence then stays as it is, with a
+drawn token that nobody knows yet, and others go on: see `Undecided`. Whatever a constraint raises
+becomes an error of its own request. Knows no grammar and no text.
 """
 
 from __future__ import annotations
 
-from headrace.core.constraint import Constraint
+from collections.abc import Iterator
+
+from headrace.core.clock import Clock
+from headrace.core.constraint import Allowed, Constraint
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import GenerateRequest
+from headrace.core.step import EntryResult
 from headrace.engine.sequence import Sequence
+
+# How long a step waits for grammars that are usually quick: most answer in a tenth of this.
+PATIENCE_S = 0.004
 
 
 def check_constraint(request: GenerateRequest, constraint: Constraint | None) -> None:
@@ -27,9 +36,12 @@ def start_constraint(sequence: Sequence) -> None:
     if sequence.constraint is None:
         return
     try:
-        sequence.mask = sequence.constraint.mask()
+        allowed = sequence.constraint.allowed()
+        if allowed is None:
+            raise HeadraceError("it was not compiled")
+        sequence.mask = allowed.mask
         if sequence.siblings:
-            sequence.unstarted = sequence.constraint.fork(), sequence.mask
+            sequence.unstarted = sequence.constraint.fork(), allowed.mask
     except Exception as error:
         raise InvalidRequestError(
             f"The grammar can't be started: {reason_of(error)}",
@@ -43,7 +55,78 @@ def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
     if parent.unstarted is None:
         return [None] * parent.siblings
     constraint, mask = parent.unstarted
-    return [(constraint.fork(), mask) for _ in range(parent.siblings)]
+    forks: list[tuple[Constraint, bytes] | None] = []
+    try:
+        for _ in range(parent.siblings):
+            forks.append((constraint.fork(), mask))  # noqa: PERF401  # closed if one fails
+    except Exception:
+        for made in forks:
+            if made is not None:
+                made[0].close()
+        raise
+    return forks
+
+
+def close_constraints(sequence: Sequence) -> None:
+    """Of a sequence that has ended."""
+    if sequence.constraint is not None:
+        sequence.constraint.close()
+    if sequence.unstarted is not None:
+        sequence.unstarted[0].close()
+
+
+class Undecided:
+    """Sequences with a drawn token that their grammar has been told of and has not answered.
+
+    Those that answered in time before are waited for, a little while and all together, so that they
+    take part in the next step. One that was late is only asked, until it is quick again: a slow
+    grammar costs others nothing.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held: dict[int, tuple[Sequence, EntryResult]] = {}
+        self._late: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in self._held
+
+    def add(self, sequence: Sequence, found: EntryResult) -> None:
+        """Its constraint was told of the token that was found."""
+        self._held[sequence.sequence_id] = sequence, found
+
+    def forget(self, sequence: Sequence) -> None:
+        self._held.pop(sequence.sequence_id, None)
+        self._late.discard(sequence.sequence_id)
+
+    def settle(
+        self, wait_s: float, *, for_all: bool = False
+    ) -> Iterator[tuple[Sequence, EntryResult, Allowed | Exception]]:
+        """Those that are decided now: what may follow, or why that can't be said."""
+        until_s = self._clock.now_s() + wait_s
+        for sequence_id, (sequence, found) in list(self._held.items()):
+            if sequence_id not in self._held:  # its request was ended by a sibling just now
+                continue
+            assert sequence.constraint is not None
+            is_late = sequence_id in self._late
+            left_s = max(0.0, until_s - self._clock.now_s())
+            try:
+                decided: Allowed | Exception | None = sequence.constraint.allowed(
+                    left_s if for_all or not is_late else 0.0
+                )
+            except Exception as error:  # whatever it is, it is this request's
+                decided = error
+            if decided is None:
+                if wait_s:
+                    self._late.add(sequence_id)
+                continue
+            del self._held[sequence_id]
+            if wait_s and not for_all:  # at the end of the step that it was told in
+                self._late.discard(sequence_id)
+            yield sequence, found, decided
 
 
 def reason_of(error: Exception) -> str:

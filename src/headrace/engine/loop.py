@@ -24,6 +24,8 @@ from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 0.02  # a wait for grammars alone: whoever calls has others to listen to
+
 
 class Engine:
     def __init__(
@@ -59,8 +61,13 @@ class Engine:
 
     def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
         """Queue a request, or refuse it now. One with a grammar brings the constraint that was
-        compiled of it, just started; it is the engine's from here on."""
-        self.scheduler.add(request, constraint)
+        compiled of it, just started; it is the engine's from here on, refused or not."""
+        try:
+            self.scheduler.add(request, constraint)
+        except BaseException:
+            if constraint is not None:
+                constraint.close()
+            raise
         if request.timeout_s is not None:
             deadline = self._clock.now_s() + request.timeout_s
             heapq.heappush(self._deadlines, (deadline, request.request_id))
@@ -76,6 +83,8 @@ class Engine:
     def step(self) -> list[SampledToken]:
         """One turn: what became known in it."""
         tokens = self._expire()
+        if self.scheduler.is_undecided:
+            tokens += self.scheduler.settle(0.0)
         began_s = self._clock.now_s()
         plan = self.scheduler.schedule()
         self.stats.schedule_s += self._clock.now_s() - began_s
@@ -84,6 +93,8 @@ class Engine:
         full = len(self._in_flight) >= self._runner.limits.steps_in_flight
         if self._in_flight and (plan is None or full):
             tokens += self._collect()
+        elif plan is None and self.scheduler.is_undecided:  # there is nothing else to do
+            tokens += self.scheduler.settle(IDLE_S, for_all=True)
         if self._check_always:
             self.scheduler.check_integrity()
         return tokens
@@ -97,8 +108,9 @@ class Engine:
 
     @property
     def progress(self) -> int:
-        """The runner's: moves as long as a step that is under way does. Any thread may read it."""
-        return self._runner.progress
+        """Moves as long as a step that is under way does, and with every sequence whose tokens are
+        taken. Any thread may read it."""
+        return self._runner.progress + self.scheduler.progress
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()

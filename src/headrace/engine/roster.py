@@ -2,7 +2,7 @@
 
     waiting   to be admitted; has no blocks, or those it was forked with
     running   may be scheduled
-    parked    waits for others of its request, not for room
+    parked    waits for others of its request or for its grammar, not for room
 
 Moves what it is told to move; who deserves a place is the scheduler's to say. Knows no plans.
 """
@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from itertools import chain
 
+from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
 from headrace.engine.blocks import BlockPool
+from headrace.engine.constrained import Undecided, close_constraints
 from headrace.engine.sequence import Sequence, Status
 from headrace.engine.waiting import WaitingQueue
 
 
 class Roster:
-    def __init__(self, blocks: BlockPool, config: SchedulerConfig) -> None:
+    def __init__(self, blocks: BlockPool, config: SchedulerConfig, clock: Clock) -> None:
         self.blocks = blocks
+        self.undecided = Undecided(clock)
         self.waiting = WaitingQueue(config)
         self.running: dict[int, Sequence] = {}
         self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
@@ -97,8 +100,13 @@ class Roster:
             sequence.status = Status.WAITING
             self._parked[sequence.sequence_id] = sequence
 
+    def hold(self, sequence: Sequence) -> None:
+        """One that waits can't go on for now: those behind it are not to wait for that."""
+        self.waiting.remove(sequence)
+        self._parked[sequence.sequence_id] = sequence
+
     def resume(self, sequence: Sequence) -> None:
-        """Its group has moved on: if it was parked, it queues at its request's place."""
+        """It can go on: if it was parked, it queues at its request's place."""
         if self._parked.pop(sequence.sequence_id, None) is not None:
             self._forks[sequence.sequence_id] = sequence
             self.waiting.push(sequence)
@@ -106,6 +114,8 @@ class Roster:
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out, its blocks with it. Says nothing to anyone."""
         sequence.status = Status.FINISHED
+        self.undecided.forget(sequence)
+        close_constraints(sequence)
         self.running.pop(sequence.sequence_id, None)
         self._parked.pop(sequence.sequence_id, None)
         self._forks.pop(sequence.sequence_id, None)

@@ -28,6 +28,7 @@ from headrace.engine.admission import Admission, check_request
 from headrace.engine.beam import BeamGroup
 from headrace.engine.blocks import BlockPool
 from headrace.engine.constrained import (
+    PATIENCE_S,
     check_constraint,
     fork_constraints,
     reason_of,
@@ -65,8 +66,9 @@ class Scheduler:
         self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
         self.prefix = PrefixCache(self.blocks)
         self._clock = clock
-        self._roster = Roster(self.blocks, config)
+        self._roster = Roster(self.blocks, config, clock)
         self._waiting, self._running = self._roster.waiting, self._roster.running
+        self._undecided = self._roster.undecided
         self.stats = EngineStats(self.prefix.stats, self._waiting, self._running)
         # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
         self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
@@ -77,6 +79,7 @@ class Scheduler:
         self._admission = Admission(self.blocks, config.watermark)
         self._slots = min(limits.max_sequences, limits.max_batch_tokens)
         self._next_order = 0
+        self.progress = 0  # moves while results are taken: grammars may make that long
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -341,6 +344,8 @@ class Scheduler:
             self.blocks.total_blocks,
         )
         self._roster.preempt(victim)
+        if victim in self._undecided:
+            self._roster.hold(victim)
 
     # -- results -------------------------------------------------------------------------------
 
@@ -356,6 +361,8 @@ class Scheduler:
             ):
                 if not sequence.is_finished:
                     tokens += self._take_result(sequence, epoch, entry, found)
+        if self._undecided:
+            tokens += self.settle(PATIENCE_S)
         prompt_tokens = sum(
             [
                 len(entry.token_ids)
@@ -379,7 +386,8 @@ class Scheduler:
         tokens: list[SampledToken] = []
         if epoch == sequence.epoch:
             sequence.computed_tokens = entry.start + len(entry.token_ids)
-        if entry.draw is not None:
+        self.progress += 1
+        if entry.draw is not None and sequence.constraint is None:
             sequence.draws_in_flight -= 1
         if found.error is not None:
             reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
@@ -459,17 +467,50 @@ class Scheduler:
             if not sequence.is_finished and sequence.wanted_tokens == 0:
                 self._roster.park(sequence)
             return tokens
+        if sequence.constraint is None:
+            return self._say(sequence, found, sequence.append(found.token_id))
         try:
-            reason = sequence.append(found.token_id)
-            if sequence.siblings:
+            sequence.constraint.accept(found.token_id)
+        except Exception as error:  # no other request is to suffer for it
+            return self._fail_grammar(sequence, error)
+        self._undecided.add(sequence, found)
+        return []
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a drawn token waits for its grammar."""
+        return len(self._undecided) > 0
+
+    def settle(self, wait_s: float, *, for_all: bool = False) -> list[SampledToken]:
+        """Tokens whose grammar has said what may follow."""
+        tokens: list[SampledToken] = []
+        for sequence, found, decided in self._undecided.settle(wait_s, for_all=for_all):
+            self.progress += 1
+            sequence.draws_in_flight -= 1
+            self._roster.resume(sequence)  # if it was preempted meanwhile
+            if isinstance(decided, Exception):
+                tokens += self._fail_grammar(sequence, decided)
+                continue
+            assert found.token_id is not None
+            tokens += self._say(sequence, found, sequence.append(found.token_id, decided))
+        return tokens
+
+    def _fail_grammar(self, sequence: Sequence, error: Exception) -> list[SampledToken]:
+        log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)
+        is_own_fault = isinstance(error, InvalidRequestError)
+        kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
+        return self.end(sequence.request.request_id, kind, reason_of(error))
+
+    def _say(
+        self, sequence: Sequence, found: EntryResult, reason: FinishReason | None
+    ) -> list[SampledToken]:
+        """What goes out of a token that was taken."""
+        assert found.token_id is not None
+        if sequence.siblings:
+            try:
                 self._fork_siblings(sequence)
-        except Exception as error:  # its grammar's: no other request is to suffer for it
-            if sequence.constraint is None:
-                raise
-            log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)
-            is_own_fault = isinstance(error, InvalidRequestError)
-            kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
-            return self.end(sequence.request.request_id, kind, reason_of(error))
+            except Exception as error:  # its grammar's
+                return self._fail_grammar(sequence, error)
         scores = sequence.prompt_scores
         if scores and sequence.generated_tokens != 1:
             scores = []  # they came with the first token
@@ -514,7 +555,10 @@ class Scheduler:
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
             child.seed = child_seed(parent.seed, index)
-        parent.siblings, parent.unstarted = 0, None
+        parent.siblings = 0
+        if parent.unstarted is not None:
+            parent.unstarted[0].close()
+            parent.unstarted = None
 
     def _count_finish(self, reason: FinishReason) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from headrace.core.constraint import Constraint
+from headrace.core.constraint import Allowed, Constraint
 from headrace.core.request import FinishReason, GenerateRequest
 from headrace.core.step import PREVIOUS, Draw, EntryResult, StepEntry, TopLogprobs
 
@@ -158,22 +158,18 @@ class Sequence:
             draw.banned = self._banned(place)
         return draw
 
-    def append(self, token_id: int) -> FinishReason | None:
-        """Take a drawn token; why the sequence ends with it, if it does. Raises what its
-        constraint raises."""
+    def append(self, token_id: int, allowed: Allowed | None = None) -> FinishReason | None:
+        """Take a drawn token; why the sequence ends with it, if it does. With a constraint, what it
+        allows after that token comes along."""
         self.token_ids.append(token_id)
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-            if self.constraint.is_stopped:
+        if allowed is not None:
+            if allowed.is_stopped:
                 return FinishReason.STOP
+            self.mask = allowed.mask
         if token_id in self.stop_ids and self.generated_tokens >= self.request.params.min_tokens:
             return FinishReason.STOP
         if len(self.token_ids) >= self._most_tokens:
             return FinishReason.LENGTH
-        if self.constraint is not None:
-            # Now rather than when it is needed: this is a place where it may fail, and another step
-            # may be under way.
-            self.mask = self.constraint.mask()
         return None
 
     def keep_scores(self, entry: StepEntry, found: EntryResult) -> None:
