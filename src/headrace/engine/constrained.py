@@ -58,7 +58,7 @@ def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
     forks: list[tuple[Constraint, bytes] | None] = []
     try:
         for _ in range(parent.siblings):
-            forks.append((constraint.fork(), mask))  # noqa: PERF401  # closed if one fails
+            forks.append((constraint.fork(), mask))  # closed if one fails
     except Exception:
         for made in forks:
             if made is not None:
