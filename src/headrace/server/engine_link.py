@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from headrace.core.children import child_environment, python_command
 from headrace.core.errors import (
     ContextLengthError,
     HeadraceError,
@@ -25,7 +25,7 @@ from headrace.server import wire
 from headrace.server.snapshot import EngineSnapshot
 
 READ_BYTES = 1 << 18
-ENGINE_COMMAND = (sys.executable, "-m", "headrace.server.engine_process")
+ENGINE_COMMAND = tuple(python_command("headrace.server.engine_process"))
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class EngineLink:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                env=child_environment(),
                 start_new_session=True,  # a terminal's Ctrl-C is for the HTTP process alone
             )
         finally:
