@@ -110,6 +110,7 @@ class EngineLink:
     ) -> EngineLink:
         """Run `command` with one more argument, the number of its end of the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process = None
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -119,9 +120,14 @@ class EngineLink:
                 env=child_environment(),
                 start_new_session=True,  # a terminal's Ctrl-C is for the HTTP process alone
             )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            if process is not None:
+                process.kill()
+            raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
         link = cls(process, reader, writer, on_phase)
         link.send(configure)
         return link
