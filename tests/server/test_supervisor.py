@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import json
+import os
+import resource
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +23,7 @@ from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.server import supervisor as supervising
 from headrace.server import wire
+from headrace.server.engine_process import Link
 from headrace.server.supervisor import EngineGoneError, State, Supervisor
 
 SCRIPTED = Path(__file__).with_name("scripted_engine.py")
@@ -245,3 +252,64 @@ def test_stopping_leaves_no_process_behind() -> None:
 
     pid = asyncio.run(play())
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN])
+def test_a_machine_without_room_for_a_process_is_no_broken_engine(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Tried again for longer than a broken engine would be, and then all is well."""
+    start, failures = asyncio.create_subprocess_exec, iter(range(6))
+
+    async def failing(*arguments: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise OSError(number, os.strerror(number))
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+
+    async def play() -> None:
+        supervisor = make("serve", max_restarts=0)
+        before = open_descriptors()
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            assert await answer_of(supervisor, request("a", [5])) == [5]
+            assert supervisor.restarts == 0
+        assert open_descriptors() <= before + 1  # the loop's own, for children's ends
+
+    asyncio.run(play())
+
+
+def test_a_command_that_is_not_there_is_given_up_at_once() -> None:
+    async def play() -> None:
+        supervisor = make("serve")
+        supervisor._command = ("/nowhere/python",)
+        with pytest.raises(EngineGoneError, match="can't be started"):
+            await supervisor.run()
+
+    asyncio.run(play())
+
+
+def test_messages_come_over_a_descriptor_that_select_does_not_know() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1500:
+        pytest.skip("this machine allows no descriptor that high")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
+    ours, theirs = socket.socketpair()
+    high = fcntl.fcntl(theirs, fcntl.F_DUPFD, 1200)
+    theirs.close()
+    link = Link(socket.socket(fileno=high))
+    try:
+        assert link.receive(0.0) == []
+        ours.sendall(wire.Encoder().frame(wire.Shutdown()))
+        assert link.receive(10.0, high) == [wire.Shutdown()]
+        ours.close()
+        assert link.receive(10.0) == []
+        assert link.closed
+    finally:
+        link._socket.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 
+from headrace.core.children import child_environment, python_command
 from headrace.core.errors import (
     ContextLengthError,
     HeadraceError,
@@ -25,7 +25,7 @@ from headrace.server import wire
 from headrace.server.snapshot import EngineSnapshot
 
 READ_BYTES = 1 << 18
-ENGINE_COMMAND = (sys.executable, "-m", "headrace.server.engine_process")
+ENGINE_COMMAND = tuple(python_command("headrace.server.engine_process"))
 
 log = logging.getLogger(__name__)
 
@@ -110,17 +110,24 @@ class EngineLink:
     ) -> EngineLink:
         """Run `command` with one more argument, the number of its end of the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process = None
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                env=child_environment(),
                 start_new_session=True,  # a terminal's Ctrl-C is for the HTTP process alone
             )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            if process is not None:
+                process.kill()
+            raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
         link = cls(process, reader, writer, on_phase)
         link.send(configure)
         return link

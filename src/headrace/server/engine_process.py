@@ -55,8 +55,11 @@ class Link:
     def receive(self, timeout_s: float, *others: int) -> list[wire.ToEngine]:
         """What has come; waits for it, or for other descriptors to have something to read, no
         longer than `timeout_s`."""
-        readable, _, _ = select.select([self._socket.fileno(), *others], [], [], timeout_s)
-        if self._socket.fileno() not in readable:
+        own = self._socket.fileno()
+        poll = select.poll()  # not select(), which knows no descriptor above 1023
+        for descriptor in (own, *others):
+            poll.register(descriptor, select.POLLIN)
+        if not any(descriptor == own for descriptor, _ in poll.poll(timeout_s * 1000)):
             return []
         try:
             data = self._socket.recv(READ_BYTES)

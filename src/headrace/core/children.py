@@ -1,0 +1,75 @@
+"""How this program starts Python processes of its own: what they import, what they are told.
+
+    process = Popen(python_command("headrace.server.engine_process"), env=child_environment())
+
+A child imports nothing from the current folder, which others may be able to write to, and its
+environment is made, not inherited: what runs a model has no use for keys and passwords of whoever
+started the server. Knows variables and flags; not who the children are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_KEPT = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "NO_COLOR"),
+        *("TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV"),
+        *("CC", "CXX", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "GLIBC_TUNABLES"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
+        # What is no setting and yet is read below server/: where things are kept.
+        *("HEADRACE_CACHE", "HEADRACE_STATE", "HEADRACE_OFFLINE", "HEADRACE_DEBUG"),
+        # Windows does not start anything without these.
+        *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "USERPROFILE"),
+        *("APPDATA", "LOCALAPPDATA", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE"),
+    }
+)
+_KEPT_PREFIXES = (
+    *("LC_", "PYTHON", "MALLOC_", "HEADRACE_TEST_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "VECLIB_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "TRITON_", "TORCH_", "TORCHINDUCTOR_"),
+    *("PYTORCH_",),
+)
+# Whatever it begins with: NVIDIA_API_KEY is a password.
+_SECRET = re.compile(r"(^|_)(API)?(KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
+
+
+def python_command(module: str) -> list[str]:
+    """Runs a module as `python -m` does, but for the current folder: it is not imported from. What
+    this interpreter was told to leave aside (-I, -E, -s), a child leaves aside too."""
+    flags = ["-P"]
+    if sys.flags.ignore_environment:
+        flags.append("-E")
+    if sys.flags.no_user_site:
+        flags.append("-s")
+    return [sys.executable, *flags, "-m", module]
+
+
+def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of `variables` (this process's own) that a child may need, and no secret."""
+    found = os.environ if variables is None else variables
+    kept = {name: value for name, value in found.items() if _is_kept(name)}
+    if path := _import_path(found.get("PYTHONPATH", "")):
+        kept["PYTHONPATH"] = path
+    else:
+        kept.pop("PYTHONPATH", None)
+    return kept
+
+
+def _is_kept(name: str) -> bool:
+    known = name.upper() in _KEPT or name.startswith(_KEPT_PREFIXES)
+    return known and not _SECRET.search(name.upper())
+
+
+def _import_path(given: str) -> str:
+    """PYTHONPATH as it was meant: an empty part, as of `$PYTHONPATH:/more`, would be the current
+    folder. The folder that this package came from is in it if that is how it was found."""
+    parts = [os.path.abspath(part) for part in given.split(os.pathsep) if part]
+    home = str(Path(__file__).resolve().parents[2])
+    if sys.path and os.path.abspath(sys.path[0]) == home and home not in parts:
+        parts.append(home)
+    return os.pathsep.join(parts)
