@@ -11,9 +11,10 @@ A grammar comes from whoever sends a request, so compiling one is bounded:
   mask is a matter of some 40 ms at the very worst, and ends its request if it would be more.
 - `MAX_MULTIPLE` bounds what no unit of llguidance's does: the automaton of `multipleOf`.
 - `MAX_GBNF_CHARACTERS` bounds a translation that takes the square of it, and holds up the others.
-- `COMPILE_TIMEOUT_S` bounds the wait; `MAX_COMPILING` how many threads compile at a time. One that
-  takes longer keeps its place until it ends, so that the others fail rather than pile up.
 
+Not bounded here are a processor's time and memory: nobody can interrupt a compiler from within. A
+server, whose grammars come from anybody, therefore compiles in processes that can be killed
+(server/grammar_process.py); a program that calls this by itself knows where its grammars come from.
 Whatever can't be compiled is the request's mistake. Knows tokenizers; neither engine nor HTTP.
 """
 
@@ -39,8 +40,6 @@ T = TypeVar("T")
 MAX_MULTIPLE = 100_000
 MAX_GBNF_CHARACTERS = 8192
 STACK_BYTES = 256 << 20
-COMPILE_TIMEOUT_S = 5.0
-MAX_COMPILING = 2
 LIMITS = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 100_000,
@@ -81,7 +80,6 @@ class GrammarCompiler:
         self._made: LLTokenizer | None = None
         self._ends = _Ends((), 0)
         self._layout = JSON_LAYOUT
-        self._places = threading.BoundedSemaphore(MAX_COMPILING)
 
     def prepare(self) -> None:
         """Make what all grammars share (some tenths of a second), if it is not made yet."""
@@ -93,17 +91,16 @@ class GrammarCompiler:
                 self._layout = JSON_ON_ONE_LINE if _repeats_blanks(made) else JSON_LAYOUT
                 self._made = made
 
-    def compile(self, spec: GrammarSpec, *, param: str | None = None) -> Matched:
+    def compile(self, spec: GrammarSpec) -> Matched:
         """A constraint at its start, its first mask known. What can't be compiled, or matches
-        nothing, is an InvalidRequestError that names `param`, or the spec's."""
-        param = param or spec.param
+        nothing, is an InvalidRequestError that names the spec's param."""
+        return on_deep_stack(lambda: self.start(spec))
+
+    def start(self, spec: GrammarSpec) -> Matched:
+        """The same for who has a deep stack already."""
+        param = spec.param
         _check_source(spec, param)
         self.prepare()
-        if not self._places.acquire(timeout=COMPILE_TIMEOUT_S):
-            raise _overdue(param)
-        return _on_deep_stack(lambda: self._start(spec, param), self._places.release, param)
-
-    def _start(self, spec: GrammarSpec, param: str) -> Matched:
         from llguidance import LLMatcher, LLParserLimits
 
         assert self._made is not None
@@ -348,9 +345,8 @@ def _check_multiples(spec: GrammarSpec, param: str) -> None:
             )
 
 
-def _on_deep_stack(work: Callable[[], T], after: Callable[[], None], param: str) -> T:
-    """What `work` gives, in a thread with room to recurse; `after` runs when that thread is done,
-    also if it comes too late for us."""
+def on_deep_stack(work: Callable[[], T]) -> T:
+    """What `work` gives, in a thread with room to recurse."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -359,25 +355,17 @@ def _on_deep_stack(work: Callable[[], T], after: Callable[[], None], param: str)
             results.append(work())
         except BaseException as error:
             errors.append(error)
-        finally:
-            after()
 
     thread = threading.Thread(target=run, name="headrace-grammar", daemon=True)
-    try:
-        with _STACK_LOCK:
-            usual = threading.stack_size(STACK_BYTES)
-            try:
-                thread.start()
-            finally:
-                threading.stack_size(usual)
-    except BaseException:
-        after()
-        raise
-    thread.join(COMPILE_TIMEOUT_S)
+    with _STACK_LOCK:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
     if errors:
         raise errors[0]
-    if not results:
-        raise _overdue(param)
     return results[0]
 
 
@@ -397,13 +385,5 @@ def _invalid(spec: GrammarSpec, param: str, why: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"The grammar ({spec.kind.value}) can't be used: {why}.",
         "Correct or simplify it.",
-        param=param,
-    )
-
-
-def _overdue(param: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"The grammar was not compiled within {COMPILE_TIMEOUT_S:g} s.",
-        "Simplify it, or try again when others are done.",
         param=param,
     )

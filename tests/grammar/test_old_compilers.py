@@ -12,9 +12,9 @@ import pytest
 from tests.grammar.conftest import byte_level
 from tokenizers import AddedToken
 
-from headrace.core.constraint import Constraint, GrammarKind, GrammarSpec
+from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError
-from headrace.grammar import JSON_ON_ONE_LINE, GrammarCompiler
+from headrace.grammar import JSON_ON_ONE_LINE, GrammarCompiler, Matched
 from headrace.tokenizer.tokenizer import Tokenizer
 
 ENDS = ("<|end|>", "<|turn|>", "<|far|>")
@@ -36,12 +36,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return made
 
 
-def allowed(constraint: Constraint) -> set[int]:
+def allowed(constraint: Matched) -> set[int]:
     mask = constraint.mask()
     return {token for token in range(len(mask) * 8) if mask[token >> 3] >> (token & 7) & 1}
 
 
-def start(tokenizer: Tokenizer, kind: str, source: str) -> Constraint:
+def start(tokenizer: Tokenizer, kind: str, source: str) -> Matched:
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     return compiler.compile(GrammarSpec(kind=GrammarKind(kind), source=source))
 

@@ -153,6 +153,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
         name: 0 for name in EngineSnapshot.__struct_fields__ if name not in ("step_s",)
     }
     fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
+    fields["grammar_outcomes"] = {}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 

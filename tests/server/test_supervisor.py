@@ -24,6 +24,7 @@ from headrace.core.request import FinishReason, GenerateRequest, SampledToken, S
 from headrace.server import supervisor as supervising
 from headrace.server import wire
 from headrace.server.engine_process import Link
+from headrace.server.frames import Encoder
 from headrace.server.supervisor import EngineGoneError, State, Supervisor
 
 SCRIPTED = Path(__file__).with_name("scripted_engine.py")
@@ -55,6 +56,7 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
             engine=EngineConfig(),
             log_level="info",
             log_format="json",
+            grammars_bytes=1 << 30,
         ),
         hang_timeout_s=hang_timeout_s,
         max_restarts=max_restarts,
@@ -168,6 +170,7 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
                 engine=config,
                 log_level="info",
                 log_format="json",
+                grammars_bytes=1 << 30,
             ),
             hang_timeout_s=30.0,
             max_restarts=1,
@@ -301,7 +304,7 @@ def test_messages_come_over_a_descriptor_that_select_does_not_know() -> None:
     link = Link(socket.socket(fileno=high))
     try:
         assert link.receive(0.0) == []
-        ours.sendall(wire.Encoder().frame(wire.Shutdown()))
+        ours.sendall(Encoder().frame(wire.Shutdown()))
         assert link.receive(10.0, high) == [wire.Shutdown()]
         ours.close()
         assert link.receive(10.0) == []

@@ -124,6 +124,9 @@ class ServerConfig:
     max_schema: int | str = field(
         default="64KiB", metadata=flag("Largest JSON schema, regex or grammar of a request.")
     )
+    max_grammars: int | str = field(
+        default="1GiB", metadata=flag("Most memory of all grammars' processes together.")
+    )
     unknown_fields: UnknownFields = field(
         default=UnknownFields.WARN,
         metadata=flag("Fields of a body that are not known: ignore them with a warning, or 400."),
@@ -167,7 +170,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_headers", "max_schema", "max_stored"):
+        for name in ("max_body", "max_headers", "max_schema", "max_grammars", "max_stored"):
             # One shape for all readers; frozen, so through object's own setter.
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("cors_origin", "allowed_host"):
@@ -219,6 +222,10 @@ class ServerConfig:
     @property
     def max_headers_bytes(self) -> int:
         return cast("int", self.max_headers)
+
+    @property
+    def max_grammars_bytes(self) -> int:
+        return cast("int", self.max_grammars)
 
     @property
     def max_schema_bytes(self) -> int:

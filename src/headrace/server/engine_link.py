@@ -18,10 +18,12 @@ from headrace.core.errors import (
     ContextLengthError,
     HeadraceError,
     InvalidRequestError,
+    RetryLaterError,
     UnavailableError,
 )
 from headrace.core.request import GenerateRequest, SampledToken, Started
 from headrace.server import wire
+from headrace.server.frames import Encoder
 from headrace.server.snapshot import EngineSnapshot
 
 READ_BYTES = 1 << 18
@@ -91,7 +93,7 @@ class EngineLink:
         self._reader = reader
         self._writer = writer
         self._on_phase = on_phase
-        self._encoder = wire.Encoder()
+        self._encoder = Encoder()
         self._decoder = wire.from_engine_decoder()
         self._streams: dict[str, RequestStream] = {}
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -239,6 +241,15 @@ class EngineLink:
 
 
 def _error_of(message: wire.Refused) -> HeadraceError:
+    if message.retry_after_s is not None:
+        later = RetryLaterError(
+            message.cause,
+            message.remedy,
+            retry_after_s=message.retry_after_s,
+            param=message.param,
+        )
+        later.status = message.status
+        return later
     kind = ContextLengthError if message.is_context_length else InvalidRequestError
     error = kind(message.cause, message.remedy, param=message.param)
     error.status = message.status

@@ -21,16 +21,20 @@ from typing import cast
 
 from headrace.core import collector
 from headrace.core.constraint import Constraint
-from headrace.core.errors import ContextLengthError, HeadraceError
+from headrace.core.errors import ContextLengthError, HeadraceError, RetryLaterError
 from headrace.core.request import GenerateRequest
 from headrace.server import wire
-from headrace.server.compiling import Compiling
+from headrace.server.frames import Encoder
+from headrace.server.grammar_host import Starter
+from headrace.server.grammar_process import Setup
+from headrace.server.grammars import Grammars
 from headrace.server.logs import set_up_logging
 from headrace.server.snapshot import ledger_parts, take_snapshot
 
 BEAT_S = 0.5
 IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
 READ_BYTES = 1 << 20
+TIDY_TURNS = 16
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +44,7 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._encoder = wire.Encoder()
+        self._encoder = Encoder()
         self._decoder = wire.to_engine_decoder()
         self._lock = threading.Lock()
         self.closed = False
@@ -76,7 +80,7 @@ class EngineProcess:
         self._turns = 0
         self._publish_s = 0.0  # telling what was found, over all steps
         self._ended = threading.Event()
-        self._compiling = Compiling(lambda spec: self._assembled.grammars.compile(spec))
+        self._grammars: Grammars
 
     def run(self) -> int:
         configure = self._first_message()
@@ -97,6 +101,12 @@ class EngineProcess:
             self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
             return 2
         self._engine = self._assembled.engine
+        setup = Setup(
+            str(self._assembled.model_path),
+            configure.engine.load_format,
+            self._assembled.spec.vocab_size,
+        )
+        self._grammars = Grammars(Starter(setup), most_bytes=configure.grammars_bytes)
         collector.settle()
         self._link.send(wire.Phase("weights", time.perf_counter() - began))
         limits = self._assembled.runner.limits
@@ -120,7 +130,7 @@ class EngineProcess:
                 return 3
         finally:
             self._ended.set()
-            self._compiling.close()
+            self._grammars.close()
             beat.join()
             self._assembled.close()
             collector.unsettle()
@@ -134,13 +144,13 @@ class EngineProcess:
         return None
 
     def _loop(self) -> None:
-        link, engine, compiling = self._link, self._engine, self._compiling
+        link, engine, grammars = self._link, self._engine, self._grammars
         while not link.closed:
-            for message in link.receive(0.0 if engine.has_work else IDLE_S, compiling.fileno()):
+            for message in link.receive(0.0 if engine.has_work else IDLE_S, *grammars.filenos()):
                 if isinstance(message, wire.Shutdown):
                     return
                 self._obey(message)
-            if not compiling.is_idle:
+            if not grammars.is_idle:
                 self._add_compiled()
             if engine.has_work:
                 tokens, started = engine.step(), engine.take_started()
@@ -154,6 +164,8 @@ class EngineProcess:
                     return
                 # Should blocks ever be lost, this process ends here and its successor has them all.
                 engine.idle_check()
+            if self._turns % TIDY_TURNS == 0:
+                grammars.tidy()
             self._turns += 1
 
     def _obey(self, message: wire.ToEngine) -> None:
@@ -161,15 +173,15 @@ class EngineProcess:
             if message.request.grammar is None:
                 self._add(message.request, None)
             else:
-                self._compiling.submit(message.request)
+                self._grammars.submit(message.request)
         elif isinstance(message, wire.Cancel):
-            self._compiling.forget(message.request_id)
+            self._grammars.forget(message.request_id)
             self._engine.cancel(message.request_id)
         elif isinstance(message, wire.StopOne):
             self._engine.stop(message.request_id, message.index)
 
     def _add_compiled(self) -> None:
-        for compiled in self._compiling.take():
+        for compiled in self._grammars.take():
             if isinstance(compiled.result, HeadraceError):
                 self._refuse(compiled.request, compiled.result)
             else:
@@ -190,13 +202,15 @@ class EngineProcess:
                 remedy=error.remedy,
                 param=error.param,
                 is_context_length=isinstance(error, ContextLengthError),
+                retry_after_s=error.retry_after_s if isinstance(error, RetryLaterError) else None,
             )
         )
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             progress = self._turns + self._engine.progress
-            self._link.send(wire.Beat(progress, take_snapshot(self._engine, self._publish_s)))
+            snapshot = take_snapshot(self._engine, self._publish_s, self._grammars.stats)
+            self._link.send(wire.Beat(progress, snapshot))
 
 
 def main() -> int:

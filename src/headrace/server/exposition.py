@@ -17,6 +17,9 @@ from headrace.server.families import FamilyMaker, Labels
 from headrace.server.metrics import STEP_PARTS, Metrics
 from headrace.server.text_format import TextWriter, choose_format
 
+# Of grammars, as server/grammars.py counts them: there from the start, so that a rate is one.
+OUTCOMES = ("compiled", "reused", "refused", "refused_again", "busy", "timeout", "killed")
+
 
 class Exposition:
     """Made once; `write` is a scrape."""
@@ -49,6 +52,7 @@ class _Families(Collector):
         yield from self._times()
         yield from self._cache()
         yield from self._engine()
+        yield from self._grammars()
         yield from self._http()
         yield from self._facts()
 
@@ -224,6 +228,28 @@ class _Families(Collector):
             "engine_resident_memory_bytes",
             "Resident memory of the engine process.",
             now.resident_bytes if now else 0,
+        )
+
+    def _grammars(self) -> Iterator[Metric]:
+        m, now, make = self._metrics, self._metrics.snapshot, self._make
+        outcomes = dict.fromkeys(OUTCOMES, 0.0) | m.engine.by_label("grammars")
+        yield make.own_counter(
+            "grammars",
+            "Requests with a grammar, by what became of it before it was followed.",
+            [({"outcome": outcome}, n) for outcome, n in outcomes.items()],
+        )
+        yield make.own_counter(
+            "grammar_seconds",
+            "Time that grammars took, compiled and followed.",
+            m.engine.total("grammar_s"),
+        )
+        yield make.own_gauge(
+            "grammar_processes",
+            "Processes that hold a grammar.",
+            now.grammar_processes if now else 0,
+        )
+        yield make.own_gauge(
+            "grammar_memory_bytes", "What they take.", now.grammar_bytes if now else 0
         )
 
     def _http(self) -> Iterator[Metric]:

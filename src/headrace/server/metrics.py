@@ -189,6 +189,8 @@ class EngineTotals:
             **{f"step_tokens {i}": n for i, n in enumerate(snapshot.step_tokens)},
             "step_tokens_sum": snapshot.step_tokens_sum,
             **{f"misses {reason}": n for reason, n in snapshot.prefix_misses.items()},
+            "grammar_s": snapshot.grammar_s,
+            **{f"grammars {outcome}": n for outcome, n in snapshot.grammar_outcomes.items()},
             **{f"step_s {part}": seconds for part, seconds in snapshot.step_s.items()},
         }
 

@@ -96,6 +96,7 @@ class _Life:
                 engine=engine,
                 log_level=config.log_level,
                 log_format=config.log_format,
+                grammars_bytes=config.max_grammars_bytes,
             ),
             hang_timeout_s=config.hang_timeout_s,
             max_restarts=config.max_restarts,

@@ -14,6 +14,7 @@ import msgspec
 if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner without
     from headrace.engine.loop import Engine
     from headrace.plan.ledger import Allocated, Ledger
+    from headrace.server.grammars import GrammarStats
 
 _STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -40,10 +41,16 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_misses: dict[str, int]
     step_tokens: list[float]  # how many steps had so many, between core/histogram.py's bounds
     step_tokens_sum: float
+    grammar_processes: int = 0
+    grammar_bytes: int = 0
+    grammar_outcomes: dict[str, int] = {}
+    grammar_s: float = 0.0  # that grammars took, compiled and followed
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
 
 
-def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
+def take_snapshot(
+    engine: Engine, publish_s: float = 0.0, grammars: GrammarStats | None = None
+) -> EngineSnapshot:
     """May be called from a thread beside the loop: each number is read whole, though the loop may
     move on between two of them."""
     stats, blocks, scheduler = engine.stats, engine.blocks, engine.scheduler
@@ -67,6 +74,10 @@ def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
         prefix_misses=dict(stats.prefix_misses),
         step_tokens=stats.step_tokens.counts,
         step_tokens_sum=stats.step_tokens.sum,
+        grammar_processes=0 if grammars is None else grammars.processes,
+        grammar_bytes=0 if grammars is None else grammars.bytes,
+        grammar_outcomes={} if grammars is None else dict(grammars.outcomes),
+        grammar_s=0.0 if grammars is None else grammars.seconds,
         step_s={
             "schedule": stats.schedule_s,
             "compute": stats.compute_s,

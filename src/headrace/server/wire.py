@@ -1,26 +1,13 @@
-"""What the HTTP process and the engine process say to each other: typed msgpack, length first.
-
-    4 bytes, little-endian: length | msgpack of one message
-
-Over a Unix socket pair that nobody else can open. Both ends check every message against its type;
-nothing is ever executed from it, as it would be from a pickle.
-"""
+"""What the HTTP process and the engine process say to each other, in the frames of frames.py."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Generic, TypeVar
 
 import msgspec
 
 from headrace.core.config import EngineConfig
-from headrace.core.errors import HeadraceError
 from headrace.core.request import GenerateRequest, SampledToken, Started
+from headrace.server.frames import Decoder
 from headrace.server.snapshot import EngineSnapshot
-
-LENGTH_BYTES = 4
-MAX_MESSAGE_BYTES = 256 << 20  # more is a fault, not a message
-
 
 # -- to the engine ---------------------------------------------------------------------------------
 
@@ -33,6 +20,7 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     engine: EngineConfig
     log_level: str
     log_format: str
+    grammars_bytes: int  # that all grammars' processes may take together
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -96,6 +84,7 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     remedy: str
     param: str | None
     is_context_length: bool = False
+    retry_after_s: float | None = None  # not refused for good: it may be sent again
 
 
 class Tokens(msgspec.Struct, tag="tokens", frozen=True):
@@ -113,45 +102,6 @@ class Beat(msgspec.Struct, tag="beat", frozen=True):
 
 
 FromEngine = Phase | Ready | Broken | Refused | Tokens | Beat
-
-M = TypeVar("M")
-
-
-class Encoder:
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def frame(self, message: ToEngine | FromEngine) -> bytes:
-        frame = bytearray(LENGTH_BYTES)
-        self._encoder.encode_into(message, frame, LENGTH_BYTES)
-        frame[:LENGTH_BYTES] = (len(frame) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
-        return bytes(frame)
-
-
-class Decoder(Generic[M]):
-    """Bytes in as they come, messages out as they are whole."""
-
-    def __init__(self, messages: type[M]) -> None:
-        self._decoder = msgspec.msgpack.Decoder(messages)
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[M]:
-        self._pending += data
-        at = 0
-        while len(self._pending) - at >= LENGTH_BYTES:
-            body = at + LENGTH_BYTES
-            length = int.from_bytes(self._pending[at:body], "little")
-            if length > MAX_MESSAGE_BYTES:
-                raise HeadraceError(
-                    f"A message between the server's processes claims {length} bytes; expected at "
-                    f"most {MAX_MESSAGE_BYTES}.",
-                    "This is a mistake in Headrace: please report it.",
-                )
-            if len(self._pending) - body < length:
-                break
-            at = body + length
-            yield self._decoder.decode(memoryview(self._pending)[body:at].tobytes())
-        del self._pending[:at]
 
 
 def to_engine_decoder() -> Decoder[ToEngine]:
