@@ -46,6 +46,7 @@ def metric_labels() -> dict[str, set[str]]:
     """The labels of every sample that a scrape can have, by its name."""
     metrics = Metrics(_Engine())
     numbers: dict[str, Any] = dict.fromkeys(EngineSnapshot.__struct_fields__, 0)
+    numbers["grammar_outcomes"] = {}
     numbers |= {"prefix_misses": {"evicted": 1}, "step_s": {}, "step_tokens": []}
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
