@@ -16,6 +16,7 @@ import msgspec
 from headrace.core.config import EngineConfig
 from headrace.core.errors import HeadraceError
 from headrace.core.request import GenerateRequest, SampledToken, Started
+from headrace.models.verify import Checked
 from headrace.server.snapshot import EngineSnapshot
 
 LENGTH_BYTES = 4
@@ -33,6 +34,7 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     engine: EngineConfig
     log_level: str
     log_format: str
+    checked: Checked = Checked()  # the model's files, as the HTTP process found them
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
