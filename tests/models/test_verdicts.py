@@ -87,8 +87,9 @@ def test_bad_content_is_as_nothing(kept: Path, file: Path, content: bytes) -> No
 
 def test_wrong_types_are_as_nothing(kept: Path, file: Path) -> None:
     good = json.loads(kept.read_text())
+    several: tuple[object, ...] = (None, [], {}, 1.5, "x", True)
     for name in good:
-        for wrong in (None, [], {}, 1.5, "x", True):
+        for wrong in several:
             kept.write_text(json.dumps(good | {name: wrong}))
             if name != "digest" or wrong != "x":
                 assert recall(file, FileState.of(file)) is None, (name, wrong)

@@ -163,8 +163,8 @@ def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
             typer.echo(f"ok  {file.path}")
         if not checked.files:
             bad += [] if wanted is None else [_nothing_to_compare(path)]
-    for error in bad[:-1]:
-        say(error.cause)
+    for each in bad[:-1]:
+        say(each.cause)
     if bad:
         raise bad[-1]
     if not paths:
