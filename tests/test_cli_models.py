@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -31,6 +32,8 @@ def kept(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with cached_path(entry).open("wb") as file:
         file.truncate(entry.size_bytes)
     (folder / "mine.gguf").write_bytes(b"GGUF")
+    for path in folder.iterdir():  # a day ago, however long a test takes
+        os.utime(path, (time.time() - 90_000,) * 2)
     found = hub.CachedRepository(
         name="org/name",
         folder=Path("/hub/models--org--name"),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from headrace.core.folders import UserFolder
 
-
 _STATE = UserFolder(
     variable="HEADRACE_STATE",
     xdg_variable="XDG_STATE_HOME",
