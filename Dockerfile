@@ -2,19 +2,29 @@
 # Run:   docker run -p 8000:8000 -v headrace-models:/models -e HEADRACE_API_KEY=... headrace
 # Settings are HEADRACE_* variables or flags after the image's name; see docs/configuration.md.
 
+# A tag, which can come to mean another image: to pin that too, give a digest,
+# --build-arg PYTHON=3.11-slim-bookworm@sha256:... Packages are pinned by their hashes.
 ARG PYTHON=3.11-slim-bookworm
 
-# -- build: a compiler, and what pip fetches to build a wheel ---------------------------------------
+# -- build: a compiler, and what builds a wheel; all that pip fetches is in a lock file ---------------------------------------
 FROM python:${PYTHON} AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
+COPY deploy/requirements.lock deploy/build-requirements.lock ./
+RUN python -m venv /opt/build \
+    && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: \
+       -r build-requirements.lock
+RUN python -m venv /opt/headrace \
+    && /opt/headrace/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: \
+       -r requirements.lock
 COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY src ./src
-RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-RUN python -m venv /opt/headrace \
-    && /opt/headrace/bin/pip install --no-cache-dir "$(ls /wheels/headrace-*.whl)[otel]"
+RUN PATH=/opt/build/bin:$PATH pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation \
+       --wheel-dir /wheels . \
+    && /opt/headrace/bin/pip install --no-cache-dir --no-index --no-deps /wheels/headrace-*.whl \
+    && /opt/headrace/bin/pip check
 
 # -- what runs: no compiler, no sources, no root -----------------------------------------------------
 FROM python:${PYTHON}
@@ -27,6 +37,7 @@ COPY --from=build /opt/headrace /opt/headrace
 # reached, and set a key (HEADRACE_API_KEY, or HEADRACE_API_KEYS_FILE with a mounted secret).
 ENV PATH=/opt/headrace/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
     HEADRACE_CACHE=/models \
     HEADRACE_HOST=0.0.0.0 \
     HEADRACE_PORT=8000 \
@@ -34,7 +45,8 @@ ENV PATH=/opt/headrace/bin:$PATH \
 VOLUME /models
 EXPOSE 8000
 USER 10001:10001
-WORKDIR /models
+# Not the volume: nothing that lies there may be taken for code, or for settings.
+WORKDIR /
 # SIGTERM drains: running requests have HEADRACE_DRAIN_TIMEOUT_S, 30 by default. Stop with more time
 # than that: docker stop --time 45.
 STOPSIGNAL SIGTERM

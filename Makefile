@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test test-slow test-floors test-clients lint chat model bench-peers clean
+.PHONY: serve test test-slow test-floors test-clients lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -45,6 +45,25 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The image's packages, each in one version and with the hashes of its wheels: what runs, and what
+# builds. Resolved for both of the image's processors, which must come to the same.
+LOCK := build/lock
+LOCK_FLAGS := --quiet --generate-hashes --only-binary :all: --python-version 3.11 --no-header
+BUILD_NEEDS := import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "cmake", "ninja", sep="\n")
+
+lock:
+	$(PYTHON) -m venv $(LOCK) && $(LOCK)/bin/pip install --quiet uv
+	for cpu in x86_64 aarch64; do \
+		flags="--python-platform $$cpu-manylinux_2_28 --output-file $(LOCK)/$$cpu"; \
+		rm -f $(LOCK)/$$cpu.* && \
+		$(LOCK)/bin/uv pip compile pyproject.toml --extra otel $(LOCK_FLAGS) $$flags.run && \
+		$(PYTHON) -c '$(BUILD_NEEDS)' | $(LOCK)/bin/uv pip compile - $(LOCK_FLAGS) $$flags.build || exit 1; \
+	done
+	cmp $(LOCK)/x86_64.run $(LOCK)/aarch64.run && cmp $(LOCK)/x86_64.build $(LOCK)/aarch64.build
+	(echo "# What runs in the image. Made by: make lock"; cat $(LOCK)/x86_64.run) > deploy/requirements.lock
+	(echo "# What builds the image's wheel. Made by: make lock"; cat $(LOCK)/x86_64.build) > deploy/build-requirements.lock
 
 # The default model, checked against its pinned hash, in the user's cache folder.
 model: $(VENV)/.installed

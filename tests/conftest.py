@@ -47,6 +47,23 @@ def default_model_path() -> Path:
     return resolve_model(None)
 
 
+@pytest.fixture(scope="session")
+def default_reader(default_model_path: Path) -> Iterator[Any]:
+    """The default model's file as the gguf package reads it, in 4 s: once, and while there is one
+    transformers gets this one too."""
+    import gguf
+
+    made = gguf.GGUFReader
+    whole = made(default_model_path)
+
+    def read(path: str | Path, *rest: Any) -> Any:
+        return whole if Path(path) == default_model_path and not rest else made(path, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", read)
+        yield whole
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """No test leaves a history or a note of a server among the user's own."""

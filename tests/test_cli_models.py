@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -31,7 +32,15 @@ def kept(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with cached_path(entry).open("wb") as file:
         file.truncate(entry.size_bytes)
     (folder / "mine.gguf").write_bytes(b"GGUF")
-    found = ("org/name", Path("/hub/models--org--name"), 5_000_000_000, 1.0)
+    for path in folder.iterdir():  # a day ago, however long a test takes
+        os.utime(path, (time.time() - 90_000,) * 2)
+    found = hub.CachedRepository(
+        name="org/name",
+        folder=Path("/hub/models--org--name"),
+        size_bytes=5_000_000_000,
+        modified_s=1.0,
+        loadable=(Path("/hub/models--org--name/snapshots/1"),),
+    )
     monkeypatch.setattr(hub, "cached_repositories", lambda: [found])
     return folder
 
@@ -40,7 +49,7 @@ def test_ls(invoke: Invoke, kept: Path) -> None:
     shown = invoke("ls").stdout
     assert shown == invoke("models", "ls").stdout
     heading, *rows = shown.splitlines()
-    assert heading.split() == ["NAME", "SIZE", "FROM", "CHANGED"]
+    assert heading.split() == ["NAME", "SIZE", "FROM", "VERIFIED", "CHANGED"]
     assert {tuple(row.split()[:4]) for row in rows} == {
         (DEFAULT_NAME, "98.4", "MB", "catalog"),
         ("mine.gguf", "0.0", "MB", "file"),
@@ -48,10 +57,39 @@ def test_ls(invoke: Invoke, kept: Path) -> None:
     }
     found = {each["name"]: each for each in json.loads(invoke("ls", "--json").stdout)}
     assert found["mine.gguf"]["path"] == str(kept / "mine.gguf")
+    assert [found[name]["verified"] for name in (DEFAULT_NAME, "mine.gguf")] == [False, None]
     assert found[DEFAULT_NAME]["size_bytes"] == CATALOG[DEFAULT_NAME].size_bytes
     with cached_path(CATALOG[DEFAULT_NAME]).open("r+b") as file:
         file.truncate(5)
     assert "(damaged)" in invoke("ls").stdout
+
+
+def test_verify(
+    invoke: Invoke, empty_cache: Path, default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "cached_repositories", list)
+    assert "nothing is cached" in invoke("verify").stderr
+    missing = invoke("verify", "smollm2")
+    assert missing.exit_code == 2
+    assert "is not in the cache" in missing.stderr
+    place = cached_path(CATALOG[DEFAULT_NAME])
+    place.parent.mkdir(parents=True)
+    place.symlink_to(default_model_path)
+    for arguments in (("verify",), ("verify", "smollm2"), ("models", "verify", str(place))):
+        assert invoke(*arguments).stdout == f"ok  {place}\n"
+    (place.parent / "mine.gguf").write_bytes(b"GGUF")
+    unknown = invoke("verify", "mine.gguf")
+    assert unknown.exit_code == 2
+    assert "nobody says what its hash should be" in unknown.stderr
+    assert invoke("verify").stdout == f"ok  {place}\n"
+    for entry in CATALOG.values():  # each that is damaged is named
+        cached_path(entry).unlink(missing_ok=True)
+        cached_path(entry).write_bytes(b"GGUF")
+    damaged = invoke("verify")
+    assert damaged.exit_code == 2
+    assert damaged.stdout == ""
+    for entry in CATALOG.values():
+        assert entry.sha256 in damaged.stderr
 
 
 def test_ls_of_nothing(invoke: Invoke, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +152,7 @@ def test_show_and_models_as_json(
     assert shown["sampling"]["top_k"] == 64
     shown = json.loads(invoke("show", str(default_model_path), "--json").stdout)
     assert shown["model"]["family"] == "llama"
+    assert shown["model"]["verified"] is None  # this cache is another: it is a file like any
     assert "98.4 MB" in invoke("models", "show").stdout
     listed = json.loads(invoke("models", "--json").stdout)
     assert listed == json.loads(invoke("models", "list", "--json").stdout)

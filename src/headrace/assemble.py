@@ -19,6 +19,7 @@ from headrace.models.catalog import Progress, silent
 from headrace.models.decoder import DecoderWeights
 from headrace.models.resolve import resolve_model
 from headrace.models.spec import ModelSpec
+from headrace.models.verify import Checked, check_model
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
 from headrace.weights.describe import describe_file
@@ -97,12 +98,16 @@ def assemble(
     config: EngineConfig | None = None,
     offline: bool = False,
     progress: Progress = silent,
+    checked: Checked | None = None,
     **settings: Any,
 ) -> Assembled:
-    """`settings` are the fields of EngineConfig, in the place of a `config`."""
+    """`settings` are the fields of EngineConfig, in the place of a `config`. `checked` is what
+    whoever starts this process has found the model's files to be."""
     config = _choose_config(config, settings)
     chosen = choose_backend(backend, config)
     path = resolve_model(model, offline=offline, progress=progress)
+    if config.load_format is not LoadFormat.DUMMY:
+        checked = check_model(path, again=config.verify, before=checked, progress=progress)
     file = open_weights(path, config.load_format)
     try:
         habits = read_habits(path, file, config.generation_config)
@@ -111,6 +116,12 @@ def assemble(
         runner, allocated = _load(file, spec, weights, sizing, backend=chosen, config=config)
     except BaseException:
         file.close()
+        raise
+    try:
+        if checked is not None:
+            checked.confirm()
+    except BaseException:
+        _close(runner, file)
         raise
     notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
     logger.info("memory\n%s", sizing.ledger.render(allocated))

@@ -30,6 +30,7 @@ from headrace.core.request import (
     SamplingParams,
     TokenEvent,
 )
+from headrace.core.step import Threaded
 from headrace.engine.stats import EngineStats
 from headrace.models.catalog import Progress, silent
 from headrace.models.spec import ModelSpec
@@ -110,10 +111,9 @@ class LLM:
         """Whether the machine was too busy for all threads since the last time; None: it was not,
         or nothing is computed by threads."""
         runner = self._assembled.runner
-        taken = getattr(runner, "take_mean_threads", None)
-        if taken is None or not isinstance(threads := getattr(runner, "threads", None), int):
+        if not isinstance(runner, Threaded):
             return None
-        mean: float = taken()
+        mean, threads = runner.take_mean_threads(), runner.threads
         if mean > 0.9 * threads:
             return None
         return (

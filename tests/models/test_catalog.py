@@ -23,7 +23,7 @@ from headrace.core.errors import (
     WeightsError,
 )
 from headrace.core.habits import Habits
-from headrace.models import cache, catalog, hub, pull, resolve, wheels
+from headrace.models import cache, catalog, hub, pull, resolve, verify, wheels
 from headrace.models.catalog import CatalogEntry, WheelPart
 
 GGUF = b"GGUF" + bytes(range(256)) * 5000
@@ -324,17 +324,11 @@ def test_a_stage_that_a_dead_process_left_is_swept(entry: CatalogEntry, empty_ca
     assert kept(empty_cache) == ["models/tiny.gguf"]
 
 
-def test_verify_and_remove(entry: CatalogEntry) -> None:
-    with pytest.raises(ModelNotFoundError, match="not in the cache"):
-        catalog.verify(entry)
+def test_remove(entry: CatalogEntry) -> None:
     assert catalog.remove(entry) == 0
     path = pull.pull(entry)
-    assert catalog.verify(entry) == path
     path.write_bytes(GGUF[:-1] + b"?")
     assert catalog.is_cached(entry)  # by size alone
-    with pytest.raises(WeightsError) as caught:
-        catalog.verify(entry)
-    assert entry.sha256 in caught.value.cause
     assert catalog.remove(entry) == len(GGUF)
     assert not path.exists()
 
@@ -510,7 +504,8 @@ def test_cache_folder(
 
 def test_the_default_model_is_what_the_catalog_says(default_model_path: Path) -> None:
     entry = catalog.CATALOG[catalog.DEFAULT_NAME]
-    assert catalog.verify(entry) == default_model_path
+    (checked,) = verify.check_model(default_model_path, again=True).files
+    assert checked.digest == entry.sha256
     assert default_model_path.stat().st_size == entry.size_bytes
 
 

@@ -45,7 +45,7 @@ def as_metadata(backend: tokenizers.Tokenizer, pre: str) -> dict[str, object]:
 
 
 def test_default_model_as_transformers(
-    default_tokenizer: Tokenizer, default_model_path: Path, corpus: list[str]
+    default_tokenizer: Tokenizer, default_model_path: Path, default_reader: Any, corpus: list[str]
 ) -> None:
     oracle = transformers.AutoTokenizer.from_pretrained(
         str(default_model_path.parent), gguf_file=default_model_path.name

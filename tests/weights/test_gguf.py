@@ -99,8 +99,10 @@ def test_version_2_is_the_same_layout(tmp_path: Path, gguf_bytes: bytes) -> None
         assert len(file.tensors) == 4
 
 
-def test_default_model_matches_the_gguf_package(default_model_path: Path) -> None:
-    reader = gguf.GGUFReader(default_model_path)
+def test_default_model_matches_the_gguf_package(
+    default_model_path: Path, default_reader: gguf.GGUFReader
+) -> None:
+    reader = default_reader
     with GgufFile.open(default_model_path) as file:
         theirs = {
             name: field.contents()

@@ -17,7 +17,14 @@ from typer.core import TyperGroup
 
 from headrace.cli import options
 from headrace.cli.flags import SectionedCommand, with_engine_flags
-from headrace.cli.models import models_app, models_ls, models_pull, models_rm, models_show
+from headrace.cli.models import (
+    models_app,
+    models_ls,
+    models_pull,
+    models_rm,
+    models_show,
+    models_verify,
+)
 from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.cli.ps import ps
 from headrace.cli.run import open_llm, run
@@ -183,6 +190,7 @@ app.command("ls")(models_ls)
 app.command("pull")(models_pull)
 app.command("show")(models_show)
 app.command("rm")(models_rm)
+app.command("verify")(models_verify)
 
 
 @app.command()

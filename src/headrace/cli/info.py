@@ -50,6 +50,8 @@ def installation_facts() -> Facts:
 
 
 def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
+    """`verified`: hashed since it last changed, and right; None: nobody knows its hash."""
+    from headrace.models.verify import is_verified
     from headrace.weights.describe import describe_file
     from headrace.weights.load import open_weights
 
@@ -57,7 +59,8 @@ def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
     try:
         spec, _ = describe_file(file)
         stored = tensor_facts(file.stored.values()) if file.stored else {}  # dummy: none are
-        return {"path": str(path), **spec_facts(spec), **stored}
+        known = {"path": str(path), "verified": is_verified(path)}
+        return {**known, **spec_facts(spec), **stored}
     finally:
         file.close()
 
@@ -148,7 +151,13 @@ def shown_lines(facts: Facts) -> list[str]:
     return lines
 
 
+def shown_verified(value: bool | None) -> str:
+    return "unknown" if value is None else "yes" if value else "at the next load"
+
+
 def _shown(name: str, value: Any) -> str:
+    if name == "verified":
+        return shown_verified(value)
     if value is None:
         return "none"
     if isinstance(value, bool):

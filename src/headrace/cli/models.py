@@ -14,7 +14,7 @@ import typer
 
 from headrace.cli.options import AsJson, ModelArgument, ModelName, Offline, one_model
 from headrace.cli.tables import show_age, show_size, show_table
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.models.catalog import CatalogEntry
@@ -70,14 +70,22 @@ def models_pull(
         bool,
         typer.Option("--accept-terms", help="You have read the model's terms, and accept them."),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Hash it also if it is here and has not changed; the catalog's always are.",
+        ),
+    ] = False,
 ) -> None:
-    """Fetch a model of the catalog or of the hub (ORG/NAME); the catalog's sha256 is checked."""
+    """Fetch a model of the catalog or of the hub (ORG/NAME); its files' hashes are checked."""
     from headrace.cli.asking import agree, say, show_terms
     from headrace.cli.progress import shown_progress
     from headrace.models.catalog import DEFAULT_NAME, find_entry, get_entry
     from headrace.models.hub import parse_hub_id
     from headrace.models.pull import pull
     from headrace.models.resolve import refuse_offline, resolve_model
+    from headrace.models.verify import check_model
 
     wanted = one_model(name, model) or DEFAULT_NAME
     if find_entry(wanted) is None and parse_hub_id(wanted) is not None:
@@ -85,7 +93,10 @@ def models_pull(
             raise ConfigError(
                 "--from is for models of the catalog.", "Give the file's path as MODEL instead."
             )
-        typer.echo(resolve_model(wanted))
+        path = resolve_model(wanted)
+        with shown_progress() as progress:
+            check_model(path, again=verify, progress=progress)
+        typer.echo(path)
         return
     entry = get_entry(wanted)
     if source is None:
@@ -132,23 +143,62 @@ def models_rm(
 
 @models_app.command("verify")
 def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
-    """Hash cached files and compare with the catalog."""
+    """Hash a model's files, of all that are here by default, and compare with what was
+    published."""
+    from headrace.cli.asking import say
     from headrace.cli.progress import shown_progress
-    from headrace.models.catalog import CATALOG, cached_bytes, get_entry, verify
+    from headrace.models.verify import check_model
 
     wanted = one_model(name, model)
-    cached = [entry for entry in CATALOG.values() if cached_bytes(entry) is not None]
-    with shown_progress() as progress:
-        good = [verify(e, progress=progress) for e in ([get_entry(wanted)] if wanted else cached)]
-    for path in good:
-        typer.echo(f"ok  {path}")
-    if not good:
-        typer.echo("nothing is cached", err=True)
+    paths = _paths_here() if wanted is None else [_path_of(wanted)]
+    bad: list[HeadraceError] = []
+    for path in paths:
+        try:
+            with shown_progress() as progress:
+                checked = check_model(path, again=True, progress=progress)
+        except HeadraceError as error:
+            bad.append(error)
+            continue
+        for file in checked.files:
+            typer.echo(f"ok  {file.path}")
+        if not checked.files:
+            bad += [] if wanted is None else [_nothing_to_compare(path)]
+    for each in bad[:-1]:
+        say(each.cause)
+    if bad:
+        raise bad[-1]
+    if not paths:
+        say("nothing is cached")
+
+
+def _paths_here() -> list[Path]:
+    from headrace.models.here import models_here
+
+    return [path for each in models_here() for path in each.loadable or (each.path,)]
+
+
+def _path_of(wanted: str) -> Path:
+    from headrace.models.catalog import find_entry
+    from headrace.models.resolve import resolve_model
+    from headrace.models.verify import cached_file
+
+    entry = find_entry(wanted)
+    return resolve_model(wanted, offline=True) if entry is None else cached_file(entry)
+
+
+def _nothing_to_compare(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} can't be verified: nobody says what its hash should be.",
+        "Models of the catalog and of the hub's cache can; compare this one with its publisher's "
+        "hash by hand.",
+    )
 
 
 @models_app.command("ls")
 def models_ls(as_json: AsJson = False) -> None:
-    """Models that are on this machine: in the cache, and in the hub's."""
+    """Models that are on this machine: in the cache, and in the hub's; and whether they were hashed
+    since they changed."""
+    from headrace.cli.info import shown_verified
     from headrace.models.here import models_here
 
     found = models_here()
@@ -160,12 +210,13 @@ def models_ls(as_json: AsJson = False) -> None:
             each.name,
             show_size(each.size_bytes) + ("" if each.is_whole else " (damaged)"),
             each.source,
+            shown_verified(each.is_verified),
             show_age(each.modified_s),
         )
         for each in found
     ]
     if rows:
-        show_table(("NAME", "SIZE", "FROM", "CHANGED"), rows)
+        show_table(("NAME", "SIZE", "FROM", "VERIFIED", "CHANGED"), rows)
     else:
         typer.echo(
             "no model is here yet; `headrace models` lists what can be fetched by name", err=True
@@ -221,4 +272,5 @@ def _local_facts(model: LocalModel) -> dict[str, Any]:
         "size_bytes": model.size_bytes,
         "changed": changed.replace("+00:00", "Z"),
         "whole": model.is_whole,
+        "verified": model.is_verified,
     }

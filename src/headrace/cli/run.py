@@ -125,8 +125,8 @@ def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: boo
         path = resolve_model(model, offline=offline, progress=progress, accept=agree)
     from headrace.llm import LLM
 
-    with options.named_as_flags():
-        llm = LLM(str(path), backend=backend, config=engine, offline=offline)
+    with options.named_as_flags(), shown_progress() as progress:
+        llm = LLM(str(path), backend=backend, config=engine, offline=offline, progress=progress)
     for text in llm.notes:
         note(text)
     return llm

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ import typer
 
 from headrace.cli.flags import with_settings_flags
 from headrace.cli.options import ModelArgument, ModelName, one_model
+from headrace.core.config import LoadFormat
 from headrace.core.errors import ConfigError
 from headrace.core.settings import Settings, resolve_settings
 from headrace.core.settings_file import find_file, read_settings_file
@@ -84,11 +86,17 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
         from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
         from headrace.models.resolve import name_model, resolve_model
+        from headrace.models.verify import check_model
 
         start_up = StartUp(settings.server.log_format, began_s)
         resolving_s = time.perf_counter()
         with shown_progress() as progress:
             path = resolve_model(settings.model, offline=offline, progress=progress, accept=agree)
+            checked = (
+                None
+                if settings.engine.load_format is LoadFormat.DUMMY
+                else check_model(path, again=settings.engine.verify, progress=progress)
+            )
         resolved_s = time.perf_counter()
         from headrace.server.logs import set_up_logging
         from headrace.server.serve import serve as serve_model
@@ -100,9 +108,10 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             path,
             name_model(path, settings.model),
             settings.server,
-            settings.engine,
+            replace(settings.engine, verify=False),  # it was; the engine hears of it
             settings.backend,
             typed=settings.model,
             sock=sock,
             start_up=start_up,
+            checked=checked,
         )

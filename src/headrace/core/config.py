@@ -224,6 +224,13 @@ class EngineConfig(SchedulerConfig):
             "always so."
         ),
     )
+    verify: bool = field(
+        default=False,
+        metadata=flag(
+            "Hash the model's files before loading them, also where they have not changed since "
+            "they last were."
+        ),
+    )
     overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:

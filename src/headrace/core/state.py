@@ -1,5 +1,5 @@
-"""The folder of small files that are a user's own and outlive a process: the history of `chat`,
-and a note of each server that runs. Unlike the cache it is private.
+"""The folder of small files that are a user's own and outlive a process: the history of `chat`, a
+note of each server that runs, and of what was hashed. Unlike the cache it is private.
 
 Knows the folder; what is in its files is their writers' affair.
 """
@@ -7,32 +7,23 @@ Knows the folder; what is in its files is their writers' affair.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-from headrace.core.errors import ConfigError
+from headrace.core.folders import UserFolder
+
+_STATE = UserFolder(
+    variable="HEADRACE_STATE",
+    xdg_variable="XDG_STATE_HOME",
+    holds="state",
+    linux=".local/state/headrace",
+    macos="Library/Application Support/headrace",
+    windows="headrace-state",
+)
 
 
 def state_folder() -> Path:
     """$HEADRACE_STATE, else $XDG_STATE_HOME/headrace, else the platform's own place."""
-    if chosen := os.environ.get("HEADRACE_STATE"):
-        return Path(chosen).expanduser().absolute()
-    xdg = os.environ.get("XDG_STATE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG specification has relative values ignored
-        return Path(xdg) / "headrace"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        raise ConfigError(
-            "There is no home folder to keep state in.",
-            "Set HEADRACE_STATE to a folder you may write to.",
-            param="HEADRACE_STATE",
-        ) from None
-    if sys.platform == "darwin":
-        return home / "Library" / "Application Support" / "headrace"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "headrace-state"
-    return home / ".local" / "state" / "headrace"
+    return _STATE.path()
 
 
 def make_private(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 # In place of a token id: the token that this sequence drew in the step before, which whoever wrote
 # the plan did not know yet. Only as an entry's single token, and only where `steps_in_flight` > 1.
@@ -175,4 +175,17 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Let go of threads and memory; nothing may be submitted afterwards."""
+        ...
+
+
+@runtime_checkable
+class Threaded(Protocol):
+    """What a runner that computes with threads can say of them besides."""
+
+    @property
+    def threads(self) -> int: ...
+
+    def take_mean_threads(self) -> float:
+        """How many of them computed together since the last time. Not while a step is in
+        flight."""
         ...

@@ -16,31 +16,25 @@ from pathlib import Path
 
 from headrace.core.disk import disk_full, free_at, is_full
 from headrace.core.errors import ConfigError
+from headrace.core.folders import UserFolder
 
 _ELSEWHERE = "Free some space, or set HEADRACE_CACHE to a folder on another disk."
 _LOCK_POLL_S = 0.1
 
 
+_CACHE = UserFolder(
+    variable="HEADRACE_CACHE",
+    xdg_variable="XDG_CACHE_HOME",
+    holds="models",
+    linux=".cache/headrace",
+    macos="Library/Caches/headrace",
+    windows="headrace",
+)
+
+
 def cache_folder() -> Path:
     """$HEADRACE_CACHE, else $XDG_CACHE_HOME/headrace, else the platform's own place."""
-    if chosen := os.environ.get("HEADRACE_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(xdg):  # the XDG specification has relative values ignored
-        return Path(xdg) / "headrace"
-    try:
-        home = Path.home()
-    except RuntimeError:
-        raise ConfigError(
-            "There is no home folder to keep models in.",
-            "Set HEADRACE_CACHE to a folder you may write to.",
-            param="HEADRACE_CACHE",
-        ) from None
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "headrace"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "headrace"
-    return home / ".cache" / "headrace"
+    return _CACHE.path()
 
 
 def models_folder() -> Path:

@@ -7,19 +7,16 @@ any MODEL argument into a path is resolve.py's.
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core.errors import ModelNotFoundError, WeightsError
+from headrace.core.errors import ModelNotFoundError
 from headrace.core.habits import Habits
 from headrace.models.cache import models_folder, storage_errors
 
 # (what is being done, bytes so far, bytes in all where known)
 Progress = Callable[[str, int, int | None], None]
-
-_CHUNK_BYTES = 1 << 20
 
 
 def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
@@ -211,26 +208,8 @@ def cached_bytes(entry: CatalogEntry) -> int | None:
 
 
 def is_cached(entry: CatalogEntry) -> bool:
-    """By size: hashing at every use would cost more than loading. `verify` hashes."""
+    """By size; whoever loads it has it hashed (verify.py)."""
     return cached_bytes(entry) == entry.size_bytes
-
-
-def verify(entry: CatalogEntry, *, progress: Progress = silent) -> Path:
-    """The cached file's path, its bytes hashed; WeightsError when they are not the catalog's."""
-    path = cached_path(entry)
-    if cached_bytes(entry) is None:
-        raise ModelNotFoundError(
-            f"{entry.name} is not in the cache ({path}).",
-            f"Run `headrace models pull {entry.name}`.",
-        )
-    with storage_errors(path.parent):
-        found = hash_file(path, f"verifying {entry.name}", progress)
-    if found != entry.sha256:
-        raise WeightsError(
-            f"{path} is damaged: its sha256 is {found}, expected {entry.sha256}.",
-            f"Run `headrace models pull {entry.name}` to replace it.",
-        )
-    return path
 
 
 def remove(entry: CatalogEntry) -> int:
@@ -242,18 +221,6 @@ def remove(entry: CatalogEntry) -> int:
     with storage_errors(path.parent):
         path.unlink(missing_ok=True)
     return freed_bytes
-
-
-def hash_file(path: Path, what: str, progress: Progress) -> str:
-    total_bytes = path.stat().st_size
-    digest = hashlib.sha256()
-    done_bytes = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            done_bytes += len(chunk)
-            progress(what, done_bytes, total_bytes)
-    return digest.hexdigest()
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

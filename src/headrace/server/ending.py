@@ -2,12 +2,16 @@
 
 A request whose time passed before its first token was not answered: 503, to be sent again. One
 that was cut by it later ended as one cut by its length does: finish_reason "length", with
-stop_reason "timeout" beside it for who wants to tell them apart.
+stop_reason "timeout" beside it for who wants to tell them apart. A stream that fails after it
+began ends with an event that says so.
 """
 
 from __future__ import annotations
 
-from headrace.core.errors import QueueTimeoutError
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from headrace.core.errors import HeadraceError, QueueTimeoutError
 from headrace.core.request import FinishReason, TokenEvent
 
 
@@ -27,3 +31,20 @@ def check_timeout(event: TokenEvent, output_tokens: int) -> None:
             retry_after_s=1.0,
             param="timeout_s",
         )
+
+
+async def with_ending(
+    events: AsyncGenerator[bytes], fail: Callable[[HeadraceError], bytes]
+) -> AsyncGenerator[bytes]:
+    """The events, and where an error ends them, `fail`'s; one that comes before the first is
+    raised, as it still has a status of its own."""
+    begun = False
+    try:
+        async with aclosing(events):
+            async for chunk in events:
+                begun = True
+                yield chunk
+    except HeadraceError as error:
+        if not begun:
+            raise
+        yield fail(error)

@@ -96,6 +96,7 @@ class EngineProcess:
                 backend=cast("BackendName", configure.backend),
                 config=configure.engine,
                 offline=True,
+                checked=configure.checked,
             )
         except HeadraceError as error:
             self._link.send(wire.Broken(error.cause, error.remedy, error.detail))

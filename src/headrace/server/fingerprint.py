@@ -40,7 +40,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("cors_origin", "allowed_host"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
-        *("log_content", "trace", "threads", "debug_invariants"),
+        *("log_content", "trace", "threads", "debug_invariants", "verify"),
     }
 )
 

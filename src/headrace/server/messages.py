@@ -11,12 +11,12 @@ from contextlib import aclosing
 
 import msgspec
 
-from headrace.core.errors import ContextLengthError, HeadraceError
+from headrace.core.errors import ContextLengthError
 from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
 from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, StreamReply, json_reply
 from headrace.server.chat import make_chat_request
-from headrace.server.ending import check_timeout
+from headrace.server.ending import check_timeout, with_ending
 from headrace.server.generation import generate, new_record
 from headrace.server.messages_errors import messages_error_event
 from headrace.server.messages_events import MessageBuilder, MessageUsage
@@ -94,17 +94,10 @@ class _Answering:
         self._was_cut = was_cut  # the stop_reason where the length ends it
         self._output_tokens = 0
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        begun = False
-        try:
-            async with aclosing(self.events()) as events:
-                async for chunk in events:
-                    begun = True
-                    yield chunk
-        except HeadraceError as error:
-            if not begun:
-                raise
-            yield messages_error_event(error, self._call.request_id)
+    def chunks(self) -> AsyncGenerator[bytes]:
+        return with_ending(
+            self.events(), lambda error: messages_error_event(error, self._call.request_id)
+        )
 
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self._found) as found:

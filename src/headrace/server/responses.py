@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
 from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, StreamReply, encode_json, json_reply
 from headrace.server.chat import make_chat_request
-from headrace.server.ending import check_timeout
+from headrace.server.ending import check_timeout, with_ending
 from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import TokenLogprob, chat_logprobs
 from headrace.server.responses_events import ResponseBuilder
@@ -71,17 +70,8 @@ class _Answering:
         self._builder = builder
         self._output_tokens = 0
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        begun = False
-        try:
-            async with aclosing(self.events()) as events:
-                async for chunk in events:
-                    begun = True
-                    yield chunk
-        except HeadraceError as error:
-            if not begun:
-                raise
-            yield self._builder.fail(error)
+    def chunks(self) -> AsyncGenerator[bytes]:
+        return with_ending(self.events(), self._builder.fail)
 
     async def events(self) -> AsyncGenerator[bytes]:
         async with aclosing(self._found) as found:

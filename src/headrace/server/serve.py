@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
+from headrace.models.verify import Checked
 from headrace.server import wire
 from headrace.server.listen import bind, is_loopback, listen, url_of
 from headrace.server.logs import set_up_logging
@@ -44,14 +45,16 @@ def serve(
     typed: str | None = None,
     sock: socket.socket | None = None,
     start_up: StartUp | None = None,
+    checked: Checked | None = None,
 ) -> int:
     """Until it is told to stop. `typed` is what the model was asked for by; `sock` is bound, where
-    the caller had reasons to."""
+    the caller had reasons to; `checked` is what its files were found to be."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     sock = sock or bind(config.host, config.port)
     with sock:
         start_up = start_up or StartUp(config.log_format)
-        life = _Life(path, name, typed, config, engine, backend, sock, start_up)
+        found = checked or Checked()
+        life = _Life(path, name, typed, config, engine, backend, sock, start_up, found)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -75,6 +78,7 @@ class _Life:
         backend: str,
         sock: socket.socket,
         start_up: StartUp,
+        checked: Checked,
     ) -> None:
         self._path = path
         self._name = name
@@ -84,6 +88,7 @@ class _Life:
         self._backend = backend
         self._socket = sock
         self._start_up = start_up
+        self._checked = checked
         self._service: Service | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
@@ -97,6 +102,7 @@ class _Life:
                 log_level=config.log_level,
                 log_format=config.log_format,
                 grammars_bytes=config.max_grammars_bytes,
+                checked=checked,
             ),
             hang_timeout_s=config.hang_timeout_s,
             max_restarts=config.max_restarts,
@@ -167,6 +173,7 @@ class _Life:
             engine=self._engine,
             typed=self._typed,
         )
+        self._checked.confirm()
         keys, warnings = read_keys(self._config)
         warnings += browser_warnings(self._config, has_keys=len(keys) > 0)
         for warning in warnings:

@@ -6,6 +6,7 @@ import msgspec
 
 from headrace.core.config import EngineConfig
 from headrace.core.request import GenerateRequest, SampledToken, Started
+from headrace.models.verify import Checked
 from headrace.server.frames import Decoder
 from headrace.server.snapshot import EngineSnapshot
 
@@ -21,6 +22,7 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     log_level: str
     log_format: str
     grammars_bytes: int  # that all grammars' processes may take together
+    checked: Checked = Checked()  # the model's files, as the HTTP process found them
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):

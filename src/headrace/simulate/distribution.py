@@ -9,6 +9,7 @@ an array, all others through it). Knows no blocks and no plans.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,8 +79,7 @@ class Distribution:
             rank, off = divmod((number - self._first) % self._others, self._stride)
             if not off and rank < self._ranked:
                 return self._of_rank(rank + ends)
-        ranks = self._ranked + ends
-        return ranks * self._log_fall - math.log(self._vocabulary.size - ranks)
+        return self._of_others()
 
     def draw(self, how: Draw) -> int | None:
         """A token, or None where nothing is left to draw from."""
@@ -127,14 +127,28 @@ class Distribution:
         whole = math.log1p(-(fall**ranks)) if ranks == self._vocabulary.size else 0.0
         return math.log1p(-fall) + rank * self._log_fall - whole
 
+    def _of_others(self) -> float:
+        """The logprob of each token without a rank, where there are any."""
+        ranks = self._ranked + self._ends
+        return ranks * self._log_fall - math.log(self._vocabulary.size - ranks)
+
     def _likeliest(self, how: Draw) -> int | None:
         for token in self._ranks(self._vocabulary.size):
             if _may(token, how):
                 return token
-        for token in range(self._vocabulary.size) if how.allowed is None else sorted(how.allowed):
+        for token in self._candidates(how):
             if _may(token, how):
                 return token
         return None
+
+    def _candidates(self, how: Draw) -> Iterable[int]:
+        """No fewer tokens than may be drawn, by id."""
+        if how.allowed is not None:
+            return sorted(how.allowed)
+        if how.mask is not None:  # most masks leave few
+            found: list[int] = np.flatnonzero(masked_in(how.mask, self._vocabulary.size)).tolist()
+            return found
+        return range(self._vocabulary.size)
 
     def _drawn(self, uniform: float) -> int:
         """The inverse of the running sum in order of id: few tokens have a probability of their
@@ -157,11 +171,10 @@ class Distribution:
         return next_id + min(int((uniform - running) / each), left - 1)
 
     def _drawn_by_reference(self, how: Draw) -> int | None:
-        logits = np.full(self._vocabulary.size, -np.inf)
-        if rest := self._rest():
-            logits[rest] = self.logprob(rest[0])
-        for rank, token in enumerate(self._ranks(self._vocabulary.size)):
-            logits[token] = self._of_rank(rank)
+        ranks = self._ranks(self._vocabulary.size)
+        has_others = len(ranks) < self._vocabulary.size
+        logits = np.full(self._vocabulary.size, self._of_others() if has_others else -np.inf)
+        logits[ranks] = [self._of_rank(rank) for rank in range(len(ranks))]
         if how.allowed is not None:
             outside = np.ones(len(logits), bool)
             outside[list(how.allowed)] = False
