@@ -6,6 +6,7 @@ what a server does is server/'s. Nothing heavy is imported before the port is kn
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -76,11 +77,11 @@ def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, offline: bool, began_s: float) -> int:
-    from headrace.server.listen import bind
+    from headrace.server.listen import bind, bind_admin
     from headrace.server.startup import StartUp
 
-    sock = bind(settings.server.host, settings.server.port)
-    with sock:
+    sock, admin = bind(settings.server.host, settings.server.port), bind_admin(settings.server)
+    with sock, admin or contextlib.nullcontext():
         from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
         from headrace.models.resolve import name_model, resolve_model
@@ -104,5 +105,6 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             settings.backend,
             typed=settings.model,
             sock=sock,
+            admin=admin,
             start_up=start_up,
         )

@@ -13,6 +13,8 @@ import uvicorn
 from headrace.core.server_config import ServerConfig
 from headrace.server.connection import Bounds, EdgeConfig
 from headrace.server.http import EdgeProtocol
+from headrace.server.room import Room
+from headrace.server.routes import PROBES
 
 
 class HttpServer(uvicorn.Server):
@@ -31,10 +33,10 @@ class HttpServer(uvicorn.Server):
         self.has_started.set()
 
 
-def make_server(app: Any, config: ServerConfig, backlog: int) -> HttpServer:
+def make_server(app: Any, config: ServerConfig, room: Room, backlog: int) -> HttpServer:
     bounds = Bounds(
-        max_connections=config.max_connections,
         max_headers_bytes=config.max_headers_bytes,
         client_timeout_s=config.client_timeout_s,
+        probes=PROBES,
     )
-    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, backlog))
+    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, room, backlog))
