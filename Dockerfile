@@ -34,10 +34,11 @@ ENV PATH=/opt/headrace/bin:$PATH \
 VOLUME /models
 EXPOSE 8000
 USER 10001:10001
-WORKDIR /models
+# Not the volume: nobody who can write there shall decide what is imported or set (headrace.toml).
+WORKDIR /
 # SIGTERM drains: running requests have HEADRACE_DRAIN_TIMEOUT_S, 30 by default. Stop with more time
 # than that: docker stop --time 45.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['HEADRACE_PORT'] + '/health', timeout=4)"]
+    CMD ["python", "-I", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['HEADRACE_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["headrace", "serve"]

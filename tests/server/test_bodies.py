@@ -66,7 +66,8 @@ def play(*reads: Any) -> list[tuple[float, object]]:
         return await asyncio.gather(*reads)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(together())
+        results: list[tuple[float, object]] = runner.run(together())
+        return results
 
 
 def test_a_body_that_comes_at_the_slowest_rate_is_read_however_long_it_takes() -> None:

@@ -80,8 +80,11 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
     from headrace.server.listen import bind, bind_admin
     from headrace.server.startup import StartUp
 
-    sock, admin = bind(settings.server.host, settings.server.port), bind_admin(settings.server)
-    with sock, admin or contextlib.nullcontext():
+    server = settings.server
+    with (
+        bind(server.host, server.port) as sock,
+        bind_admin(server) or contextlib.nullcontext() as admin,
+    ):
         from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
         from headrace.models.resolve import name_model, resolve_model
@@ -94,7 +97,6 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
         from headrace.server.logs import set_up_logging
         from headrace.server.serve import serve as serve_model
 
-        server = settings.server
         set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
         start_up.phase("model", resolved_s - resolving_s, str(path))
         return serve_model(

@@ -194,6 +194,8 @@ class ServerConfig:
             object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
+        if self.admin_port and self.admin_port == self.port:
+            raise _refuse("admin_port", self.admin_port, "another port than --port")
         if self.served_model_name is not None and not self.served_names:
             raise _refuse("served_model_name", self.served_model_name, "a name, or several")
         for name, choices in _CHOICES.items():

@@ -54,9 +54,10 @@ def serve(
     """Until it is told to stop. `typed` is what the model was asked for by; `sock` and `admin` are
     bound, where the caller had reasons to."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
-    sock = sock or bind(config.host, config.port)
-    admin = admin or bind_admin(config)
-    with sock, admin or contextlib.nullcontext():
+    with (
+        sock or bind(config.host, config.port) as sock,
+        admin or bind_admin(config) or contextlib.nullcontext() as admin,
+    ):
         start_up = start_up or StartUp(config.log_format)
         life = _Life(path, name, typed, config, engine, backend, sock, admin, start_up)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
