@@ -63,11 +63,11 @@ async def read(bodies: Bodies, client: Client, owner: str = "a") -> tuple[float,
 
 def play(*reads: Any) -> list[tuple[float, object]]:
     async def together() -> list[tuple[float, object]]:
-        return await asyncio.gather(*reads)
+        results: list[tuple[float, object]] = await asyncio.gather(*reads)
+        return results
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        results: list[tuple[float, object]] = runner.run(together())
-        return results
+        return runner.run(together())
 
 
 def test_a_body_that_comes_at_the_slowest_rate_is_read_however_long_it_takes() -> None:

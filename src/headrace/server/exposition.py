@@ -242,8 +242,6 @@ class _Families(Collector):
             "Requests turned away, by reason.",
             [({"reason": reason}, n) for reason, n in m.refused.items()],
         )
-        if m.edge is None:
-            return
         yield make.own_gauge("connections", "Open connections.", m.edge.open_connections())
         yield make.own_counter(
             "connections_dropped",

@@ -67,10 +67,19 @@ class EdgeWatch(Protocol):
     def bodies(self) -> Bodies: ...
 
 
+class _NoEdge:
+    """Nobody is connected."""
+
+    def __init__(self) -> None:
+        self.dropped: Mapping[str, int] = {}
+        self.open_connections: Callable[[], int] = lambda: 0
+        self.bodies = Bodies(0)
+
+
 class Metrics:
     def __init__(self, engine: EngineWatch, edge: EdgeWatch | None = None) -> None:
         self._engine = engine
-        self.edge = edge
+        self.edge: EdgeWatch = edge or _NoEdge()
         self._waiting: set[int] = set()  # id() of records, which live until their end
         self._running: set[int] = set()
         self.prompt_tokens = 0
