@@ -177,7 +177,10 @@ class _Exchange:
         await self._send_reply(reply)
 
     def _failed(self, error: HeadraceError) -> Reply:
-        self._call.error = error
+        # Its frames have the call, the call has it: such a ring would keep a body in memory for as
+        # long as the collector of garbage takes.
+        error.__cause__ = error.__context__ = None
+        self._call.error = error.with_traceback(None)
         return error_reply(error, self._call.error_shape, self._call.request_id)
 
     def _own_fault(self) -> HeadraceError:

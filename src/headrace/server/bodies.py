@@ -14,7 +14,12 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from headrace.core.errors import ClientTimeoutError, PayloadTooLargeError, RetryLaterError
+from headrace.core.errors import (
+    ClientTimeoutError,
+    HeadraceError,
+    PayloadTooLargeError,
+    RetryLaterError,
+)
 from headrace.server.memory import give_back
 
 SLOWEST_BYTES_S = 32 << 10  # what comes faster than this is never late
@@ -69,6 +74,7 @@ class Bodies:
         self._owned: defaultdict[str, int] = defaultdict(int)  # bytes, by owner
         self._reading: dict[Body, None] = {}
         self._most_bytes = 0  # since memory was last given back
+        self._end: HeadraceError | None = None
 
     def __len__(self) -> int:
         return len(self._reading)
@@ -81,6 +87,24 @@ class Bodies:
             yield body
         finally:
             self._release(body)
+
+    def end(self, error: HeadraceError) -> None:
+        """Nobody will answer what is not whole yet: say so now."""
+        self._end = error
+        for body in list(self._reading):
+            self._release(body)
+            body.drop()
+
+    def refusal(self) -> HeadraceError:
+        """For whoever was dropped."""
+        if self._end is not None:
+            return self._end
+        return BodiesFullError(
+            f"Bodies of requests that are being read take {self.max_bytes} bytes together, which "
+            "is their bound, and this one was the furthest behind.",
+            "Send it again, faster; or start the server with a higher --max-bodies.",
+            retry_after_s=1.0,
+        )
 
     def grow(self, owner: str, count: int) -> None:
         self.bytes += count
@@ -125,7 +149,7 @@ async def read_body(
                         raise ClientGone
                     body.add(message.get("body", b""))
                     if body.is_dropped:
-                        raise _full(bodies)
+                        raise bodies.refusal()
                     if len(body.data) > most:
                         raise too_large("The body has more bytes than this server reads:", most)
                     if not message.get("more_body", False):
@@ -133,7 +157,7 @@ async def read_body(
                     timeout.reschedule(body.deadline_s)
         except TimeoutError as error:
             if body.is_dropped:
-                raise _full(bodies) from None
+                raise bodies.refusal() from None
             raise ClientTimeoutError(
                 f"Of the body only {len(body.data)} bytes had come, and too slowly: it has "
                 f"{limit_s:g} s, and longer for as long as {SLOWEST_BYTES_S >> 10} KiB come in "
@@ -145,15 +169,6 @@ async def read_body(
 def too_large(what: str, most: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(
         f"{what} {most}.", "Send less, or start the server with a higher --max-body."
-    )
-
-
-def _full(bodies: Bodies) -> BodiesFullError:
-    return BodiesFullError(
-        f"Bodies of requests that are being read take {bodies.max_bytes} bytes together, which is "
-        "their bound, and this one was the furthest behind.",
-        "Send it again, faster; or start the server with a higher --max-bodies.",
-        retry_after_s=1.0,
     )
 
 

@@ -27,7 +27,6 @@ LINGER_S, LINGER_BYTES = 2.0, 64 << 20  # what a refused client may still send b
 WRITE_HIGH_BYTES, WRITE_LOW_BYTES = 32 << 10, 8 << 10
 UNSENT_BYTES = 64 << 10  # in the kernel, beyond what the client's window takes
 SLOWEST_BYTES = 16 << 10  # a client that reads less in client_timeout_s has stopped reading
-CLOSING_S = 5  # what is left to be sent when the server ends
 
 log = SparingLog(logging.getLogger(__name__))
 
@@ -54,7 +53,6 @@ class EdgeConfig(uvicorn.Config):
             access_log=False,
             server_header=False,
             backlog=backlog,
-            timeout_graceful_shutdown=CLOSING_S,
         )
         self.bounds = bounds
         self.room = room

@@ -16,6 +16,8 @@ from headrace.server.http import EdgeProtocol
 from headrace.server.room import Room
 from headrace.server.routes import PROBES
 
+CLOSING_S = 5.0  # for what is left to be sent when the server ends: some never read
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn, with signals left to us."""
@@ -31,6 +33,16 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.has_started.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        force = asyncio.get_running_loop().call_later(CLOSING_S, self._force)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            force.cancel()
+
+    def _force(self) -> None:
+        self.force_exit = True
 
 
 def make_server(app: Any, config: ServerConfig, room: Room, backlog: int) -> HttpServer:
