@@ -72,6 +72,7 @@ class Connection(HttpToolsProtocol):
         self._closing = False
         self._stall: asyncio.TimerHandle | None = None
         self._unwritten_bytes = 0
+        self._is_tuned = False
 
     def admitted(self) -> None:
         """It is here, in a place of its own or a spare one (`is_spare`)."""
@@ -84,11 +85,16 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._raw = transport
         transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
-        _tune(transport.get_extra_info("socket"), self._bounds.client_timeout_s)
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", _Outgoing(self, transport))
         self._room.enter(self)
         self.admitted()
+
+    def tune(self) -> None:
+        """Once it has asked for something: of those that never do there may be very many."""
+        if not self._is_tuned:
+            self._is_tuned = True
+            _tune(self._raw.get_extra_info("socket"), self._bounds.client_timeout_s)
 
     @property
     def is_spare(self) -> bool:
@@ -239,7 +245,12 @@ def _tune(sock: socket.socket | None, client_timeout_s: float) -> None:
         ("TCP_KEEPCNT", 3),
     ):
         options.append((socket.IPPROTO_TCP, name, value))
-    for level, name, value in options:
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(level, getattr(socket, name), value)
+    # uvloop's would be made anew for each of them.
+    own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+    try:
+        for level, name, value in options:
+            if hasattr(socket, name):
+                with contextlib.suppress(OSError):
+                    own.setsockopt(level, getattr(socket, name), value)
+    finally:
+        own.detach()

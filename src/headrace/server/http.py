@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from headrace.core.errors import ClientTimeoutError, HeadraceError
 from headrace.server.connection import Connection
+from headrace.server.cycle import Cycle
 from headrace.server.half_closed import PROBE, HalfClosed
 from headrace.server.http_head import check_host, set_target, upgrade_body_bytes
 from headrace.server.room import Phase
@@ -195,6 +196,7 @@ class EdgeProtocol(Connection):
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+        self.tune()
         version = self.parser.get_http_version()
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["http_version"] = version
@@ -205,7 +207,7 @@ class EdgeProtocol(Connection):
             return
         if self.parser.should_upgrade():
             self._upgrade_bytes = upgrade_body_bytes(self.headers)
-        cycle = _Cycle(
+        cycle = Cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -316,23 +318,6 @@ class EdgeProtocol(Connection):
                 ),
                 "malformed",
             )
-
-
-class _Cycle(RequestResponseCycle):
-    """A request and its answer, as uvicorn has it, and right for HTTP/1.0 and for early answers."""
-
-    _until_close = False
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            if self.more_body:
-                self.keep_alive = False  # answered before its body came, which may be endless
-            sized = any(name == b"content-length" for name, _ in message["headers"])
-            if self.scope["http_version"] != "1.1" and not sized:
-                self._until_close, self.chunked_encoding = True, False  # 1.0 knows no chunks
-        elif self._until_close:
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
 
 
 def _reason(error: httptools.HttpParserError) -> str:
