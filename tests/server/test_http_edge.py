@@ -239,12 +239,37 @@ def test_garbage_after_a_request_does_not_spoil_its_answer(strict: RunningServer
 
 @pytest.mark.parametrize("in_one", [True, False])
 def test_headers_are_bounded(strict: RunningServer, in_one: bool) -> None:
-    lines = [b"x: " + b"y" * 5000] if in_one else [b"x-%d: y" % i for i in range(1000)]
+    lines = [b"x: " + b"y" * 5000] if in_one else [b"x-%d: " % i + b"y" * 50 for i in range(100)]
     with RawClient(strict.port) as client:
         answer = client.send(b"GET /health HTTP/1.1\r\n", b"\r\n".join(lines)).answer()
         assert answer.status == 431
         assert "4096" in answer.error["message"]
         assert client.is_closed()
+
+
+def test_lines_of_headers_are_bounded(strict: RunningServer) -> None:
+    """Each is an object or three: 32 KiB of them were more than a megabyte."""
+    with RawClient(strict.port) as client:
+        answer = client.send(b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * 300).answer()
+        assert answer.status == 431
+        assert "256 lines" in answer.error["message"]
+        assert client.is_closed()
+
+
+def test_a_body_in_chunks_of_a_byte(strict: RunningServer) -> None:
+    with RawClient(strict.port) as client:
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        for byte in GOOD:  # a small one may come as it likes
+            client.send(f"1\r\n{byte}\r\n")
+        assert client.send("0\r\n\r\n").answer().status == 200
+        client.send(
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        answer = client.send("1\r\n \r\n" * 20_000).answer()
+        assert answer.status == 400
+        assert "chunks of a few bytes" in answer.error["message"]
 
 
 def test_many_requests_on_one_connection_do_not_add_up_to_large_headers(

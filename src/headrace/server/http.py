@@ -22,6 +22,9 @@ from headrace.server.http_head import check_host, set_target, upgrade_body_bytes
 from headrace.server.room import Phase
 
 SPARE_S = 2.0  # for the headers of a client that has no place: it may be a probe
+MAX_HEADER_LINES = 256  # each costs forty times its bytes, if it has few
+# Of a body, and more by its size: a chunk costs as much time as 200 bytes.
+FEW_CHUNKS, LEAST_CHUNK_BYTES = 4096, 64
 KEEP_ALIVE_S = 65.0  # above clients' and proxies' own, so that theirs end first
 MAX_PIPELINED, PIPELINED_BYTES = 32, 64 << 10
 
@@ -43,6 +46,7 @@ class EdgeProtocol(Connection):
         self._header_bytes = 0
         self._messages = 0  # requests that came whole
         self._bodies = 0  # pieces of bodies
+        self._chunks = self._body_bytes = 0  # of this request's
         self._header_deadline: asyncio.TimerHandle | None = None
         self._upgrade_bytes = 0  # of a body that the parser leaves to another protocol
         self._pipelined_bytes = 0
@@ -135,13 +139,16 @@ class EdgeProtocol(Connection):
     def _count_header_bytes(self, count: int) -> None:
         self._header_bytes += count
         if self._header_bytes >= self._bounds.max_headers_bytes:
-            self.refuse(
-                HeadersTooLargeError(
-                    f"The request's headers have more than {self._bounds.max_headers_bytes} bytes.",
-                    "Send smaller ones, or start the server with a higher --max-headers.",
-                ),
-                "large_headers",
+            self._refuse_headers(
+                f"{self._bounds.max_headers_bytes} bytes",
+                "Send smaller ones, or start the server with a higher --max-headers.",
             )
+
+    def _refuse_headers(self, bound: str, remedy: str) -> None:
+        self.refuse(
+            HeadersTooLargeError(f"The request's headers have more than {bound}.", remedy),
+            "large_headers",
+        )
 
     def _feed(self, data: bytes, rest: bytes) -> bytes:
         try:
@@ -192,7 +199,7 @@ class EdgeProtocol(Connection):
         if self._deaf:
             return
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes = self._chunks = self._body_bytes = 0
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
@@ -244,13 +251,20 @@ class EdgeProtocol(Connection):
         self.tasks.add(task)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:  # those after a body are nobody's
-            super().on_header(name, value)
+        if not self._in_headers or self._deaf:  # those after a body are nobody's
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADER_LINES:
+            self._refuse_headers(f"{MAX_HEADER_LINES} lines", "Send fewer.")
 
     def on_body(self, body: bytes) -> None:
         if self._deaf:
             return
         self._bodies += 1
+        self._chunks += 1
+        self._body_bytes += len(body)
+        if self._chunks > FEW_CHUNKS + self._body_bytes // LEAST_CHUNK_BYTES:
+            raise httptools.HttpParserError(f"{self._chunks} chunks of a few bytes each")
         if self.cycle is not self._running:
             self._pipelined_bytes += len(body)
         super().on_body(body)

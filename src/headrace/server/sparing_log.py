@@ -27,17 +27,23 @@ class SparingLog:
         self._windows: dict[str, _Window] = {}
 
     def info(self, event: str, message: str, *values: object, **extra: Any) -> None:
+        left_out = self.allow(event)
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            self._logger.info(message, *values, extra={"event": event, **extra, **more})
+
+    def allow(self, event: str) -> int | None:
+        """How many were left out before this one; None: leave this one out too."""
         window = self._windows.setdefault(event, _Window())
         now_s = self._clock()
         if now_s - window.began_s >= 1.0:
             window.began_s, window.lines = now_s, 0
         if window.lines >= self._lines_per_s:
             window.left_out += 1
-            return
+            return None
         window.lines += 1
-        more = {"left_out": window.left_out} if window.left_out else {}
-        window.left_out = 0
-        self._logger.info(message, *values, extra={"event": event, **extra, **more})
+        left_out, window.left_out = window.left_out, 0
+        return left_out
 
 
 class _Window:
