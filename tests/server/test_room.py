@@ -20,7 +20,7 @@ GET_WAIT = b"GET /wait HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 class Member:
     def __init__(self, room: Room) -> None:
-        self.is_dropped = False
+        self.is_dropped = self.has_unread = False
         self._room = room
         self.has_place = room.enter(self)
 
@@ -92,6 +92,16 @@ def test_a_body_that_stalled_loses_its_place_and_one_that_goes_on_does_not(
     assert Member(room).move(Phase.BUSY).has_place
     assert not Member(room).has_place
     assert [member.is_dropped for member in bodies] == [False, True, True]
+
+
+def test_an_answer_that_is_not_read_yet_is_not_cut_short(room: Room, clock: Clock) -> None:
+    members = [Member(room).move(Phase.BUSY).move(Phase.IDLE) for _ in range(3)]
+    members[0].has_unread = members[2].has_unread = True
+    assert Member(room).move(Phase.BUSY).has_place
+    assert not Member(room).has_place
+    assert [member.is_dropped for member in members] == [False, True, False]
+    clock.now_s += STALLED_S
+    assert Member(room).has_place
 
 
 def test_whoever_left_is_not_dropped(room: Room) -> None:

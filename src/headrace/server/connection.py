@@ -90,6 +90,10 @@ class Connection(HttpToolsProtocol):
         self._room.enter(self)
         self.admitted()
 
+    @property
+    def has_unread(self) -> bool:
+        return self._raw.get_write_buffer_size() > 0
+
     def tune(self) -> None:
         """Once it has asked for something: of those that never do there may be very many."""
         if not self._is_tuned:

@@ -25,6 +25,7 @@ class Phase(StrEnum):
     BUSY = "busy"  # its request is whole and is being answered
     IDLE = "idle"  # between requests
     LINGERING = "lingering"  # was answered, and is still sending
+    UNREAD = "unread"  # was answered, and has not read all of it
 
 
 # Who goes first, and how old it must be.
@@ -36,6 +37,7 @@ _ORDER = (
     (Phase.HEADERS, 0.0),
     (Phase.LINGERING, 0.0),
     (Phase.BODY, STALLED_S),
+    (Phase.UNREAD, STALLED_S),
 )
 # What became of connections that were not answered. As many as there are here.
 DROPS = (
@@ -47,6 +49,11 @@ DROPS = (
 class Member(Protocol):
     def abort(self) -> None:
         """Drop the client at once."""
+        ...
+
+    @property
+    def has_unread(self) -> bool:
+        """Part of its answer is still here."""
         ...
 
 
@@ -105,6 +112,8 @@ class Room:
 
     def _evict(self) -> bool:
         now_s = self._clock()
+        while (idle := next(iter(self._members[Phase.IDLE]), None)) and idle.has_unread:
+            self.move(idle, Phase.UNREAD)
         for phase, least_s in _ORDER:
             member = next(iter(self._members[phase]), None)
             if member is not None and now_s - self._members[phase][member] >= least_s:
