@@ -51,5 +51,5 @@ WORKDIR /
 # than that: docker stop --time 45.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['HEADRACE_PORT'] + '/health', timeout=4)"]
+    CMD ["python", "-I", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ['HEADRACE_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["headrace", "serve"]

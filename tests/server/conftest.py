@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -20,14 +21,22 @@ from headrace import LLM
 
 START_LIMIT_S = 60.0  # generous: machines are shared; nothing is asserted about it
 
-_COMMAND = (sys.executable, "-c", "from headrace.cli.commands import main; main()", "serve")
+_COMMAND = (sys.executable, "-P", "-c", "from headrace.cli.commands import main; main()", "serve")
 
 
 class RunningServer:
     """A server that a test started; `log` is what both of its processes wrote."""
 
     def __init__(
-        self, model: Path, folder: Path, server: dict[str, object], engine: dict[str, object]
+        self,
+        model: Path,
+        folder: Path,
+        server: dict[str, object],
+        engine: dict[str, object],
+        *,
+        max_files: int | None = None,
+        environment: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -36,11 +45,18 @@ class RunningServer:
         self._log_path = folder / f"server-{self.port}.log"
         settings = {"port": self.port, **server, **engine}
         with self._log_path.open("wb") as log:
+            limited = ["sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh"] if max_files else []
             self.process = subprocess.Popen(
-                [*_COMMAND, str(model), *_flags({"served_model_name": "smollm2", **settings})],
+                [
+                    *limited,
+                    *_COMMAND,
+                    str(model),
+                    *_flags({"served_model_name": "smollm2", **settings}),
+                ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+                cwd=cwd,
             )
 
     @property
@@ -105,10 +121,11 @@ def start_server(
         engine: dict[str, object] | None = None,
         *,
         ready: bool = True,
+        **options: Any,
     ) -> RunningServer:
         folder = tmp_path_factory.mktemp("server")
         engine = {"kv_tokens": 16384, **(engine or {})}
-        running = RunningServer(default_model_path, folder, server or {}, engine)
+        running = RunningServer(default_model_path, folder, server or {}, engine, **options)
         started.append(running)
         if ready:
             running.wait_ready()

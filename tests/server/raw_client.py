@@ -58,6 +58,9 @@ class RawClient:
         """As HTTPResponse asks for it: one reader for all answers, for it may read ahead."""
         return self._reader
 
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
     def send(self, *parts: bytes | str) -> RawClient:
         for part in parts:
             self.socket.sendall(part.encode() if isinstance(part, str) else part)

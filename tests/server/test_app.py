@@ -19,7 +19,9 @@ from headrace.core.server_config import ServerConfig
 from headrace.server.admission import Admission
 from headrace.server.app import App
 from headrace.server.call import AnyReply, Call, Reply, StreamReply, json_reply
+from headrace.server.descriptors import MOST_SPARE
 from headrace.server.http_server import make_server
+from headrace.server.room import Room
 from headrace.server.route import Route
 from headrace.server.service import Service
 
@@ -106,7 +108,9 @@ class Running:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        self._server = make_server(App(self._service, self._routes), self._service.config, 64)
+        config = self._service.config
+        self.room = Room(config.max_connections, MOST_SPARE, self._service.dropped)
+        self._server = make_server(App(self._service, self._routes), config, self.room, 64)
         await self._server.serve(sockets=[self._socket])
 
     def stop(self) -> None:

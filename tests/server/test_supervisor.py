@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from headrace.core.config import EngineConfig
-from headrace.core.errors import HeadraceError, UnavailableError
+from headrace.core.errors import ClientTimeoutError, HeadraceError, UnavailableError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
 from headrace.server import supervisor as supervising
 from headrace.server import wire
@@ -316,3 +316,28 @@ def test_messages_come_over_a_descriptor_that_select_does_not_know() -> None:
 
 def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_slow_readers_leave_unread_is_bounded() -> None:
+    """The stream that has most of it ends with an error; another goes on."""
+
+    async def play() -> None:
+        supervisor = make("serve")
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            link = supervisor.engine
+            link.unread.most = 1000
+            with link.stream(request("slow", [7] * 990)) as slow:
+                await until(lambda: link.unread.total == 991)  # and the end
+                with link.stream(request("other", [8] * 20)) as other:
+                    found: list[SampledToken] = []
+                    while not found or found[-1].finish_reason is None:
+                        found += await other.tokens()
+                        await asyncio.sleep(0.01)
+                    assert len(found) == 21
+                with pytest.raises(ClientTimeoutError, match="read more slowly"):
+                    await slow.tokens()
+            assert link.unread.total == 0
+            assert link.open_requests == 0
+
+    asyncio.run(play())

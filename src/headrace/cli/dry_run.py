@@ -16,7 +16,7 @@ from headrace.core.config import Device
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
 from headrace.models.resolve import name_model, resolve_model
-from headrace.server.listen import bind
+from headrace.server.listen import bind, bind_admin
 
 
 def show_dry_run(settings: Settings, *, as_json: bool) -> None:
@@ -37,12 +37,14 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.assemble import choose_backend, plan_memory
     from headrace.server.browsers import browser_warnings
     from headrace.server.keys import read_keys
+    from headrace.server.operators import operator_warnings
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
     keys, warnings = read_keys(settings.server)  # raises if the file is no good
     report["notes"] += warnings + browser_warnings(settings.server, has_keys=len(keys) > 0)
+    report["notes"] += operator_warnings(settings.server, keys)
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path, settings.engine.load_format)
     file = open_weights(path, settings.engine.load_format)
@@ -89,8 +91,10 @@ def _port_notes(settings: Settings) -> list[str]:
     """A port that is taken now may be free when it matters: by this server, running."""
     try:
         bind(settings.server.host, settings.server.port).close()
+        if admin := bind_admin(settings.server):
+            admin.close()
     except ConfigError as error:
-        if error.param != "port":
+        if error.param not in ("port", "admin_port"):
             raise
         return [f"{error.cause[0].lower()}{error.cause[1:]}"]
     return []

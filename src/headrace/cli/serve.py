@@ -6,6 +6,7 @@ what a server does is server/'s. Nothing heavy is imported before the port is kn
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -78,11 +79,14 @@ def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, offline: bool, began_s: float) -> int:
-    from headrace.server.listen import bind
+    from headrace.server.listen import bind, bind_admin
     from headrace.server.startup import StartUp
 
-    sock = bind(settings.server.host, settings.server.port)
-    with sock:
+    server = settings.server
+    with (
+        bind(server.host, server.port) as sock,
+        bind_admin(server) or contextlib.nullcontext() as admin,
+    ):
         from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
         from headrace.models.resolve import name_model, resolve_model
@@ -101,7 +105,6 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
         from headrace.server.logs import set_up_logging
         from headrace.server.serve import serve as serve_model
 
-        server = settings.server
         set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
         start_up.phase("model", resolved_s - resolving_s, str(path))
         return serve_model(
@@ -112,6 +115,7 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             settings.backend,
             typed=settings.model,
             sock=sock,
+            admin=admin,
             start_up=start_up,
             checked=checked,
         )

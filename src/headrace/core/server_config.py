@@ -27,6 +27,9 @@ _MOST = {
 }
 
 
+# Settings that may be written as 8MiB.
+_SIZES = ("max_body", "max_bodies", "max_headers", "max_schema", "max_grammars", "max_stored")
+
 ANY = "*"  # of lists of origins or hosts
 
 # What an item of a list looks like. An origin has no path.
@@ -92,6 +95,22 @@ class ServerConfig:
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")
     )
+    # What tells of everybody's requests: /metrics, /load, most of /version (server/operators.py).
+    metrics_key: str | None = field(
+        default=None,
+        repr=False,
+        metadata=flag("A key for /metrics, /load and /version, where others' keys shall not do."),
+    )
+    admin_port: int | None = field(
+        default=None,
+        metadata=flag(
+            "A port of its own for operators: probes, /metrics, /load and /version. Needs no key "
+            "but --metrics-key; where keys are set the main port has these no more."
+        ),
+    )
+    admin_host: str = field(
+        default="127.0.0.1", metadata=flag("The address that --admin-port is on.")
+    )
     # Web pages, and names that they may have brought: server/browsers.py.
     cors_origin: tuple[str, ...] = field(
         default=(),
@@ -113,6 +132,10 @@ class ServerConfig:
     )
     max_connections: int = field(default=1024, metadata=flag("Most connections at one time."))
     max_body: int | str = field(default="8MiB", metadata=flag("Largest body of a request."))
+    max_bodies: int | str = field(
+        default="64MiB",
+        metadata=flag("Largest size of all bodies being read, together; never below --max-body."),
+    )
     max_headers: int | str = field(default="32KiB", metadata=flag("Largest headers of a request."))
     max_prompt_tokens: int | None = field(
         default=None, metadata=flag("Longest prompt; default: what the context holds.")
@@ -170,13 +193,15 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_headers", "max_schema", "max_grammars", "max_stored"):
+        for name in _SIZES:
             # One shape for all readers; frozen, so through object's own setter.
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("cors_origin", "allowed_host"):
             object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
         for each in fields(self):
             self._check(each.name, getattr(self, each.name), each.default)
+        if self.admin_port and self.admin_port == self.port:
+            raise _refuse("admin_port", self.admin_port, "another port than --port")
         if self.served_model_name is not None and not self.served_names:
             raise _refuse("served_model_name", self.served_model_name, "a name, or several")
         for name, choices in _CHOICES.items():
@@ -187,7 +212,9 @@ class ServerConfig:
             choices = _CHOICES[name]
             if value not in tuple(choices):
                 raise _refuse(name, value, f"one of {', '.join(choices)}")
-        elif name == "port":
+        elif name in ("port", "admin_port"):
+            if value is None and default is None:
+                return
             if not _is_count(value, 0) or cast("int", value) > 65_535:
                 raise _refuse(name, value, "0 to 65535")
         elif isinstance(default, bool):
@@ -214,6 +241,11 @@ class ServerConfig:
     @property
     def max_body_bytes(self) -> int:
         return cast("int", self.max_body)
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        """One that is allowed must fit."""
+        return max(cast("int", self.max_bodies), self.max_body_bytes)
 
     @property
     def max_stored_bytes(self) -> int:

@@ -21,7 +21,7 @@ from headrace.core.server_config import ServerConfig
 
 PREFIX = "HEADRACE_"
 DEFAULT = "default"
-SECRETS = frozenset({"api_key"})
+SECRETS = frozenset({"api_key", "metrics_key"})
 HIDDEN = "***"
 BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.

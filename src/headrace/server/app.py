@@ -13,12 +13,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
-from headrace.core.errors import (
-    ClientTimeoutError,
-    HeadraceError,
-    PayloadTooLargeError,
-)
+from headrace.core.errors import HeadraceError
 from headrace.core.server_config import UnknownFields
+from headrace.server.bodies import ClientGone, read_body, too_large
 from headrace.server.browsers import Browsers
 from headrace.server.call import (
     Call,
@@ -29,6 +26,8 @@ from headrace.server.call import (
     error_reply,
     request_id_of,
 )
+from headrace.server.http_head import length_of
+from headrace.server.operators import Operators
 from headrace.server.record import HttpRecord
 from headrace.server.route import Route
 from headrace.server.service import Service
@@ -37,16 +36,19 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-SLOWEST_BODY_BYTES_S = 32 << 10  # what comes faster than this is never late
 CLIENT_GONE = 499  # as nginx has it: nobody sees it but the log
 
 log = logging.getLogger(__name__)
 
 
 class App:
-    def __init__(self, service: Service, routes: list[Route]) -> None:
+    """What one port answers."""
+
+    def __init__(self, service: Service, routes: list[Route], *, is_admin: bool = False) -> None:
         self._service = service
-        self._browsers = Browsers(service.config, has_keys=len(service.keys) > 0)
+        self._operators = Operators(service.config, service.keys, is_admin=is_admin)
+        host = service.config.admin_host if is_admin else service.config.host
+        self._browsers = Browsers(service.config, host, has_keys=self._operators.needs_key)
         self._routes: dict[str, list[Route]] = {}  # a path may have one for each method
         for route in routes:
             self._routes.setdefault(route.path, []).append(route)
@@ -65,7 +67,8 @@ class App:
             query=scope["query_string"].decode("latin-1"),
             refuses_unknown=self._service.config.unknown_fields is UnknownFields.REFUSE,
         )
-        exchange = _Exchange(self._service, self._browsers, call, receive, send)
+        address = scope.get("client") or ("",)
+        exchange = _Exchange(self._service, self._browsers, call, receive, send, str(address[0]))
         try:
             await exchange.answer(self._find)
         finally:
@@ -94,8 +97,7 @@ class App:
         routes = self._match(call.path)
         if routes:
             _take_shape(call, routes[0])
-        if not routes or not routes[0].is_open:
-            call.key_name = self._service.keys.authenticate(call.headers)
+        self._operators.authenticate(call, routes[0] if routes else None)
         if not routes:
             raise NotFoundError(f"There is nothing at {call.path[:200]!r}.", self._hint(call.path))
         call.route = routes[0].path
@@ -130,13 +132,20 @@ class _Exchange:
     """One request and its answer over one pair of ASGI channels."""
 
     def __init__(
-        self, service: Service, browsers: Browsers, call: Call, receive: Receive, send: Send
+        self,
+        service: Service,
+        browsers: Browsers,
+        call: Call,
+        receive: Receive,
+        send: Send,
+        address: str,
     ) -> None:
         self._service = service
         self._browsers = browsers
         self._call = call
         self._receive = receive
         self._send = send
+        self._address = address  # of the client
         self._is_sent = False  # the whole answer
         self.status = CLIENT_GONE
 
@@ -147,10 +156,10 @@ class _Exchange:
             route = self._browsers.preflight(call) or find(call)
             self._browsers.check(call, route)
             self._check_content_length()
-            call.body = await self._read_body()
+            await self._read_body()
             with self._service.keys.enter(call):
                 await self._watched(self._run(route))
-        except _ClientGone:
+        except ClientGone:
             self.status = CLIENT_GONE
         except HeadraceError as error:
             await self._send_reply(self._failed(error))
@@ -168,7 +177,10 @@ class _Exchange:
         await self._send_reply(reply)
 
     def _failed(self, error: HeadraceError) -> Reply:
-        self._call.error = error
+        # Its frames have the call, the call has it: such a ring would keep a body in memory for as
+        # long as the collector of garbage takes.
+        error.__cause__ = error.__context__ = None
+        self._call.error = error.with_traceback(None)
         return error_reply(error, self._call.error_shape, self._call.request_id)
 
     def _own_fault(self) -> HeadraceError:
@@ -192,7 +204,7 @@ class _Exchange:
                 task.cancel()
             await asyncio.wait({task})  # what the request held is free when this returns
         if is_cut:
-            raise _ClientGone
+            raise ClientGone
         task.result()
 
     async def _disconnected(self) -> None:
@@ -203,37 +215,21 @@ class _Exchange:
 
     def _check_content_length(self) -> None:
         """Refuses by what is announced, before anything is read."""
-        sent = self._call.headers.get("content-length", "")
-        if sent.isascii() and sent.isdigit() and int(sent) > self._service.config.max_body_bytes:
-            raise self._too_large(f"The body has {sent} bytes; this server reads at most")
+        most = self._service.config.max_body_bytes
+        sent = length_of(self._call.headers.get("content-length", ""))
+        if sent is not None and sent > most:
+            raise too_large(f"The body has {sent} bytes; this server reads at most", most)
 
-    def _too_large(self, what: str) -> PayloadTooLargeError:
-        return PayloadTooLargeError(
-            f"{what} {self._service.config.max_body_bytes}.",
-            "Send less, or start the server with a higher --max-body.",
+    async def _read_body(self) -> None:
+        call, config = self._call, self._service.config
+        call.body = await read_body(
+            self._service.bodies,
+            self._receive,
+            owner=call.key_name or self._address,
+            most=config.max_body_bytes,
+            limit_s=config.client_timeout_s,
         )
-
-    async def _read_body(self) -> bytes:
-        limit_s, most = self._service.config.client_timeout_s, self._service.config.max_body_bytes
-        body = bytearray()
-        began = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(limit_s) as timeout:
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise _ClientGone
-                    body += message.get("body", b"")
-                    if len(body) > most:
-                        raise self._too_large("The body has more bytes than this server reads:")
-                    if not message.get("more_body", False):
-                        return bytes(body)
-                    timeout.reschedule(began + limit_s + len(body) / SLOWEST_BODY_BYTES_S)
-        except TimeoutError as error:
-            raise ClientTimeoutError(
-                f"After {limit_s:g} s only {len(body)} bytes of the body had come.",
-                "Send it faster, and as much as Content-Length says.",
-            ) from error
+        call.body_bytes = len(call.body)
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -281,10 +277,6 @@ class _Exchange:
             headers["x-headrace-warning"] = call.warning_header()
         raw = [(k.encode("latin-1"), v.encode("latin-1", "replace")) for k, v in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-class _ClientGone(Exception):
-    pass
 
 
 def _take_shape(call: Call, route: Route) -> None:

@@ -106,7 +106,8 @@ def _read_object(call: Call) -> dict[str, Any]:
             f"The body's Content-Encoding is {encoding[:40]!r}; expected none.",
             "Send the JSON as it is, not compressed.",
         )
-    body = call.body.removeprefix(_BOM)
+    # Not kept while the answer is computed: bodies of many requests would add up.
+    body, call.body = call.body.removeprefix(_BOM), b""
     try:
         sent = msgspec.json.decode(body)
     except UnicodeDecodeError as error:

@@ -46,12 +46,13 @@ class ForbiddenError(HeadraceError):
 
 
 class Browsers:
-    def __init__(self, config: ServerConfig, *, has_keys: bool) -> None:
+    def __init__(self, config: ServerConfig, host: str, *, has_keys: bool) -> None:
+        """`host` is what is listened on."""
         self._origins = frozenset(config.cors_origin)
         self._hosts = frozenset(config.allowed_host)
         self._has_keys = has_keys
-        self._is_local = is_loopback(config.host)
-        self._own_names = {config.host.lower(), socket.gethostname().lower()}
+        self._is_local = is_loopback(host)
+        self._own_names = {host.lower(), socket.gethostname().lower()}
 
     def mark(self, call: Call) -> None:
         """Headers for whatever the answer will be, an error too: without them a page may not read

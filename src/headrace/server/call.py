@@ -77,8 +77,10 @@ class Call:
     request_id: str
     arrived_s: float = field(default_factory=time.monotonic)
     query: str = ""
-    body: bytes = b""
+    body: bytes = b""  # until it was decoded
+    body_bytes: int = 0  # its size
     key_name: str | None = None
+    is_operators: bool = False  # whoever asks may know of everybody's requests
     route: str = "other"  # the path as routes.py has it, once it was found
     error_shape: ErrorShape = OPENAI_ERRORS
     error: HeadraceError | None = None  # what the answer, or its end, said

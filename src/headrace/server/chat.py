@@ -127,7 +127,7 @@ async def make_chat_request(
         max_bytes=max_bytes,
     )
     truncation = truncation_of(sent, service.context_tokens - (max_tokens or 1))
-    size_bytes = size_bytes or len(call.body)
+    size_bytes = size_bytes or call.body_bytes
     ids = await encode_chat(service, use.messages, use.template_tools, sent, size_bytes, truncation)
     check_fits(
         service,

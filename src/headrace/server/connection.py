@@ -1,7 +1,8 @@
-"""One connection: how many there may be, how it ends, and clients that do not read.
+"""One connection: its place among all, how it ends, and clients that do not read.
 
 uvicorn's protocol, made so that a client which is one too many, silent or slow costs little and is
-dropped alone. HTTP's grammar is http.py's affair, what is asked for app.py's.
+dropped alone. Who has a place is room.py's affair, HTTP's grammar http.py's, what is asked for
+app.py's.
 """
 
 from __future__ import annotations
@@ -19,28 +20,29 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headrace.core.errors import HeadraceError, UnavailableError
 from headrace.server.call import error_reply, new_id
+from headrace.server.room import Phase, Room
+from headrace.server.sparing_log import SparingLog
 
 LINGER_S, LINGER_BYTES = 2.0, 64 << 20  # what a refused client may still send before the cut
 WRITE_HIGH_BYTES, WRITE_LOW_BYTES = 32 << 10, 8 << 10
 UNSENT_BYTES = 64 << 10  # in the kernel, beyond what the client's window takes
 SLOWEST_BYTES = 16 << 10  # a client that reads less in client_timeout_s has stopped reading
-MAX_REFUSED = 256  # connections being told that they are one too many
 
-log = logging.getLogger(__name__)
+log = SparingLog(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    max_connections: int
     max_headers_bytes: int
     client_timeout_s: float
+    probes: frozenset[str] = frozenset()  # paths that are answered even where there is no place
 
 
 class EdgeConfig(uvicorn.Config):
     """uvicorn's settings, and what all connections share beside them."""
 
     def __init__(
-        self, app: Any, protocol: type[asyncio.Protocol], bounds: Bounds, backlog: int
+        self, app: Any, protocol: type[asyncio.Protocol], bounds: Bounds, room: Room, backlog: int
     ) -> None:
         super().__init__(
             app,
@@ -53,7 +55,7 @@ class EdgeConfig(uvicorn.Config):
             backlog=backlog,
         )
         self.bounds = bounds
-        self.refused: set[Connection] = set()  # those that were one too many, until they go
+        self.room = room
 
 
 class Connection(HttpToolsProtocol):
@@ -62,7 +64,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._bounds = cast("EdgeConfig", config).bounds
-        self._refused = cast("EdgeConfig", config).refused
+        self._room = cast("EdgeConfig", config).room
         self._raw: asyncio.Transport
         self._running: RequestResponseCycle | None = None  # `cycle` is the newest, maybe queued
         self._deaf = False  # what comes is thrown away
@@ -70,9 +72,10 @@ class Connection(HttpToolsProtocol):
         self._closing = False
         self._stall: asyncio.TimerHandle | None = None
         self._unwritten_bytes = 0
+        self._is_tuned = False
 
     def admitted(self) -> None:
-        """There is room for this connection."""
+        """It is here, in a place of its own or a spare one (`is_spare`)."""
 
     @property
     def between_requests(self) -> bool:
@@ -82,29 +85,38 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._raw = transport
         transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
-        _tune(transport.get_extra_info("socket"), self._bounds.client_timeout_s)
-        full = len(self.connections) - len(self._refused) >= self._bounds.max_connections
-        full = full and not self._evict_idle()
         super().connection_made(transport)
         self.transport = cast("asyncio.Transport", _Outgoing(self, transport))
-        if not full:
-            self.admitted()
-        elif len(self._refused) >= MAX_REFUSED:
-            transport.abort()  # not even time for a word
-        else:
-            self._refused.add(self)
-            self.refuse(
-                UnavailableError(
-                    f"The server has {self._bounds.max_connections} connections, which is its "
-                    "bound.",
-                    "Use fewer connections, or start the server with a higher --max-connections.",
-                    retry_after_s=1.0,
-                )
-            )
+        self._room.enter(self)
+        self.admitted()
+
+    @property
+    def has_unread(self) -> bool:
+        return self._raw.get_write_buffer_size() > 0
+
+    def tune(self) -> None:
+        """Once it has asked for something: of those that never do there may be very many."""
+        if not self._is_tuned:
+            self._is_tuned = True
+            _tune(self._raw.get_extra_info("socket"), self._bounds.client_timeout_s)
+
+    @property
+    def is_spare(self) -> bool:
+        return self._room.is_spare(self)
+
+    def refuse_full(self) -> None:
+        self.refuse(
+            UnavailableError(
+                f"The server has {self._room.max_connections} connections, which is its bound.",
+                "Use fewer connections, or start the server with a higher --max-connections.",
+                retry_after_s=1.0,
+            ),
+            "full",
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = self._deaf = True
-        self._refused.discard(self)
+        self._room.leave(self)
         if self._stall is not None:
             self._stall.cancel()
         self._drop_running()
@@ -118,15 +130,6 @@ class Connection(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
-
-    def _evict_idle(self) -> bool:
-        """Room for a newcomer: a connection that waits for its next request can go."""
-        for other in self.connections:
-            if isinstance(other, Connection) and other.timeout_keep_alive_task is not None:
-                other._raw.abort()
-                self.connections.discard(other)
-                return True
-        return False
 
     def abort(self) -> None:
         """Drop the client at once, with whatever is unsent: close() would wait until it reads."""
@@ -144,6 +147,7 @@ class Connection(HttpToolsProtocol):
             if self._raw.get_write_buffer_size():
                 self._watch_stall()
             return
+        self._room.move(self, Phase.LINGERING)
         self.flow.resume_reading()
         if self._raw.can_write_eof():
             self._raw.write_eof()
@@ -180,10 +184,11 @@ class Connection(HttpToolsProtocol):
         self._stall = None
         left = self._raw.get_write_buffer_size()
         if left and self._unwritten_bytes - left < SLOWEST_BYTES:
+            self._room.dropped["stalled"] += 1
             log.info(
+                "client_stalled",
                 "a client stopped reading and was dropped with %d bytes unsent",
                 left,
-                extra={"event": "client_stalled"},
             )
             self.abort()
         else:
@@ -196,9 +201,10 @@ class Connection(HttpToolsProtocol):
 
     # -- answers without a request ---------------------------------------------------------------
 
-    def refuse(self, error: HeadraceError) -> None:
-        """Answer what is no request, in OpenAI's shape as ever, and close."""
+    def refuse(self, error: HeadraceError, why: str) -> None:
+        """Answer what is no request, in OpenAI's shape, and close; `why`: of room.DROPS."""
         self._drop_running()
+        self._room.dropped[why] += 1
         reply, request_id = error_reply(error), new_id("req")
         headers = {
             "content-type": reply.content_type,
@@ -209,11 +215,7 @@ class Connection(HttpToolsProtocol):
         }
         head = f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        log.info(
-            "refused: %s",
-            error.cause,
-            extra={"event": "refused", "request_id": request_id, "status": reply.status},
-        )
+        log.info("refused", "refused: %s", error.cause, request_id=request_id, status=reply.status)
         self._raw.write(head.encode("latin-1") + b"\r\n" + reply.body)
         self.close(lingering=True)
 
@@ -247,7 +249,12 @@ def _tune(sock: socket.socket | None, client_timeout_s: float) -> None:
         ("TCP_KEEPCNT", 3),
     ):
         options.append((socket.IPPROTO_TCP, name, value))
-    for level, name, value in options:
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(level, getattr(socket, name), value)
+    # uvloop's would be made anew for each of them.
+    own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+    try:
+        for level, name, value in options:
+            if hasattr(socket, name):
+                with contextlib.suppress(OSError):
+                    own.setsockopt(level, getattr(socket, name), value)
+    finally:
+        own.detach()

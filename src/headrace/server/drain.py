@@ -40,6 +40,13 @@ class Drain:
             log.warning("a second signal: stopped at once", extra={"event": "stopped"})
             os._exit(128 + number)
         self._service.draining = True
+        self._service.bodies.end(
+            UnavailableError(
+                "The server is shutting down, and this request had not come whole.",
+                "Send it to another replica, or again when this one is back.",
+                retry_after_s=self._service.config.drain_timeout_s,
+            )
+        )
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:

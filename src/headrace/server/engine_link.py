@@ -12,9 +12,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import cast
 
 from headrace.core.children import child_environment, python_command
 from headrace.core.errors import (
+    ClientTimeoutError,
     ContextLengthError,
     HeadraceError,
     InvalidRequestError,
@@ -25,6 +27,7 @@ from headrace.core.request import GenerateRequest, SampledToken, Started
 from headrace.server import wire
 from headrace.server.frames import Encoder
 from headrace.server.snapshot import EngineSnapshot
+from headrace.server.unread import Unread
 
 READ_BYTES = 1 << 18
 ENGINE_COMMAND = tuple(python_command("headrace.server.engine_process"))
@@ -53,6 +56,7 @@ class RequestStream:
             self._news.clear()
             await self._news.wait()
         arrived, self._arrived = self._arrived, []
+        self._link.unread.taken(self)
         return arrived
 
     def stop(self, index: int) -> None:
@@ -62,7 +66,10 @@ class RequestStream:
         self._arrived.append(token)
         self._news.set()
 
-    def fail(self, error: HeadraceError) -> None:
+    def fail(self, error: HeadraceError, *, is_now: bool = False) -> None:
+        """At its end, after what has come; or now, in its place."""
+        if is_now:
+            self._arrived = []
         self._error = error
         self._news.set()
 
@@ -96,6 +103,7 @@ class EngineLink:
         self._encoder = Encoder()
         self._decoder = wire.from_engine_decoder()
         self._streams: dict[str, RequestStream] = {}
+        self.unread = Unread()
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
         self.served = False  # a token has come
@@ -151,6 +159,7 @@ class EngineLink:
         self.send(wire.Add(stream.request))
 
     def close(self, stream: RequestStream) -> None:
+        self.unread.taken(stream)
         if self._streams.pop(stream.request.request_id, None) is not None:
             self.send(wire.Cancel(stream.request.request_id))
 
@@ -213,6 +222,17 @@ class EngineLink:
                 )
                 self.ready.exception()  # whoever waits is told; nobody need be
 
+    def _end_slow(self, stream: RequestStream) -> None:
+        stream.fail(
+            ClientTimeoutError(
+                "The answer was read more slowly than it was computed, and there is no more room "
+                "for it.",
+                "Read faster, or ask for less (max_tokens, n, logprobs).",
+            ),
+            is_now=True,
+        )
+        self.close(stream)
+
     def _hear(self, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Tokens):
             self.served = True
@@ -222,6 +242,8 @@ class EngineLink:
             for token in message.tokens:
                 if stream := self._streams.get(token.request_id):
                     stream.push(token)
+                    if slowest := self.unread.add(stream, token):
+                        self._end_slow(cast("RequestStream", slowest))
         elif isinstance(message, wire.Beat):
             if message.progress != self._progress:
                 self._progress, self._progress_s = message.progress, time.monotonic()

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from headrace.server.families import FamilyMaker, Labels
 from headrace.server.metrics import STEP_PARTS, Metrics
+from headrace.server.room import DROPS
 from headrace.server.text_format import TextWriter, choose_format
 
 # Of grammars, as server/grammars.py counts them: there from the start, so that a rate is one.
@@ -266,6 +267,15 @@ class _Families(Collector):
             "rejected_requests",
             "Requests turned away, by reason.",
             [({"reason": reason}, n) for reason, n in m.refused.items()],
+        )
+        yield make.own_gauge("connections", "Open connections.", m.edge.open_connections())
+        yield make.own_counter(
+            "connections_dropped",
+            "Connections ended without an answer to a request, by why.",
+            [({"reason": reason}, m.edge.dropped.get(reason, 0)) for reason in DROPS],
+        )
+        yield make.own_gauge(
+            "body_bytes", "Bytes of requests' bodies that are being read.", m.edge.bodies.bytes
         )
 
     def _facts(self) -> Iterator[Metric]:

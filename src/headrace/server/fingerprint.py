@@ -37,7 +37,7 @@ _TEMPLATE_KEY = "tokenizer.chat_template"
 NEUTRAL_SETTINGS = frozenset(
     {
         *("host", "port", "api_key", "api_keys_file", "max_connections", "client_timeout_s"),
-        *("cors_origin", "allowed_host"),
+        *("cors_origin", "allowed_host", "metrics_key", "admin_host", "admin_port", "max_bodies"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
         *("log_content", "trace", "threads", "debug_invariants", "verify"),

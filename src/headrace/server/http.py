@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import httptools
 import uvicorn
@@ -17,7 +16,15 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from headrace.core.errors import ClientTimeoutError, HeadraceError
 from headrace.server.connection import Connection
+from headrace.server.cycle import Cycle
+from headrace.server.half_closed import PROBE, HalfClosed
+from headrace.server.http_head import check_host, set_target, upgrade_body_bytes
+from headrace.server.room import Phase
 
+SPARE_S = 2.0  # for the headers of a client that has no place: it may be a probe
+MAX_HEADER_LINES = 256  # each costs forty times its bytes, if it has few
+# Of a body, and more by its size: a chunk costs as much time as 200 bytes.
+FEW_CHUNKS, LEAST_CHUNK_BYTES = 4096, 64
 KEEP_ALIVE_S = 65.0  # above clients' and proxies' own, so that theirs end first
 MAX_PIPELINED, PIPELINED_BYTES = 32, 64 << 10
 
@@ -39,9 +46,11 @@ class EdgeProtocol(Connection):
         self._header_bytes = 0
         self._messages = 0  # requests that came whole
         self._bodies = 0  # pieces of bodies
+        self._chunks = self._body_bytes = 0  # of this request's
         self._header_deadline: asyncio.TimerHandle | None = None
         self._upgrade_bytes = 0  # of a body that the parser leaves to another protocol
         self._pipelined_bytes = 0
+        self._half_closed: HalfClosed | None = None
 
     def admitted(self) -> None:
         self._await_headers()
@@ -53,6 +62,8 @@ class EdgeProtocol(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._header_deadline is not None:
             self._header_deadline.cancel()
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
 
     # -- what comes in ---------------------------------------------------------------------------
@@ -70,6 +81,35 @@ class EdgeProtocol(Connection):
             return
         if self._in_headers and self._is_idle:
             self._await_headers()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Says what it is doing, to whoever gives places."""
+        running = self._running
+        if self.is_closing:
+            return
+        if running is not None and not running.response_complete and not running.more_body:
+            self._room.move(self, Phase.BUSY)
+        elif not self._in_headers:
+            self._room.move(self, Phase.BODY)
+        elif self._header_bytes:
+            self._room.move(self, Phase.HEADERS)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client will say no more. If it asked for something it may well wait for the answer;
+        True leaves it open for that. What it did not say to its end nobody will hear."""
+        running = self._running
+        if self._closing or running is None or running.response_complete or running.more_body:
+            return False
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()
+        self._deaf = True
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self._raw.get_extra_info("socket"), self.abort)
+            if not running.response_started and running.scope["http_version"] == "1.1":
+                self._raw.write(PROBE)
+            running.keep_alive = running.keep_alive and bool(self.pipeline)
+        return True
 
     def _feed_some(self, data: bytes) -> bytes:
         """Parse what can be parsed under one bound; what is left."""
@@ -99,12 +139,16 @@ class EdgeProtocol(Connection):
     def _count_header_bytes(self, count: int) -> None:
         self._header_bytes += count
         if self._header_bytes >= self._bounds.max_headers_bytes:
-            self.refuse(
-                HeadersTooLargeError(
-                    f"The request's headers have more than {self._bounds.max_headers_bytes} bytes.",
-                    "Send smaller ones, or start the server with a higher --max-headers.",
-                )
+            self._refuse_headers(
+                f"{self._bounds.max_headers_bytes} bytes",
+                "Send smaller ones, or start the server with a higher --max-headers.",
             )
+
+    def _refuse_headers(self, bound: str, remedy: str) -> None:
+        self.refuse(
+            HeadersTooLargeError(f"The request's headers have more than {bound}.", remedy),
+            "large_headers",
+        )
 
     def _feed(self, data: bytes, rest: bytes) -> bytes:
         try:
@@ -128,37 +172,49 @@ class EdgeProtocol(Connection):
 
     def _await_headers(self) -> None:
         if self._header_deadline is None:
-            self._header_deadline = self.loop.call_later(
-                self._bounds.client_timeout_s, self._headers_late
-            )
+            limit_s = self._bounds.client_timeout_s
+            limit_s = min(limit_s, SPARE_S) if self.is_spare else limit_s
+            self._header_deadline = self.loop.call_later(limit_s, self._headers_late)
 
     def _headers_late(self) -> None:
         self._header_deadline = None
+        if self.is_spare:
+            self.refuse_full()
+            return
         if not self._header_bytes:
+            self._room.dropped["silent"] += 1
             self.close()  # it never said a word
             return
         self.refuse(
             ClientTimeoutError(
                 f"The request's headers did not come within {self._bounds.client_timeout_s:g} s.",
                 "Send them faster.",
-            )
+            ),
+            "slow_headers",
         )
 
     # -- the parser's calls ----------------------------------------------------------------------
 
     def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
         self._in_headers = False
-        self._header_bytes = 0
+        self._header_bytes = self._chunks = self._body_bytes = 0
         if self._header_deadline is not None:
             self._header_deadline.cancel()
             self._header_deadline = None
+        self.tune()
         version = self.parser.get_http_version()
         self.scope["method"] = self.parser.get_method().decode("ascii")
         self.scope["http_version"] = version
-        _set_target(self.scope, httptools.parse_url(self.url))
+        check_host(version, self.headers)
+        set_target(self.scope, httptools.parse_url(self.url))
+        if self.is_spare and self.scope["path"] not in self._bounds.probes:
+            self.refuse_full()
+            return
         if self.parser.should_upgrade():
-            self._upgrade_bytes = _upgrade_body_bytes(self.headers)
-        cycle = _Cycle(
+            self._upgrade_bytes = upgrade_body_bytes(self.headers)
+        cycle = Cycle(
             scope=self.scope,
             transport=self.transport,
             flow=self.flow,
@@ -168,7 +224,7 @@ class EdgeProtocol(Connection):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue and version != "1.0",
-            keep_alive=version == "1.1" and self.parser.should_keep_alive(),
+            keep_alive=version == "1.1" and self.parser.should_keep_alive() and not self.is_spare,
             on_response=self.on_response_complete,
         )
         if self._is_idle:
@@ -195,17 +251,26 @@ class EdgeProtocol(Connection):
         self.tasks.add(task)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:  # those after a body are nobody's
-            super().on_header(name, value)
+        if not self._in_headers or self._deaf:  # those after a body are nobody's
+            return
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADER_LINES:
+            self._refuse_headers(f"{MAX_HEADER_LINES} lines", "Send fewer.")
 
     def on_body(self, body: bytes) -> None:
+        if self._deaf:
+            return
         self._bodies += 1
+        self._chunks += 1
+        self._body_bytes += len(body)
+        if self._chunks > FEW_CHUNKS + self._body_bytes // LEAST_CHUNK_BYTES:
+            raise httptools.HttpParserError(f"{self._chunks} chunks of a few bytes each")
         if self.cycle is not self._running:
             self._pipelined_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._upgrade_bytes:
+        if not self._upgrade_bytes and not self._deaf:
             self._end_message()
 
     def _end_message(self) -> None:
@@ -226,9 +291,13 @@ class EdgeProtocol(Connection):
             if not self.pipeline:
                 self._pipelined_bytes = 0
             self._start(cycle)
+            self._settle()
+        elif self._half_closed is not None:
+            self.close()
         elif self._header_deadline is None:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_S, self.close)
+            self._room.move(self, Phase.IDLE)
 
     # -- what is not a request -------------------------------------------------------------------
 
@@ -250,7 +319,7 @@ class EdgeProtocol(Connection):
         cause, remedy = f"This is not HTTP/1.1: {_reason(error)}.", "Send an HTTP/1.1 request."
         if data[:1] == b"\x16":
             cause, remedy = "This port speaks HTTP, and TLS came.", "Use http:// rather than https."
-        self.refuse(MalformedHttpError(cause, remedy))
+        self.refuse(MalformedHttpError(cause, remedy), "malformed")
 
     def _drop_unfinished(self, error: httptools.HttpParserError) -> None:
         """A body that went wrong half-way will never be whole."""
@@ -260,43 +329,9 @@ class EdgeProtocol(Connection):
                 MalformedHttpError(
                     f"The request's body is broken: {_reason(error)}.",
                     "Check Content-Length or the chunks.",
-                )
+                ),
+                "malformed",
             )
-
-
-class _Cycle(RequestResponseCycle):
-    """A request and its answer, as uvicorn has it, and right for HTTP/1.0 and for early answers."""
-
-    _until_close = False
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            if self.more_body:
-                self.keep_alive = False  # answered before its body came, which may be endless
-            sized = any(name == b"content-length" for name, _ in message["headers"])
-            if self.scope["http_version"] != "1.1" and not sized:
-                self._until_close, self.chunked_encoding = True, False  # 1.0 knows no chunks
-        elif self._until_close:
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
-
-
-def _set_target(scope: Any, url: Any) -> None:
-    if url.path is None:
-        raise httptools.HttpParserError("no path")
-    scope["raw_path"] = url.path
-    scope["path"] = unquote_to_bytes(url.path).decode("utf-8", "replace")
-    scope["query_string"] = url.query or b""
-
-
-def _upgrade_body_bytes(headers: list[tuple[bytes, bytes]]) -> int:
-    """Java's client, for one, asks for h2c with a body; the parser hands that body to nobody."""
-    for name, value in headers:
-        if name == b"transfer-encoding":
-            raise httptools.HttpParserError("an upgrade with a chunked body")
-        if name == b"content-length":
-            return int(value)
-    return 0
 
 
 def _reason(error: httptools.HttpParserError) -> str:

@@ -13,6 +13,10 @@ import uvicorn
 from headrace.core.server_config import ServerConfig
 from headrace.server.connection import Bounds, EdgeConfig
 from headrace.server.http import EdgeProtocol
+from headrace.server.room import Room
+from headrace.server.routes import PROBES
+
+CLOSING_S = 5.0  # for what is left to be sent when the server ends: some never read
 
 
 class HttpServer(uvicorn.Server):
@@ -30,11 +34,21 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets)
         self.has_started.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        force = asyncio.get_running_loop().call_later(CLOSING_S, self._force)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            force.cancel()
 
-def make_server(app: Any, config: ServerConfig, backlog: int) -> HttpServer:
+    def _force(self) -> None:
+        self.force_exit = True
+
+
+def make_server(app: Any, config: ServerConfig, room: Room, backlog: int) -> HttpServer:
     bounds = Bounds(
-        max_connections=config.max_connections,
         max_headers_bytes=config.max_headers_bytes,
         client_timeout_s=config.client_timeout_s,
+        probes=PROBES,
     )
-    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, backlog))
+    return HttpServer(EdgeConfig(app, EdgeProtocol, bounds, room, backlog))

@@ -13,15 +13,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.core.errors import ConfigError
+from headrace.core.server_config import ServerConfig
 
 _TRIED_PORTS = 100
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def bind(host: str, port: int) -> socket.socket:
-    with _explained(host, port):
+def bind(host: str, port: int, prefix: str = "") -> socket.socket:
+    """`prefix` is what the settings' names begin with: "admin_" of the admin port's."""
+    with _explained(host, port, prefix):
         family, address = _resolve(host, port)
         return _bind(family, address)
+
+
+def bind_admin(config: ServerConfig) -> socket.socket | None:
+    if config.admin_port is None:
+        return None
+    return bind(config.admin_host, config.admin_port, "admin_")
 
 
 def listen(sock: socket.socket, backlog: int) -> None:
@@ -65,38 +73,41 @@ def _bind(family: socket.AddressFamily, address: tuple[str, int]) -> socket.sock
 
 
 @contextmanager
-def _explained(host: str, port: int) -> Iterator[None]:
+def _explained(host: str, port: int, prefix: str = "") -> Iterator[None]:
+    flag = f"--{prefix.replace('_', '-')}"
     try:
         yield
     except socket.gaierror as error:
         raise ConfigError(
-            f"host is {host!r}, which is no address: {error.strerror}.",
-            "Set --host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
-            param="host",
+            f"{prefix}host is {host!r}, which is no address: {error.strerror}.",
+            f"Set {flag}host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+            param=f"{prefix}host",
         ) from error
     except OSError as error:
-        raise _refused(host, port, error) from error
+        raise _refused(host, port, error, flag, prefix) from error
 
 
-def _refused(host: str, port: int, error: OSError) -> ConfigError:
+def _refused(host: str, port: int, error: OSError, flag: str, prefix: str) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
         free = _free_port(host, port)
-        remedy = f"Take a free one: --port {free}" if free else "Take a free one with --port"
+        remedy = (
+            f"Take a free one: {flag}port {free}" if free else f"Take a free one with {flag}port"
+        )
         return ConfigError(
             f"Port {port} of {host} is taken by another process.",
             f"{remedy}, or stop the other process.",
-            param="port",
+            param=f"{prefix}port",
         )
     if error.errno == errno.EACCES:
         return ConfigError(
             f"Port {port} of {host} may not be taken by this user.",
-            "Set --port to 1024 or more.",
-            param="port",
+            f"Set {flag}port to 1024 or more.",
+            param=f"{prefix}port",
         )
     return ConfigError(
         f"{host} port {port} can't be listened on: {error.strerror or error}.",
-        "Set --host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
-        param="host",
+        f"Set {flag}host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+        param=f"{prefix}host",
     )
 
 

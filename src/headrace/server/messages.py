@@ -64,7 +64,7 @@ async def count_tokens(service: Service, call: Call) -> AnyReply:
         parallel=chat.parallel_tool_calls,
         max_bytes=service.config.max_schema_bytes,
     )
-    ids = await encode_chat(service, use.messages, use.template_tools, chat, len(call.body))
+    ids = await encode_chat(service, use.messages, use.template_tools, chat, call.body_bytes)
     return json_reply(TokenCount(len(ids)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from headrace.core.errors import HeadraceError, RetryLaterError
@@ -21,6 +22,7 @@ from headrace.core.histogram import (
     Histogram,
 )
 from headrace.server import wire
+from headrace.server.bodies import Bodies
 from headrace.server.record import HttpRecord, RequestRecord
 from headrace.server.snapshot import EngineSnapshot
 from headrace.server.supervisor import State
@@ -30,6 +32,8 @@ STEP_PARTS = ("schedule", "compute", "sample", "commit", "publish")
 # Shown as 0 before the first of them: a rate needs a beginning to rise from.
 USUAL_REFUSALS = (
     "authentication",
+    "bodies_full",
+    "client_timeout",
     "context_length",
     "invalid_request",
     "payload_too_large",
@@ -52,9 +56,30 @@ class EngineWatch(Protocol):
     def facts(self) -> wire.Ready | None: ...
 
 
+class EdgeWatch(Protocol):
+    """What is asked about connections; the service has it."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+    @property
+    def open_connections(self) -> Callable[[], int]: ...
+    @property
+    def bodies(self) -> Bodies: ...
+
+
+class _NoEdge:
+    """Nobody is connected."""
+
+    def __init__(self) -> None:
+        self.dropped: Mapping[str, int] = {}
+        self.open_connections: Callable[[], int] = lambda: 0
+        self.bodies = Bodies(0)
+
+
 class Metrics:
-    def __init__(self, engine: EngineWatch) -> None:
+    def __init__(self, engine: EngineWatch, edge: EdgeWatch | None = None) -> None:
         self._engine = engine
+        self.edge: EdgeWatch = edge or _NoEdge()
         self._waiting: set[int] = set()  # id() of records, which live until their end
         self._running: set[int] = set()
         self.prompt_tokens = 0

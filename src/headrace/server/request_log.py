@@ -13,12 +13,14 @@ from typing import Any
 from headrace.core.errors import HeadraceError
 from headrace.server.metrics import is_refusal, refusal_reason, time_per_output_token_s
 from headrace.server.record import HttpRecord, RequestRecord
+from headrace.server.sparing_log import SparingLog
 
 # Asked for so often, by machines, that they would drown the rest.
 QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
 
 log = logging.getLogger("headrace.server.requests")
 
+REFUSALS_PER_S = 20  # lines of a status, where nobody knows who was refused
 MAX_IGNORED = 16  # names of unknown fields in a line
 
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
@@ -29,11 +31,15 @@ class RequestLog:
 
     def __init__(self, show_content: bool = False) -> None:
         self._show_content = show_content
+        self._sparing = SparingLog(log, REFUSALS_PER_S)
 
     def on_http(self, record: HttpRecord) -> None:
         quiet = record.route in QUIET_ROUTES and record.status != 500
         level = logging.DEBUG if quiet else logging.INFO
         if not log.isEnabledFor(level):
+            return
+        left_out = self._sparing.allow(str(record.status)) if _is_strangers(record) else 0
+        if left_out is None:
             return
         took_s = record.ended_s - record.arrived_s
         # The route, not the path: that is the client's text.
@@ -51,12 +57,19 @@ class RequestLog:
                 "status": record.status,
                 "key": record.key_name,
                 "e2e_s": round(took_s, 6),
+                **({"left_out": left_out} if left_out else {}),
                 **_error_fields(record.error),
                 **_ignored_fields(record.ignored_fields),
                 **_work_fields(record.requests),
                 **(_content_fields(record.requests) if self._show_content else {}),
             },
         )
+
+
+def _is_strangers(record: HttpRecord) -> bool:
+    """Turned away before it cost anything, and by nobody that is known: there may be very many."""
+    refused = record.error is not None and is_refusal(record.error)
+    return refused and record.key_name is None and not record.requests
 
 
 def _error_fields(error: HeadraceError | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ async def responses(service: Service, call: Call) -> AnyReply:
     """An answer to a chat in the newer shape, whole or as events; kept, unless `store` is false."""
     sent = read_struct(call, ResponsesRequest)
     before = items_before(service, call, sent.previous_response_id)
-    size_bytes = len(call.body) + (len(encode_json(before)) if before else 0)
+    size_bytes = call.body_bytes + (len(encode_json(before)) if before else 0)
     chat = as_chat(call, sent, before)
     request, use = await make_chat_request(
         service, call, chat, max_tokens_name="max_output_tokens", size_bytes=size_bytes

@@ -22,6 +22,8 @@ class Route:
     endpoint: Endpoint
     methods: tuple[str, ...] = ("GET",)
     is_open: bool = False  # answers without a key
+    is_operators: bool = False  # tells of everybody's requests: operators.py says who may
+    tells_operators_more: bool = False  # and others little
     request: type[msgspec.Struct] | None = None  # the body
     response: Any = None  # the type of a 200's body; None: some JSON object
     content_type: str = JSON  # of a 200

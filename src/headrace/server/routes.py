@@ -35,6 +35,8 @@ from headrace.server.service import Service
 from headrace.server.tokenize import detokenize, tokenize, tokenizer_info
 from headrace.server.version import version
 
+PROBES = frozenset({"/health", "/ready", "/ping"})  # for whoever keeps servers alive: always open
+
 
 async def health(service: Service, call: Call) -> AnyReply:
     """This process lives."""
@@ -79,9 +81,17 @@ def all_routes() -> list[Route]:
             response=shapes.Health,
             statuses=(503,),
         ),
-        Route(path="/load", endpoint=load, response=shapes.Load),
-        Route(path="/version", endpoint=version, response=shapes.Version),
-        Route(path="/metrics", endpoint=metrics, content_type="text/plain", statuses=(503,)),
+        Route(path="/load", endpoint=load, is_operators=True, response=shapes.Load),
+        Route(
+            path="/version", endpoint=version, tells_operators_more=True, response=shapes.Version
+        ),
+        Route(
+            path="/metrics",
+            endpoint=metrics,
+            is_operators=True,
+            content_type="text/plain",
+            statuses=(503,),
+        ),
         Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
         Route(path="/v1/models/{model}", endpoint=show_model, response=shapes.ModelCard),
         Route(

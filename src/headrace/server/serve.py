@@ -12,7 +12,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,8 @@ from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.models.verify import Checked
 from headrace.server import wire
-from headrace.server.listen import bind, is_loopback, listen, url_of
+from headrace.server.descriptors import OWN, plan_connections
+from headrace.server.listen import bind, bind_admin, is_loopback, listen, url_of
 from headrace.server.logs import set_up_logging
 from headrace.server.run_file import RunFile
 from headrace.server.startup import Serving, StartUp
@@ -28,9 +30,12 @@ from headrace.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from headrace.server.http_server import HttpServer
+    from headrace.server.room import Room
     from headrace.server.service import Service
 
 BACKLOG = 2048
+# Of the admin port: few ask, and they shall be answered whatever goes on at the other.
+ADMIN_CONNECTIONS, ADMIN_SPARE, ADMIN_BACKLOG = 16, 4, 64
 
 log = logging.getLogger(__name__)
 
@@ -44,17 +49,20 @@ def serve(
     *,
     typed: str | None = None,
     sock: socket.socket | None = None,
+    admin: socket.socket | None = None,
     start_up: StartUp | None = None,
     checked: Checked | None = None,
 ) -> int:
-    """Until it is told to stop. `typed` is what the model was asked for by; `sock` is bound, where
-    the caller had reasons to; `checked` is what its files were found to be."""
+    """Until it is told to stop. `typed` is what the model was asked for by; `sock` and `admin` are
+    bound, where the caller had reasons to; `checked` is what its files were found to be."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
-    sock = sock or bind(config.host, config.port)
-    with sock:
+    with (
+        sock or bind(config.host, config.port) as sock,
+        admin or bind_admin(config) or contextlib.nullcontext() as admin,
+    ):
         start_up = start_up or StartUp(config.log_format)
         found = checked or Checked()
-        life = _Life(path, name, typed, config, engine, backend, sock, start_up, found)
+        life = _Life(path, name, typed, config, engine, backend, sock, admin, start_up, found)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -77,6 +85,7 @@ class _Life:
         engine: EngineConfig,
         backend: str,
         sock: socket.socket,
+        admin: socket.socket | None,
         start_up: StartUp,
         checked: Checked,
     ) -> None:
@@ -87,6 +96,7 @@ class _Life:
         self._engine = engine
         self._backend = backend
         self._socket = sock
+        self._admin_socket = admin
         self._start_up = start_up
         self._checked = checked
         self._service: Service | None = None
@@ -114,13 +124,14 @@ class _Life:
         watching = asyncio.create_task(self._supervisor.run())
         await asyncio.sleep(0)  # the process is started here
         try:
-            service, server = await asyncio.to_thread(self._prepare)
+            service, server, admin = await asyncio.to_thread(self._prepare)
             if watching.done():  # the engine can't start: nothing to listen for
                 await watching
             from headrace.server.drain import Drain
 
             Drain(service, server).listen()
-            await self._serve(server, watching)
+            async with self._admin(admin):
+                await self._serve(server, watching)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -129,6 +140,21 @@ class _Life:
             if self._run_file is not None:
                 self._run_file.close()
         return 0
+
+    @contextlib.asynccontextmanager
+    async def _admin(self, server: HttpServer | None) -> AsyncIterator[None]:
+        """The admin port answers until the last request of the other is over."""
+        if server is None or self._admin_socket is None:
+            yield
+            return
+        listen(self._admin_socket, ADMIN_BACKLOG)
+        serving = asyncio.create_task(server.serve(sockets=[self._admin_socket]))
+        self._start_up.note(f"operators are answered at {url_of(self._admin_socket)}")
+        try:
+            yield
+        finally:
+            server.should_exit = server.force_exit = True
+            await serving
 
     async def _serve(self, server: HttpServer, watching: asyncio.Task[None]) -> None:
         began = time.perf_counter()
@@ -149,14 +175,16 @@ class _Life:
             server.should_exit = True
             await serving
 
-    def _prepare(self) -> tuple[Service, HttpServer]:
+    def _prepare(self) -> tuple[Service, HttpServer, HttpServer | None]:
         """All that HTTP needs. In a thread: the engine's first words come meanwhile."""
         began = time.perf_counter()
         from headrace.server.admission import Admission
         from headrace.server.app import App
+        from headrace.server.bodies import Bodies
         from headrace.server.browsers import browser_warnings
         from headrace.server.http_server import make_server
         from headrace.server.keys import read_keys
+        from headrace.server.operators import admin_routes, operator_warnings
         from headrace.server.response_store import ResponseStore
         from headrace.server.routes import all_routes
         from headrace.server.served import read_served
@@ -176,6 +204,7 @@ class _Life:
         self._checked.confirm()
         keys, warnings = read_keys(self._config)
         warnings += browser_warnings(self._config, has_keys=len(keys) > 0)
+        warnings += operator_warnings(self._config, keys)
         for warning in warnings:
             self._start_up.note(warning)
         self._service = service = Service(
@@ -186,6 +215,7 @@ class _Life:
             admission=Admission.from_config(self._config),
             keys=keys,
             responses=ResponseStore.from_config(self._config),
+            bodies=Bodies(self._config.max_bodies_bytes),
             watchers=[keys],
             fingerprint=served.fingerprint,
             identity=served.identity,
@@ -195,7 +225,26 @@ class _Life:
         if served.model.template is None:
             what += ", no chat template"
         self._start_up.phase("tokenizer", time.perf_counter() - imported, what)
-        return service, make_server(App(service, all_routes()), self._config, BACKLOG)
+        room, admin_room = self._rooms(service.dropped)
+        service.open_connections = lambda: len(room) + len(admin_room)
+        routes = all_routes()
+        server = make_server(App(service, routes), self._config, room, BACKLOG)
+        if self._admin_socket is None:
+            return service, server, None
+        app = App(service, admin_routes(routes), is_admin=True)
+        return service, server, make_server(app, self._config, admin_room, ADMIN_BACKLOG)
+
+    def _rooms(self, dropped: Counter[str]) -> tuple[Room, Room]:
+        from headrace.server.room import Room
+
+        own = OWN + ADMIN_CONNECTIONS + ADMIN_SPARE
+        plan = plan_connections(self._config.max_connections, BACKLOG, own)
+        if plan.note:
+            self._start_up.note(plan.note)
+        return (
+            Room(plan.max_connections, plan.max_spare, dropped),
+            Room(ADMIN_CONNECTIONS, ADMIN_SPARE, dropped),
+        )
 
     def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
         if self._announced:

@@ -6,6 +6,7 @@ A plain holder, made once by serve.py. Knows no HTTP.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from headrace.core.errors import TemplateError, UnavailableError
 from headrace.core.habits import NEUTRAL, Habits
 from headrace.core.server_config import ServerConfig
 from headrace.server.admission import Admission
+from headrace.server.bodies import Bodies
 from headrace.server.exposition import Exposition
 from headrace.server.keys import Keys
 from headrace.server.record import HttpWatcher, Watcher
@@ -65,6 +67,9 @@ class Service:
     responses: ResponseStore = field(
         default_factory=lambda: ResponseStore.from_config(ServerConfig())
     )
+    bodies: Bodies = field(default_factory=lambda: Bodies(ServerConfig().max_bodies_bytes))
+    dropped: Counter[str] = field(default_factory=Counter)  # connections, by why: room.DROPS
+    open_connections: Callable[[], int] = lambda: 0
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # what /metrics shows

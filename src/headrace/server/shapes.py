@@ -36,10 +36,11 @@ class TokenizerInfo(msgspec.Struct):
 class Version(msgspec.Struct):
     version: str
     fingerprint: str
-    identity: dict[str, Any]
-    config: dict[str, Any]
-    context_tokens: int | None
-    kv_tokens: int | None
+    # To operators.
+    identity: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    config: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    kv_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -38,7 +38,7 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
             max_bytes=service.config.max_schema_bytes,
         )
         ids = await encode_chat(
-            service, use.messages, use.template_tools, sent, len(call.body), truncation
+            service, use.messages, use.template_tools, sent, call.body_bytes, truncation
         )
     else:
         add_bos = sent.add_special_tokens is not False

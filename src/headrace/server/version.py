@@ -9,7 +9,9 @@ from headrace.server.service import Service
 
 
 async def version(service: Service, call: Call) -> AnyReply:
-    """Which Headrace this is, and what its fingerprint stands for."""
+    """Which Headrace this is; for operators also its settings, and what its fingerprint means."""
+    if not call.is_operators:
+        return json_reply({"version": headrace_version(), "fingerprint": service.fingerprint})
     facts = service.supervisor.facts
     return json_reply(
         {

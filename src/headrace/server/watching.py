@@ -18,7 +18,7 @@ from headrace.server.service import Service
 def watch(service: Service) -> Callable[[], None]:
     """From now on. What it returns is to be called when the last request is over."""
     version = headrace_version()
-    metrics = Metrics(service.supervisor)
+    metrics = Metrics(service.supervisor, edge=service)
     build = {
         "version": version,
         "fingerprint": service.fingerprint,
