@@ -422,7 +422,7 @@ class Scheduler:
                 index=sequence.index,
                 finish_reason=reason,
             )
-            if sequence.prompt_scores and sequence.generated_tokens == 1:
+            if sequence.prompt_scores and sequence.tells_scores:
                 token.prompt_scores = sequence.prompt_scores
             tokens.append(token)
             taken += 1
@@ -470,9 +470,7 @@ class Scheduler:
             is_own_fault = isinstance(error, InvalidRequestError)
             kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
             return self.end(sequence.request.request_id, kind, reason_of(error))
-        scores = sequence.prompt_scores
-        if scores and sequence.generated_tokens != 1:
-            scores = []  # they came with the first token
+        scores = sequence.prompt_scores if sequence.tells_scores else []
         token = SampledToken(
             request_id=sequence.request.request_id,
             token_id=found.token_id,
