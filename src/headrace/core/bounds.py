@@ -123,7 +123,7 @@ BODY_NUMBERS = Bound(
     name="body_numbers",
     most=524_288,
     what="numbers",
-    why="as of texts and objects, but they take a tenth of the time: token ids come by the thousand",
+    why="likewise, but they take a tenth of the time, and token ids come by the thousand",
     remedy="Send fewer, in several requests if need be.",
 )
 FIELDS = Bound(

@@ -240,8 +240,8 @@ class SampledToken:
     top: Sequence[tuple[int, float]] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
-    # With the first token of a request's first continuation, which comes before all others, if asked
-    # for: for each prompt token but the first, its logprob and the likeliest in its place.
+    # With the first token of a request's first continuation, which comes before all others, if
+    # asked for: for each prompt token but the first, its logprob and the likeliest in its place.
     prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 

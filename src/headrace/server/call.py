@@ -85,11 +85,15 @@ class Call:
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
     warnings: list[str] = field(default_factory=list)  # sent as a header
+    warned_characters: int = 0
     refuses_unknown: bool = False  # fields, as --unknown-fields says
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
 
     def warn(self, text: str) -> None:
-        self.warnings.append(text)
+        """What the header has no room for is not kept either."""
+        if self.warned_characters <= MAX_WARNING_CHARACTERS:
+            self.warnings.append(text)
+            self.warned_characters += len(text) + 2
 
     def warning_header(self) -> str:
         """All warnings on one line that a header can hold."""

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.core.bounds import ECHOED_LOGPROBS
 from headrace.core.errors import InvalidRequestError
 from headrace.core.request import CompletionOutput, FinishReason, GenerateRequest
 from headrace.server.body import read_struct
@@ -29,6 +30,8 @@ from headrace.server.logprobs import (
 from headrace.server.prompts import (
     LITTLE_ROOM_TOKENS,
     check_fits,
+    check_messages,
+    encode_bad_words,
     encode_chat,
     warn_of_little_room,
 )
@@ -82,7 +85,7 @@ class ChatCompletion(msgspec.Struct):
 
 async def chat_completions(service: Service, call: Call) -> AnyReply:
     """An answer to a chat, whole or as events."""
-    sent = read_struct(call, ChatRequest)
+    sent = await read_struct(call, ChatRequest)
     request, use = await make_chat_request(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=ChatStream(service, call, sent, request, use).chunks())
@@ -95,11 +98,12 @@ async def make_chat_request(
     sent: ChatRequest,
     *,
     max_tokens_name: str | None = None,
+    messages_name: str = "messages",
     size_bytes: int | None = None,
 ) -> tuple[GenerateRequest, ToolUse]:
     """What the engine is asked, and how to read its answer; every field checked. What the client
-    calls the answer's length is its endpoint's affair where `max_tokens_name` says so; `size_bytes`
-    is about how long the messages are, where they are not all of the body."""
+    calls the answer's length and its messages is its endpoint's affair where names are given;
+    `size_bytes` is about how long the messages are, where they are not all of the body."""
     check_stream_options(sent)
     refuse_functions(sent)
     take_request_id(call, sent.request_id)
@@ -117,6 +121,7 @@ async def make_chat_request(
         prompt_logprobs=sent.prompt_logprobs,
     )
     tokenizer, max_bytes = service.model.tokenizer, service.config.max_schema_bytes
+    check_messages(sent.messages, messages_name)
     use = plan_tools(
         tokenizer,
         sent.messages,
@@ -148,7 +153,11 @@ async def make_chat_request(
         cache_salt=cache_salt_of(sent),
         timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
         grammar=use.grammar,
+        bad_ids=await encode_bad_words(service, params),
     )
+    if params.prompt_logprobs is not None:
+        entries = len(ids) * (params.prompt_logprobs + 1)  # once, whatever n is
+        ECHOED_LOGPROBS.check("prompt_logprobs", entries)
     return request, use
 
 

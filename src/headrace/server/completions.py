@@ -53,7 +53,7 @@ class Completion(msgspec.Struct):
 
 async def completions(service: Service, call: Call) -> AnyReply:
     """Prompts continued, whole or as events."""
-    sent = read_struct(call, CompletionRequest)
+    sent = await read_struct(call, CompletionRequest)
     asked = await ask_for(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=CompletionStream(service, call, sent, asked).chunks())
