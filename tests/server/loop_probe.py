@@ -58,15 +58,15 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "o
 CASES: dict[str, Callable[[], tuple[str, Json]]] = {
     "honest": _chat,
     "ids prompt 4M": lambda: _complete(prompt=[5] * 4_100_000),
-    "ids prompt at context": lambda: _complete(prompt=[5] * 8_000),
+    "ids prompt of 2000": lambda: _complete(prompt=[5] * 2_000),
     "1.3M prompts of an id": lambda: _complete(prompt=[[5]] * 1_300_000),
     "128 prompts of 1900": lambda: _complete(prompt=[[5] * 1900] * 128, max_tokens=1),
     "nested lists 120 deep": lambda: _chat(x=_nested(120, 30_000)),
     "1.3M empty objects": lambda: _chat(x=[{}] * 1_300_000),
     "long text 8M": lambda: _complete(prompt=_WORDS * 205_000),
-    "long text at context": lambda: _complete(prompt=_WORDS * 880),
+    "long text of 2000 tokens": lambda: _complete(prompt=_WORDS * 200),
     "150k messages": lambda: _chat(messages=MESSAGES * 200_000),
-    "2000 messages": lambda: _chat(messages=MESSAGES * 1_000),
+    "1000 messages": lambda: _chat(messages=MESSAGES * 1_000),
     "200k parts": lambda: _chat(
         messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 250_000}]
     ),
@@ -91,9 +91,7 @@ CASES: dict[str, Callable[[], tuple[str, Json]]] = {
     "16 stops of 500k": lambda: _chat(stop=["ab" * 250_000] * 16, max_tokens=40),
     "16 stops of 500k, n 16": lambda: _chat(stop=["ab" * 250_000] * 16, n=16, max_tokens=4),
     "4.1M stop ids": lambda: _chat(stop_token_ids=[5] * 4_100_000),
-    "4.1M allowed ids, n 16": lambda: _chat(
-        allowed_token_ids=[5] * 4_100_000, n=16, max_tokens=8
-    ),
+    "4.1M allowed ids, n 16": lambda: _chat(allowed_token_ids=[5] * 4_100_000, n=16, max_tokens=8),
     "vocabulary allowed, n 16": lambda: _chat(
         allowed_token_ids=list(range(49_152)), n=16, max_tokens=64, ignore_eos=True
     ),
@@ -106,17 +104,39 @@ CASES: dict[str, Callable[[], tuple[str, Json]]] = {
     "echo 4000, 20, n 16": lambda: _complete(
         prompt=[5, 6, 7, 8] * 1000, echo=True, logprobs=20, n=16, max_tokens=1
     ),
+    "echo 3000, 20, n 16": lambda: _complete(
+        prompt=[5, 6, 7, 8] * 750, echo=True, logprobs=20, n=16, max_tokens=1
+    ),
+    "echo 3000, 20, n 16, stream": lambda: _complete(
+        prompt=[5, 6, 7, 8] * 750, echo=True, logprobs=20, n=16, max_tokens=1, stream=True
+    ),
+    "bias of 16k, n 16": lambda: _chat(
+        logit_bias={str(i): 1 for i in range(16_384)}, n=16, max_tokens=32, ignore_eos=True
+    ),
+    "524k ids in 128 prompts": lambda: _complete(prompt=[[5] * 4_000] * 128, max_tokens=1, n=99),
+    "512 inputs of 2k": lambda: (EMBEDDINGS, {"input": [_WORDS * 50] * 512, "timeout_s": 5}),
+    "65k texts": lambda: _chat(x=[f"{i}" for i in range(65_000)]),
+    "64k keys": lambda: _chat(x={f"{i}": 1 for i in range(65_000)}),
+    "8000 messages": lambda: _chat(messages=MESSAGES * 8_000),
+    "anthropic 8000 of 900": lambda: (
+        "/v1/messages",
+        {"max_tokens": 2, "messages": [{"role": "user", "content": "a " * 450}] * 8_000},
+    ),
+    "64 bad words of 1k": lambda: _chat(bad_words=[_WORDS * 26] * 64),
+    "16 stops of 4k, n 16": lambda: _chat(
+        stop=["ab" * 2048] * 16, n=16, max_tokens=32, ignore_eos=True
+    ),
     "echo 4000, 20, n 16, stream": lambda: _complete(
         prompt=[5, 6, 7, 8] * 1000, echo=True, logprobs=20, n=16, max_tokens=1, stream=True
     ),
-    "prompt_logprobs 8000": lambda: _complete(
-        prompt=[5, 6, 7, 8] * 2000, prompt_logprobs=20, max_tokens=1
+    "prompt_logprobs 4000": lambda: _complete(
+        prompt=[5, 6, 7, 8] * 1000, prompt_logprobs=20, max_tokens=1
     ),
     "echo 17 x 4000, 20": lambda: _complete(
         prompt=[[5, 6, 7, 8] * 1000] * 17, echo=True, logprobs=20, max_tokens=1
     ),
-    "return_token_ids 8000 x 16": lambda: _complete(
-        prompt=[5] * 8_000, return_token_ids=True, n=16, max_tokens=1
+    "return_token_ids 2000 x 16": lambda: _complete(
+        prompt=[5] * 2_000, return_token_ids=True, n=16, max_tokens=1
     ),
     "tokenize 8M": lambda: ("/tokenize", {"prompt": _WORDS * 205_000, "return_token_strs": True}),
     "tokenize 8M one word": lambda: ("/tokenize", {"prompt": "a" * 8_000_000}),
@@ -130,7 +150,10 @@ CASES: dict[str, Callable[[], tuple[str, Json]]] = {
                 "type": "function",
                 "function": {
                     "name": f"f{i}",
-                    "parameters": {"type": "object", "properties": {f"p{j}": {} for j in range(4000)}},
+                    "parameters": {
+                        "type": "object",
+                        "properties": {f"p{j}": {} for j in range(4000)},
+                    },
                 },
             }
             for i in range(128)
@@ -187,7 +210,7 @@ CASES: dict[str, Callable[[], tuple[str, Json]]] = {
         {"input": MESSAGES * 200_000, "max_output_tokens": 2},
     ),
     "responses 8M": lambda: (RESPONSES, {"input": _WORDS * 205_000, "max_output_tokens": 2}),
-    "responses 2000 items": lambda: (
+    "responses 1000 items": lambda: (
         RESPONSES,
         {"input": MESSAGES * 1_000, "max_output_tokens": 2},
     ),
@@ -322,7 +345,9 @@ def main(names: list[str]) -> None:
         wait_ready(port)
         ask(port, CHAT, json.dumps(_chat()[1]).encode())
         time.sleep(0.5)
-        print(f"{'case':32} {'MB':>5} {'status':>6} {'took':>7} {'loop held':>10} {'cpu':>7}  where")
+        print(
+            f"{'case':32} {'MB':>5} {'status':>6} {'took':>7} {'loop held':>10} {'cpu':>7}  where"
+        )
         for name, make in CASES.items():
             if names and name not in names:
                 continue
@@ -338,8 +363,10 @@ def main(names: list[str]) -> None:
             time.sleep(0.3)
             with gaps.open() as file:
                 file.seek(at)
-                found = [json.loads(line) for line in file]
-            worst = max(found, key=lambda g: g["gap"], default={"gap": 0, "cpu": 0, "where": ""})
+                found: list[Json] = [json.loads(line) for line in file]
+            worst: Json = max(
+                found, key=lambda g: g["gap"], default={"gap": 0, "cpu": 0, "where": ""}
+            )
             size = len(body) / 1e6
             print(
                 f"{name:32} {size:5.1f} {status:6} {took:6.2f}s {worst['gap'] * 1000:7.0f} ms "

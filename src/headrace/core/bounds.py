@@ -32,8 +32,9 @@ class Bound:
         """Refuses more than there may be: `most`, where somebody moved it or knows better."""
         limit = self.most if most is None else most
         if found > limit:
+            takes = "expected" if most is None else "this server takes"
             raise BoundError(
-                f"{param} has {found} {self.what}; expected at most {limit}.",
+                f"{param} has {found} {self.what}; {takes} at most {limit}.",
                 remedy or self.remedy,
                 param=param,
                 bound=self.name,
@@ -128,7 +129,7 @@ BODY_NUMBERS = Bound(
 )
 FIELDS = Bound(
     name="fields",
-    most=256,
+    most=8192,
     what="fields",
     why="every one that is not known is looked for among those that are",
     remedy="Leave out those that this server does not know.",

@@ -24,7 +24,9 @@ from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import (
     ChatLogprobs,
     PromptLogprobs,
+    answer_entries,
     chat_logprobs,
+    encoded,
     prompt_logprobs,
 )
 from headrace.server.prompts import (
@@ -33,6 +35,7 @@ from headrace.server.prompts import (
     check_messages,
     encode_bad_words,
     encode_chat,
+    off_loop,
     warn_of_little_room,
 )
 from headrace.server.sampling import (
@@ -89,7 +92,7 @@ async def chat_completions(service: Service, call: Call) -> AnyReply:
     request, use = await make_chat_request(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=ChatStream(service, call, sent, request, use).chunks())
-    return json_reply(await _complete(service, call, sent, request, use))
+    return await _complete(service, call, sent, request, use)
 
 
 async def make_chat_request(
@@ -163,7 +166,7 @@ async def make_chat_request(
 
 async def _complete(
     service: Service, call: Call, sent: ChatRequest, request: GenerateRequest, use: ToolUse
-) -> ChatCompletion:
+) -> AnyReply:
     record = new_record(call, request)
     answer = OutputBuilder(request, None)
     output_tokens = 0
@@ -173,22 +176,26 @@ async def _complete(
                 output_tokens += event.token_id is not None
                 check_timeout(event, output_tokens)
                 answer.add(event)
-    output = answer.build()
-    completion = ChatCompletion(
-        id=request.request_id,
-        created=int(time.time()),
-        model=service.model.name,
-        system_fingerprint=service.fingerprint or None,
-        choices=[_choice(service.model.tokenizer, each, use) for each in output.outputs],
-        usage=Usage.of([record], output_tokens),
-    )
-    if sent.prompt_logprobs is not None:
-        completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
-    if sent.return_token_ids:
-        completion.prompt_token_ids = output.prompt_token_ids
-        for choice, each in zip(completion.choices, output.outputs, strict=True):
-            choice.token_ids = each.token_ids
-    return completion
+    output, usage = answer.build(), Usage.of([record], output_tokens)
+
+    def write() -> AnyReply:
+        completion = ChatCompletion(
+            id=request.request_id,
+            created=int(time.time()),
+            model=service.model.name,
+            system_fingerprint=service.fingerprint or None,
+            choices=[_choice(service.model.tokenizer, each, use) for each in output.outputs],
+            usage=usage,
+        )
+        if sent.prompt_logprobs is not None:
+            completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if sent.return_token_ids:
+            completion.prompt_token_ids = output.prompt_token_ids
+            for choice, each in zip(completion.choices, output.outputs, strict=True):
+                choice.token_ids = each.token_ids
+        return json_reply(completion)
+
+    return await off_loop(answer_entries(output), write)
 
 
 def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Choice:
@@ -197,7 +204,7 @@ def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Cho
     logprobs = None
     if output.logprobs is not None:
         found = zip(output.token_ids, output.logprobs, strict=True)
-        logprobs = chat_logprobs(tokenizer, found)
+        logprobs = encoded(chat_logprobs(tokenizer, found))
     message = Message(output.text)
     if use.tool_format is not None:
         parsed = parse_answer(use.tool_format, output.text)

@@ -15,7 +15,7 @@ from headrace.core.errors import InvalidRequestError
 from headrace.core.request import GenerateRequest, Logprobs, SamplingParams
 from headrace.server.call import Call, new_id, take_request_id
 from headrace.server.generation import new_record
-from headrace.server.logprobs import CompletionLogprobsWriter
+from headrace.server.logprobs import CompletionLogprobsWriter, EchoedPrompt
 from headrace.server.prompts import (
     check_fits,
     encode_bad_words,
@@ -52,18 +52,27 @@ class Asked:
     wants_prompt_logprobs: bool = False  # in vLLM's shape
     created: int = field(default_factory=lambda: int(time.time()))
 
+    _echoed: dict[int, EchoedPrompt] = field(default_factory=dict)  # by place
+
+    def take_prompt(
+        self, tokenizer: Tokenizer, place: int, found: list[Logprobs | None] | None
+    ) -> None:
+        """What choices of the prompt at `place` begin with where it is echoed: made once for all
+        of them, before the first begins. Long work where the prompt is long."""
+        if self.echoes is not None and self.wants_logprobs:
+            ids, text = self.requests[place].prompt_token_ids, self.echoes[place]
+            self._echoed[place] = EchoedPrompt.of(tokenizer, ids, text, found or [None])
+
     def open_choice(
-        self, tokenizer: Tokenizer, place: int, prompt_logprobs: list[Logprobs | None] | None
+        self, tokenizer: Tokenizer, place: int
     ) -> tuple[str, CompletionLogprobsWriter | None]:
         """What a choice of the prompt at `place` begins with."""
         text = self.echoes[place] if self.echoes is not None else ""
         if not self.wants_logprobs:
             return text, None
-        writer = CompletionLogprobsWriter(tokenizer)
-        if self.echoes is not None:
-            ids = self.requests[place].prompt_token_ids
-            writer.add_prompt(ids, text, prompt_logprobs or [None])  # one token has no score
-        return text, writer
+        if place not in self._echoed:
+            self.take_prompt(tokenizer, place, None)  # one token has no score
+        return text, CompletionLogprobsWriter(tokenizer, self._echoed.get(place))
 
 
 async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Asked:

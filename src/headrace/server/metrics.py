@@ -11,7 +11,8 @@ import re
 from collections import Counter, defaultdict
 from typing import Protocol
 
-from headrace.core.errors import HeadraceError, RetryLaterError
+from headrace.core import bounds
+from headrace.core.errors import BoundError, HeadraceError, RetryLaterError
 from headrace.core.histogram import (
     ANSWER_TOKEN_BOUNDS,
     COUNT_BOUNDS,
@@ -30,6 +31,7 @@ STEP_PARTS = ("schedule", "compute", "sample", "commit", "publish")
 # Shown as 0 before the first of them: a rate needs a beginning to rise from.
 USUAL_REFUSALS = (
     "authentication",
+    "bound",
     "context_length",
     "invalid_request",
     "payload_too_large",
@@ -76,6 +78,7 @@ class Metrics:
         self.params_n = Histogram(COUNT_BOUNDS)
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(USUAL_REFUSALS, 0))
+        self.refused_bounds: Counter[str] = Counter({bound.name: 0 for bound in bounds.ALL})
         self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
         self.engine = EngineTotals()
 
@@ -160,6 +163,8 @@ class Metrics:
         # A stream that broke off was not turned away: its status was sent long before.
         if record.status >= 400 and record.error is not None and is_refusal(record.error):
             self.refused[refusal_reason(record.error)] += 1
+            if isinstance(record.error, BoundError):
+                self.refused_bounds[record.error.bound] += 1
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> None:
         self.engine.add(snapshot)
