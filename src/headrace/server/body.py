@@ -47,8 +47,7 @@ async def read_struct(call: Call, kind: type[S]) -> S:
     refused, or ignored with a warning that says so, as the server was told."""
     is_large = len(call.body) >= SMALL_BYTES
     if is_large:
-        _check_size(call.body, kind)
-        await asyncio.sleep(0)
+        await _check_size(call.body, kind)
     sent = _read_object(call)
     if is_large:
         await asyncio.sleep(0)
@@ -63,13 +62,15 @@ async def read_struct(call: Call, kind: type[S]) -> S:
         raise _invalid(str(error), kind) from error
 
 
-def _check_size(body: bytes, kind: type[msgspec.Struct]) -> None:
+async def _check_size(body: bytes, kind: type[msgspec.Struct]) -> None:
     """Bounds what there is to read, before it is read; names the field that has most of it."""
     try:
         check_json(body, "The body")
     except BoundError as error:
+        await asyncio.sleep(0)
         error.param = _largest_field(body, kind)
         raise
+    await asyncio.sleep(0)
 
 
 def _largest_field(body: bytes, kind: type[msgspec.Struct]) -> str | None:
