@@ -74,7 +74,7 @@ def refused(server: RunningServer, bound: str) -> float:
         (chat(tools=[TOOL] * 129), "tools", "tools"),
         (chat(tools=[{"type": "x"}] * 129), "tools", "tools"),
         (chat(guided_choice=["a"] * 40_000), "guided_choice", "schema"),
-        (chat(guided_json="[" + "1," * 600_000 + "1]"), "guided_json", "body_numbers"),
+        (chat(guided_json="[" + "1," * 1_100_000 + "1]"), "guided_json", "body_numbers"),
         (chat(n=17), "n", "n"),
         (chat(prompt_logprobs=21), "prompt_logprobs", "logprobs"),
         ((COMPLETIONS, {"prompt": [[5]] * 129}), "prompt", "prompts"),
@@ -83,7 +83,7 @@ def refused(server: RunningServer, bound: str) -> float:
         ((RESPONSES, {"input": "Hi", "metadata": LONG_PAIR}), "metadata", "metadata_characters"),
         ((RESPONSES, {"input": MESSAGES * 8193}), "input", "messages"),
         (("/v1/messages", {"max_tokens": 1, "messages": MESSAGES * 8193}), None, "messages"),
-        (("/detokenize", {"tokens": [5] * 600_000}), "tokens", "body_numbers"),
+        (("/detokenize", {"tokens": [5] * 1_100_000}), "tokens", "body_numbers"),
     ],
 )
 def test_refused_with_its_name_and_its_bound(
@@ -150,7 +150,7 @@ def test_an_embeddings_timeout_is_the_whole_requests(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(embeddings, "_embed", embed)
     monkeypatch.setattr(embeddings, "AT_A_TIME", 1)
-    monkeypatch.setattr(embeddings.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("headrace.server.embeddings.time.monotonic", lambda: now_s[0])
     model = SimpleNamespace(
         name="m",
         answers_to=lambda name: True,

@@ -21,6 +21,7 @@ from headrace.core.bounds import FIELDS, SMALL_BYTES, check_json
 from headrace.core.errors import BoundError, HeadraceError, InvalidRequestError
 from headrace.server.call import Call
 from headrace.server.inert import OTHERS, is_off
+from headrace.server.pieces import decode_in_pieces
 from headrace.server.schema import IGNORED
 
 MAX_SHOWN = 100  # characters of a name that nobody knows
@@ -48,7 +49,7 @@ async def read_struct(call: Call, kind: type[S]) -> S:
     is_large = len(call.body) >= SMALL_BYTES
     if is_large:
         await _check_size(call.body, kind)
-    sent = _read_object(call)
+    sent = await _read_object(call)
     if is_large:
         await asyncio.sleep(0)
     _check_values(sent, wants_ints=_has_many_digits(call.body))
@@ -76,7 +77,9 @@ async def _check_size(body: bytes, kind: type[msgspec.Struct]) -> None:
 def _largest_field(body: bytes, kind: type[msgspec.Struct]) -> str | None:
     try:
         found = msgspec.json.decode(body.removeprefix(_BOM), type=_raw_fields(kind))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     sizes = {name: len(value) for name, value in msgspec.structs.asdict(found).items() if value}
     return max(sizes, key=sizes.__getitem__, default=None)
@@ -143,7 +146,7 @@ def _field_names(kind: type[msgspec.Struct]) -> dict[str, None]:
     return dict.fromkeys(field.encode_name for field in msgspec.structs.fields(kind))
 
 
-def _read_object(call: Call) -> dict[str, Any]:
+async def _read_object(call: Call) -> dict[str, Any]:
     encoding = call.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise MediaTypeError(
@@ -152,7 +155,9 @@ def _read_object(call: Call) -> dict[str, Any]:
         )
     body = call.body.removeprefix(_BOM)
     try:
-        sent = msgspec.json.decode(body)
+        sent = (
+            msgspec.json.decode(body) if len(body) < SMALL_BYTES else await decode_in_pieces(body)
+        )
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"The body has bytes that are not UTF-8: {error.reason}.", "Send JSON in UTF-8."

@@ -140,8 +140,8 @@ def _read_parameters(sent: object, param: str, max_bytes: int) -> JsonObject:
         raise wrong_value(param, sent, "a JSON schema")
     if sent.get("type", "object") != "object":
         raise wrong_value(f"{param}.type", sent["type"], "'object': arguments have names")
-    check_schema(param, sent, max_bytes)
-    check_size(param, dump_json(param, sent), max_bytes)
+    check_schema(param, sent)
+    check_size("tools", dump_json(param, sent), max_bytes)
     return {"type": "object", **sent}
 
 
