@@ -1,4 +1,4 @@
-"""Large bodies read in pieces: the same values and errors as read at once, with turns for others."""
+"""Large bodies read in pieces: values and errors as if read at once, with turns for others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A large body of JSON read in pieces, between which others have their turn.
 
 JSON's reader is one call of C's that keeps Python's lock: a million token ids take it a tenth of a
-second, in a thread too. Lists of numbers, and lists of such lists, are cut at their commas; all else
-is bounded (core/bounds.py) and read as a whole. The result is the same, malformed or not. Knows
-JSON; not what it is for.
+second, in a thread too. Lists of numbers, and lists of such lists, are cut at their commas; all
+else is bounded (core/bounds.py) and read as a whole. The result is the same, malformed or not.
+Knows JSON; not what it is for.
 """
 
 from __future__ import annotations
