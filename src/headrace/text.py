@@ -6,8 +6,9 @@ neither engine nor backend.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
+from headrace.core.bounds import CACHE_SALT_CHARACTERS, shown
 from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
@@ -23,7 +24,7 @@ from headrace.core.request import (
     TokenEvent,
 )
 from headrace.tokenizer.detokenize import StreamDetokenizer
-from headrace.tokenizer.stop import StopChecker
+from headrace.tokenizer.stop import StopChecker, StopStrings
 from headrace.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]  # text, or token ids
@@ -42,19 +43,24 @@ def make_request(
     timeout_s: float | None = None,
     grammar: GrammarSpec | None = None,
     embed: bool = False,
+    bad_ids: Sequence[Sequence[int]] | None = None,
 ) -> GenerateRequest:
-    """A request for the engine, every id in it checked against the model's vocabulary."""
+    """A request for the engine, every id in it checked against the model's vocabulary. `bad_ids`
+    are its bad words', where somebody found them before (in a thread: it may take a while)."""
+    CACHE_SALT_CHARACTERS.check("cache_salt", len(cache_salt))
     token_ids = _encode(tokenizer, prompt)
-    _check_ids("prompt", token_ids, vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
-    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    check_ids("prompt", token_ids, vocab_size)
+    check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    check_ids("logit_bias", params.logit_bias, vocab_size)
+    if bad_ids is None:
+        bad_ids = bad_token_ids(tokenizer, params.bad_words)
     return GenerateRequest(
         request_id=request_id,
         prompt_token_ids=token_ids,
         params=params,
         beam=beam,
-        bad_token_ids=bad_token_ids(tokenizer, params.bad_words),
+        bad_token_ids=bad_ids,
         priority=priority,
         cache_salt=cache_salt,
         timeout_s=timeout_s,
@@ -65,13 +71,12 @@ def make_request(
 
 def bad_token_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
     """A word as it is tokenized at the start of a text and after a space."""
-    spelled: list[list[int]] = []
+    spelled: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, " " + word.lstrip()):
-            ids = tokenizer.encode(text, add_bos=False)
-            if ids and ids not in spelled:
-                spelled.append(ids)
-    return spelled
+            if ids := tokenizer.encode(text, add_bos=False):
+                spelled.setdefault(tuple(ids))
+    return [list(ids) for ids in spelled]
 
 
 def _encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
@@ -86,11 +91,14 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     return tokenizer.encode(prompt)
 
 
-def _check_ids(param: str, ids: Iterable[int], size: int) -> None:
+def check_ids(param: str, ids: Collection[int], size: int) -> None:
+    """Refuses what is no id of the vocabulary. Looked at all together first: there may be many."""
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
+        return
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
             raise InvalidRequestError(
-                f"{param} has the token id {token!r}; expected integers from 0 to {size - 1}.",
+                f"{param} has the token id {shown(token)}; expected integers from 0 to {size - 1}.",
                 "Encode the text with this model's tokenizer.",
                 param=param,
             )
@@ -113,6 +121,8 @@ class RequestText:
         self._hidden_ends: frozenset[int] = frozenset()  # tokens that end a text unseen
         if not params.include_stop_str_in_output:
             self._hidden_ends = tokenizer.eos_ids.union(params.stop_token_ids)
+        self._stops = StopStrings(params.stop)
+        self._shown_texts: dict[int, str] = {}  # of tokens in logprobs, which come again and again
         self._streams: dict[int, tuple[StreamDetokenizer, StopChecker]] = {}
         if request.beam is None:
             self._open = request.params.best_of or request.params.n
@@ -137,7 +147,7 @@ class RequestText:
         if token.index not in self._streams:
             self._streams[token.index] = (
                 StreamDetokenizer(self._tokenizer, shown_ids=self._shown_ids),
-                StopChecker(params.stop),
+                StopChecker(self._stops),
             )
         detokenizer, stops = self._streams[token.index]
         reason = token.finish_reason
@@ -197,7 +207,11 @@ class RequestText:
         return found
 
     def _shown(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special=False, continuation=True)
+        found = self._shown_texts.get(token_id)
+        if found is None:
+            found = self._tokenizer.decode([token_id], skip_special=False, continuation=True)
+            self._shown_texts[token_id] = found
+        return found
 
 
 class OutputBuilder:

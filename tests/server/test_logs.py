@@ -158,10 +158,24 @@ def test_the_line_of_a_request() -> None:
 
 
 @pytest.mark.usefixtures("restored")
+def test_names_that_a_client_made_up_are_content() -> None:
+    record = http()
+    record.ignored_fields = ["xyzzy", "stream_options.quux"]
+    (line,) = logged(record)
+    assert line["ignored_fields"] == 2
+    (line,) = logged(record, show_content=True)
+    assert line["ignored_fields"] == "xyzzy,stream_options.quux"
+
+
+@pytest.mark.usefixtures("restored")
 def test_what_a_client_got_wrong_is_told_to_the_client() -> None:
     (line,) = logged(http(InvalidRequestError(f"{SECRET} is wrong", param="stop"), status=400))
     assert (line["error"], line["param"], line["status"]) == ("invalid_request", "stop", 400)
     assert SECRET not in json.dumps(line)
+    (line,) = logged(http(InvalidRequestError("wrong", param="tools[0].function.name"), status=400))
+    assert line["param"] == "tools[0].function.name"
+    (line,) = logged(http(InvalidRequestError("wrong", param="tools[1].xyzzy.x"), status=400))
+    assert line["param"] == "tools[1].?.?"
     (line,) = logged(http(InvalidRequestError("no such field", param=f"my {SECRET}"), status=400))
     assert SECRET not in json.dumps(line)
     # What the server itself could not do is told to its operator.

@@ -3,6 +3,7 @@ by the two settings. In this process, without a server."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -46,7 +47,7 @@ def call_with(fields: dict[str, Any], *, refuses: bool = False) -> Call:
 
 def warnings_of(kind: type[msgspec.Struct], *, refuses: bool = False, **fields: Any) -> list[str]:
     call = call_with({**NEEDED[kind], **fields}, refuses=refuses)
-    read_struct(call, kind)
+    asyncio.run(read_struct(call, kind))
     return call.warnings
 
 
@@ -98,7 +99,7 @@ def test_true_is_not_one() -> None:
 
 def test_the_header_is_short_and_safe() -> None:
     call = call_with({"messages": [], **{f"é\r\nx{i}": 1 for i in range(1000)}})
-    read_struct(call, ChatRequest)
+    asyncio.run(read_struct(call, ChatRequest))
     header = call.warning_header()
     assert header.isascii()
     assert header.isprintable()
@@ -176,6 +177,6 @@ def test_what_was_meant_is_looked_for_a_few_times_only(monkeypatch: pytest.Monke
     looked: list[str] = []
     monkeypatch.setattr(body, "_nearest", lambda name, known: looked.append(name))
     call = call_with({"messages": [], **{f"field{i}": 1 for i in range(5000)}})
-    read_struct(call, ChatRequest)
+    asyncio.run(read_struct(call, ChatRequest))
     assert len(looked) == body.MAX_TOLD
     assert len(call.warnings) == len(call.ignored_fields) == body.MAX_TOLD + 1

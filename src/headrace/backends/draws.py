@@ -9,14 +9,14 @@ backends/reference/sampling.py's.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.step import Draw, EntryResult, StepEntry, TopLogprobs
+from headrace.core.step import Draw, EntryResult, FlatBias, StepEntry, TopLogprobs
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -165,7 +165,7 @@ class Adjustments:
         draws = [entry.draw for _, entry in adjusted if entry.draw is not None]
         counts = [_counted_tokens(draw) for draw in draws]
         output_owners, output_ids = _owned([ids for ids, _ in counts])
-        bias_owners, bias_ids = _owned([d.bias for d in draws])
+        bias_owners, bias_ids = _owned([flat_bias(d.bias)[0] for d in draws])
         allowed_owners, allowed_ids = _owned([d.allowed or () for d in draws])
         banned_owners, banned_ids = _owned([d.banned for d in draws])
         seen_owners, seen_ids = _owned([d.history if _repeats(d) else () for d in draws])
@@ -179,7 +179,7 @@ class Adjustments:
             has_mask=np.array([d.mask is not None for d in draws]),
             bias_owners=bias_owners,
             bias_ids=bias_ids,
-            bias_values=_flat_values([d.bias.values() for d in draws]),
+            bias_values=np.concatenate([flat_bias(d.bias)[1] for d in draws]),
             allowed_owners=allowed_owners,
             allowed_ids=allowed_ids,
             banned_owners=banned_owners,
@@ -276,6 +276,13 @@ def flat_ids(ids: Collection[int]) -> Ints:
     if isinstance(ids, (np.ndarray, array)):  # no Python number in between
         return np.asarray(ids, np.int32)
     return np.fromiter(ids, np.int32, len(ids))
+
+
+def flat_bias(bias: Mapping[int, float]) -> tuple[Ints, Floats]:
+    """Ids and values."""
+    if isinstance(bias, FlatBias):  # no Python number in between
+        return np.asarray(bias.flat_ids, np.int32), np.asarray(bias.flat_values, np.float32)
+    return flat_ids(bias), np.fromiter(bias.values(), np.float32, len(bias))
 
 
 def _flat_values(rows: Iterable[Collection[float]]) -> Floats:

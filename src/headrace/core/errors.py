@@ -40,6 +40,16 @@ class InvalidRequestError(HeadraceError):
     status = 400
 
 
+class BoundError(InvalidRequestError):
+    """A request has more of something than one may have; `bound` is core/bounds.py's name of it."""
+
+    def __init__(
+        self, cause: str, remedy: str = "", *, param: str | None = None, bound: str
+    ) -> None:
+        super().__init__(cause, remedy, param=param)
+        self.bound = bound
+
+
 class ContextLengthError(InvalidRequestError):
     """A prompt (plus what it may generate) does not fit the context. Never cut silently.
 

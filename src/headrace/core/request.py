@@ -7,18 +7,19 @@ the edge, so that nothing behind it needs to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.core import bounds
+from headrace.core.bounds import Bound, shown
 from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import InvalidRequestError, remedy_for
 from headrace.core.habits import NEUTRAL, Habits
 
-MAX_STOP_STRINGS = 16
-MAX_BAD_WORDS = 64
-MAX_LOGPROBS = 20
-MAX_N = 64
+MAX_LOGPROBS = bounds.LOGPROBS.most
+MAX_N = bounds.CONTINUATIONS.most
 MAX_SEED = 2**64 - 1
 
 
@@ -35,7 +36,7 @@ class FinishReason(StrEnum):
 
 def _refuse(param: str, found: object, expected: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
+        f"{param} is {shown(found)}; expected {expected}.", remedy_for(param, expected), param=param
     )
 
 
@@ -55,9 +56,31 @@ def _integer(param: str, value: object, low: int, high: int | None = None) -> No
         raise _refuse(param, value, wanted)
 
 
-def _strings(param: str, values: Sequence[str], most: int) -> None:
-    if len(values) > most or not all(isinstance(s, str) and s for s in values):
-        raise _refuse(param, values, f"at most {most} non-empty strings")
+def _strings(param: str, values: Sequence[str], most: Bound, longest: Bound) -> None:
+    most.check(param, len(values))
+    if not all(isinstance(value, str) and value for value in values):
+        raise _refuse(param, values, "non-empty strings")
+    longest.check(param, max(map(len, values), default=0))
+
+
+def _ids(param: str, ids: Collection[int], most: Bound) -> None:
+    """Checked without a step of Python's for each: there may be a vocabulary of them."""
+    most.check(param, len(ids))
+    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0):
+        return
+    for token in ids:
+        _integer(param, token, 0)
+
+
+def _biases(values: Collection[float]) -> None:
+    if set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
+        value = max(values, key=abs, default=0)
+        if not -100 <= value <= 100:
+            raise _refuse("logit_bias", value, "values from -100 to 100")
+        return
+    for value in values:
+        if not -100 <= _number("logit_bias", value) <= 100:
+            raise _refuse("logit_bias", value, "values from -100 to 100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,26 +128,27 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        _strings("stop", stops, MAX_STOP_STRINGS)
-        _strings("bad_words", self.bad_words, MAX_BAD_WORDS)
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
-        if self.allowed_token_ids is not None:
-            if not self.allowed_token_ids:
-                raise _refuse("allowed_token_ids", self.allowed_token_ids, "at least one id")
-            for token in self.allowed_token_ids:
-                _integer("allowed_token_ids", token, 0)
-        for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0)
-            if not -100 <= _number("logit_bias", bias) <= 100:
-                raise _refuse("logit_bias", bias, "values from -100 to 100")
-        # One shape for all readers; frozen, so through object's own setter.
-        object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "bad_words", tuple(self.bad_words))
         if self.top_k is not None:
             object.__setattr__(self, "top_k", max(self.top_k, 0))
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        """Each is bounded before it is walked, and one shape for all readers afterwards."""
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop
+        _strings("stop", stops, bounds.STOP_STRINGS, bounds.STOP_CHARACTERS)
+        _strings("bad_words", self.bad_words, bounds.BAD_WORDS, bounds.BAD_WORD_CHARACTERS)
+        _ids("stop_token_ids", self.stop_token_ids, bounds.STOP_TOKENS)
+        _ids("logit_bias", self.logit_bias, bounds.BIASED_TOKENS)
+        _biases(self.logit_bias.values())
+        # Frozen, so through object's own setter.
+        object.__setattr__(self, "stop", tuple(stops))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "bad_words", tuple(self.bad_words))
+        if (allowed := self.allowed_token_ids) is not None:
+            if not allowed:
+                raise _refuse("allowed_token_ids", allowed, "at least one id")
+            _ids("allowed_token_ids", allowed, bounds.ALLOWED_TOKENS)
+            object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(allowed)))
 
     @property
     def chosen(self) -> Habits:
@@ -133,14 +157,11 @@ class SamplingParams:
 
     def settled(self, habits: Habits) -> SamplingParams:
         """The same with nothing left open: `habits` where this says nothing."""
+        settled = copy(self)  # its lists were checked when this was made, and are the same
         found = _overlaid(self, habits)
-        return replace(
-            self,
-            temperature=found.temperature,
-            top_p=found.top_p,
-            top_k=found.top_k,
-            repetition_penalty=found.repetition_penalty,
-        )
+        for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
+            object.__setattr__(settled, name, getattr(found, name))
+        return settled
 
     def _check_numbers(self) -> None:
         if self.temperature is not None and _number("temperature", self.temperature) < 0:
@@ -219,8 +240,8 @@ class SampledToken:
     top: Sequence[tuple[int, float]] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
-    # With a continuation's first token, if asked for: for each prompt token but the first, its
-    # logprob and the likeliest in its place.
+    # With the first token of a request's first continuation, which comes before all others, if
+    # asked for: for each prompt token but the first, its logprob and the likeliest in its place.
     prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 

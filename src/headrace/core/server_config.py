@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import cast
 
+from headrace.core import bounds
 from headrace.core.config import flag
 from headrace.core.constraint import MAX_GRAMMAR_BYTES
 from headrace.core.errors import ConfigError, remedy_for
-from headrace.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP_STRINGS
 from headrace.core.sizes import parse_bytes
 
 # What lies behind takes no more, whatever is allowed here.
 _MOST = {
-    "max_n": MAX_N,
-    "max_stop": MAX_STOP_STRINGS,
-    "max_logprobs": MAX_LOGPROBS,
+    "max_n": bounds.CONTINUATIONS.most,
+    "max_stop": bounds.STOP_STRINGS.most,
+    "max_logprobs": bounds.LOGPROBS.most,
     "max_schema": MAX_GRAMMAR_BYTES,
 }
 
@@ -141,7 +141,13 @@ class ServerConfig:
         default=None, metadata=flag("Longest prompt; default: what the context holds.")
     )
     max_n: int = field(default=16, metadata=flag("Most continuations of one request."))
-    max_prompts: int = field(default=128, metadata=flag("Most prompts of one completion request."))
+    max_prompts: int = field(
+        default=bounds.PROMPTS.most, metadata=flag("Most prompts of one completion request.")
+    )
+    max_embedding_tokens: int = field(
+        default=bounds.INPUT_TOKENS.most,
+        metadata=flag("Most tokens of one embeddings request, all inputs together."),
+    )
     max_stop: int = field(default=16, metadata=flag("Most stop strings of one request."))
     max_logprobs: int = field(default=20, metadata=flag("Most alternatives given with a token."))
     max_schema: int | str = field(

@@ -7,6 +7,7 @@ not know what computes them; whoever computes does not know why.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -14,6 +15,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 # In place of a token id: the token that this sequence drew in the step before, which whoever wrote
 # the plan did not know yet. Only as an entry's single token, and only where `steps_in_flight` > 1.
 PREVIOUS = -1
+
+
+class FlatBias(dict[int, float]):
+    """A bias whose ids and values lie in arrays too, made once: a backend takes those in every step
+    of every continuation, and going through a mapping would cost as much as the mapping is long."""
+
+    __slots__ = ("flat_ids", "flat_values")
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        super().__init__(bias)
+        self.flat_ids = array("i", bias)
+        self.flat_values = array("f", bias.values())
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made for every token of every sequence

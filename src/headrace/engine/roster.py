@@ -81,6 +81,7 @@ class Roster:
             plain_keys=parent.plain_keys[:full],
             published_blocks=full,
             prompt_scores=parent.prompt_scores,
+            ids=parent.ids,
             beams=parent.beams,
             constraint=constraint,
             counts_previous=parent.counts_previous,

@@ -430,7 +430,7 @@ class Scheduler:
                 index=sequence.index,
                 finish_reason=reason,
             )
-            if sequence.prompt_scores and sequence.generated_tokens == 1:
+            if sequence.prompt_scores and sequence.tells_scores:
                 token.prompt_scores = sequence.prompt_scores
             tokens.append(token)
             taken += 1
@@ -511,9 +511,7 @@ class Scheduler:
                 self._fork_siblings(sequence)
             except Exception as error:  # its grammar's
                 return self._fail_grammar(sequence, error)
-        scores = sequence.prompt_scores
-        if scores and sequence.generated_tokens != 1:
-            scores = []  # they came with the first token
+        scores = sequence.prompt_scores if sequence.tells_scores else []
         token = SampledToken(
             request_id=sequence.request.request_id,
             token_id=found.token_id,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING
 
 from headrace.core.constraint import Allowed, Constraint
 from headrace.core.request import FinishReason, GenerateRequest
-from headrace.core.step import PREVIOUS, Draw, EntryResult, StepEntry, TopLogprobs
+from headrace.core.step import (
+    PREVIOUS,
+    Draw,
+    EntryResult,
+    FlatBias,
+    StepEntry,
+    TopLogprobs,
+)
 
 if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
@@ -24,6 +32,31 @@ if TYPE_CHECKING:
 GREEDY = Draw(temperature=0.0)
 RUN = 8  # places that one hash has numbers for
 _UNKNOWN = [PREVIOUS]
+
+
+class RequestIds:
+    """What a request says of token ids, in the form that steps take: made once, whatever its number
+    of continuations and their length."""
+
+    __slots__ = ("allowed", "bad_words", "bias", "stops")
+
+    def __init__(self, request: GenerateRequest, stop_ids: frozenset[int]) -> None:
+        params = request.params
+        allowed = params.allowed_token_ids
+        self.allowed = None if allowed is None else array("i", allowed)
+        self.bias = FlatBias(params.logit_bias)
+        # What may not come before min_tokens have.
+        self.stops = array("i", sorted(stop_ids) if params.min_tokens else ())
+        # By a word's last token but one: those whose end is near. The first tokens, and the last.
+        self.bad_words: dict[int | None, list[tuple[list[int], int]]] = {}
+        for word in request.bad_token_ids:
+            start = list(word[:-1])
+            self.bad_words.setdefault(start[-1] if start else None, []).append((start, word[-1]))
+
+    def banned_after(self, token_ids: list[int]) -> set[int]:
+        """The last tokens of bad words that have come but for those."""
+        near = self.bad_words.get(None, []) + self.bad_words.get(token_ids[-1], [])
+        return {last for start, last in near if _ends_with(token_ids, start)}
 
 
 class Status(Enum):
@@ -66,6 +99,7 @@ class Sequence:
     constraint: Constraint | None = None  # has accepted exactly the generated tokens
     mask: bytes | None = None  # the constraint's, for the next token
     unstarted: tuple[Constraint, bytes] | None = None  # to fork siblings from; its first mask
+    ids: RequestIds | None = None  # its parent's, where it was forked
     prompt_tokens: int = 0
     # Positions before this one, from `scheduled_tokens` on, lie in blocks that nobody else holds.
     own_tokens: int = 0
@@ -86,6 +120,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         params = self.request.params
+        if self.ids is None:
+            self.ids = RequestIds(self.request, self.stop_ids)
         self.prompt_tokens = len(self.request.prompt_token_ids)
         self._most_tokens = self.prompt_tokens + self.max_tokens
         self.takes_tokens = self.beams is None and self.constraint is None
@@ -109,6 +145,12 @@ class Sequence:
     @property
     def generated_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_tokens
+
+    @property
+    def tells_scores(self) -> bool:
+        """Whether the prompt's come with the token that is its last: once for a request, with the
+        first token of the continuation that the others are forked from."""
+        return self.index == 0 and len(self.token_ids) == self.prompt_tokens + 1
 
     @property
     def wanted_tokens(self) -> int:
@@ -183,7 +225,8 @@ class Sequence:
 
     def _new_draw(self) -> Draw:
         """With all that is the same at every place."""
-        params = self.request.params
+        params, ids = self.request.params, self.ids
+        assert ids is not None
         chosen = params.chosen
         return Draw(
             temperature=chosen.temperature,
@@ -195,8 +238,8 @@ class Sequence:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             prompt_tokens=self.prompt_tokens,
-            bias=params.logit_bias,
-            allowed=params.allowed_token_ids,
+            bias=ids.bias,
+            allowed=ids.allowed,
         )
 
     def _uniform(self, place: int) -> float:
@@ -227,12 +270,18 @@ class Sequence:
 
     def _banned(self, place: int) -> Collection[int]:
         """Tokens that may not come at this place: an end too soon, the last of a bad word."""
-        banned = set(self.stop_ids) if place < self.request.params.min_tokens else set()
-        for word in self.request.bad_token_ids:
-            before = len(word) - 1
-            if before == 0 or self.token_ids[-before:] == list(word[:-1]):
-                banned.add(word[-1])
-        return banned
+        ids = self.ids
+        assert ids is not None
+        too_soon = place < self.request.params.min_tokens
+        ends = ids.banned_after(self.token_ids) if ids.bad_words else ()
+        if not ends:
+            return ids.stops if too_soon else ()
+        return ends.union(ids.stops) if too_soon else ends
+
+
+def _ends_with(token_ids: list[int], end: list[int]) -> bool:
+    """One slice is compared, and only where its last token is known to be right."""
+    return not end or token_ids[-len(end) :] == end
 
 
 def start_sequence(

@@ -6,6 +6,7 @@ content type says JSON was seen to before (browsers.py); which encoding it names
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import re
@@ -16,9 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.core.bounds import FIELDS, SMALL_BYTES, check_json
+from headrace.core.errors import BoundError, HeadraceError, InvalidRequestError
 from headrace.server.call import Call
 from headrace.server.inert import OTHERS, is_off
+from headrace.server.pieces import decode_in_pieces
 from headrace.server.schema import IGNORED
 
 MAX_SHOWN = 100  # characters of a name that nobody knows
@@ -31,23 +34,67 @@ S = TypeVar("S", bound=msgspec.Struct)
 _BOM = b"\xef\xbb\xbf"
 _AT = re.compile(r"(?P<what>.*?) - at `(?:key in )?\$\.?(?P<path>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
-_MANY_DIGITS = re.compile(rb"[0-9]{19}")
+_DIGITS = b"0123456789"
+_SAME_DIGITS = bytes.maketrans(_DIGITS, _DIGITS[0:1] * len(_DIGITS))
 
 
 class MediaTypeError(HeadraceError):
     status = 415
 
 
-def read_struct(call: Call, kind: type[S]) -> S:
-    """The body as `kind`. OpenAI's fields that are not supported are ignored with a warning. Any
-    other unknown one may be a misspelt one: it is refused, or ignored with a warning that says so,
-    as the server was told."""
-    sent = _read_object(call)
+async def read_struct(call: Call, kind: type[S]) -> S:
+    """The body as `kind`; others have their turn while a large one is read. OpenAI's fields that
+    are not supported are ignored with a warning. Any other unknown one may be a misspelt one: it is
+    refused, or ignored with a warning that says so, as the server was told."""
+    is_large = len(call.body) >= SMALL_BYTES
+    if is_large:
+        await _check_size(call.body, kind)
+    sent = await _read_object(call)
+    if is_large:
+        await asyncio.sleep(0)
+    _check_values(sent, wants_ints=_has_many_digits(call.body))
+    FIELDS.check("The body", len(sent))
     _leave_out_unknown(call, sent, kind)
+    if is_large:
+        await asyncio.sleep(0)
     try:
         return msgspec.convert(sent, kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), kind) from error
+
+
+async def _check_size(body: bytes, kind: type[msgspec.Struct]) -> None:
+    """Bounds what there is to read, before it is read; names the field that has most of it."""
+    try:
+        check_json(body, "The body")
+    except BoundError as error:
+        await asyncio.sleep(0)
+        error.param = _largest_field(body, kind)
+        raise
+    await asyncio.sleep(0)
+
+
+def _largest_field(body: bytes, kind: type[msgspec.Struct]) -> str | None:
+    try:
+        found = msgspec.json.decode(body.removeprefix(_BOM), type=_raw_fields(kind))
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    sizes = {name: len(value) for name, value in msgspec.structs.asdict(found).items() if value}
+    return max(sizes, key=sizes.__getitem__, default=None)
+
+
+@functools.cache
+def _raw_fields(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """As `kind`, with its values as the bytes that were sent: what is skipped costs little."""
+    fields = [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _field_names(kind)]
+    return msgspec.defstruct(f"Raw{kind.__name__}", fields)
+
+
+def _has_many_digits(body: bytes) -> bool:
+    """Whether an integer may be too large. A pattern would take ten times as long."""
+    return _DIGITS[0:1] * 19 in body.translate(_SAME_DIGITS)
 
 
 def _leave_out_unknown(
@@ -94,12 +141,12 @@ def _nested_structs(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct
 
 
 @functools.cache
-def _field_names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+def _field_names(kind: type[msgspec.Struct]) -> dict[str, None]:
     """Finding them out evaluates every annotation anew: a tenth of a small request."""
-    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+    return dict.fromkeys(field.encode_name for field in msgspec.structs.fields(kind))
 
 
-def _read_object(call: Call) -> dict[str, Any]:
+async def _read_object(call: Call) -> dict[str, Any]:
     encoding = call.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", ""):
         raise MediaTypeError(
@@ -109,7 +156,9 @@ def _read_object(call: Call) -> dict[str, Any]:
     # Not kept while the answer is computed: bodies of many requests would add up.
     body, call.body = call.body.removeprefix(_BOM), b""
     try:
-        sent = msgspec.json.decode(body)
+        sent = (
+            msgspec.json.decode(body) if len(body) < SMALL_BYTES else await decode_in_pieces(body)
+        )
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"The body has bytes that are not UTF-8: {error.reason}.", "Send JSON in UTF-8."
@@ -125,7 +174,6 @@ def _read_object(call: Call) -> dict[str, Any]:
         raise InvalidRequestError(
             f"The body is {_shown(sent)}; expected a JSON object.", "Send one JSON object."
         )
-    _check_values(sent, wants_ints=_MANY_DIGITS.search(body) is not None)
     return sent
 
 

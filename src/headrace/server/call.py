@@ -28,6 +28,7 @@ from headrace.server.service import Service
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
 MAX_WARNING_CHARACTERS = 1000  # of the header: proxies take a few thousand for all headers
+LIST_PART = 256  # of lists that are encoded in parts: a few milliseconds, whatever is in them
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 Headers = Mapping[str, str]
@@ -87,11 +88,15 @@ class Call:
     records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
     warnings: list[str] = field(default_factory=list)  # sent as a header
+    warned_characters: int = 0
     refuses_unknown: bool = False  # fields, as --unknown-fields says
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
 
     def warn(self, text: str) -> None:
-        self.warnings.append(text)
+        """What the header has no room for is not kept either."""
+        if self.warned_characters <= MAX_WARNING_CHARACTERS:
+            self.warnings.append(text)
+            self.warned_characters += len(text) + 2
 
     def warning_header(self) -> str:
         """All warnings on one line that a header can hold."""
@@ -123,6 +128,13 @@ Endpoint = Callable[[Service, Call], Awaitable[AnyReply]]
 
 def json_reply(payload: object, status: int = 200) -> Reply:
     return Reply(body=encode_json(payload), status=status)
+
+
+def encode_list(values: Sequence[object]) -> bytes:
+    """A list of any length as JSON, without its brackets: a part at a time, so that other threads
+    have their turn in between."""
+    parts = [values[at : at + LIST_PART] for at in range(0, len(values), LIST_PART)]
+    return b",".join([encode_json(part)[1:-1] for part in parts])
 
 
 def new_id(prefix: str) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.core.bounds import ECHOED_LOGPROBS
 from headrace.core.errors import InvalidRequestError
 from headrace.core.request import CompletionOutput, FinishReason, GenerateRequest
 from headrace.server.body import read_struct
@@ -23,13 +24,18 @@ from headrace.server.generation import generate, new_record
 from headrace.server.logprobs import (
     ChatLogprobs,
     PromptLogprobs,
+    answer_entries,
     chat_logprobs,
+    encoded,
     prompt_logprobs,
 )
 from headrace.server.prompts import (
     LITTLE_ROOM_TOKENS,
     check_fits,
+    check_messages,
+    encode_bad_words,
     encode_chat,
+    off_loop,
     warn_of_little_room,
 )
 from headrace.server.sampling import (
@@ -82,11 +88,11 @@ class ChatCompletion(msgspec.Struct):
 
 async def chat_completions(service: Service, call: Call) -> AnyReply:
     """An answer to a chat, whole or as events."""
-    sent = read_struct(call, ChatRequest)
+    sent = await read_struct(call, ChatRequest)
     request, use = await make_chat_request(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=ChatStream(service, call, sent, request, use).chunks())
-    return json_reply(await _complete(service, call, sent, request, use))
+    return await _complete(service, call, sent, request, use)
 
 
 async def make_chat_request(
@@ -95,11 +101,12 @@ async def make_chat_request(
     sent: ChatRequest,
     *,
     max_tokens_name: str | None = None,
+    messages_name: str = "messages",
     size_bytes: int | None = None,
 ) -> tuple[GenerateRequest, ToolUse]:
     """What the engine is asked, and how to read its answer; every field checked. What the client
-    calls the answer's length is its endpoint's affair where `max_tokens_name` says so; `size_bytes`
-    is about how long the messages are, where they are not all of the body."""
+    calls the answer's length and its messages is its endpoint's affair where names are given;
+    `size_bytes` is about how long the messages are, where they are not all of the body."""
     check_stream_options(sent)
     refuse_functions(sent)
     take_request_id(call, sent.request_id)
@@ -117,6 +124,7 @@ async def make_chat_request(
         prompt_logprobs=sent.prompt_logprobs,
     )
     tokenizer, max_bytes = service.model.tokenizer, service.config.max_schema_bytes
+    check_messages(sent.messages, messages_name)
     use = plan_tools(
         tokenizer,
         sent.messages,
@@ -148,13 +156,17 @@ async def make_chat_request(
         cache_salt=cache_salt_of(sent),
         timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
         grammar=use.grammar,
+        bad_ids=await encode_bad_words(service, params),
     )
+    if params.prompt_logprobs is not None:
+        entries = len(ids) * (params.prompt_logprobs + 1)  # once, whatever n is
+        ECHOED_LOGPROBS.check("prompt_logprobs", entries)
     return request, use
 
 
 async def _complete(
     service: Service, call: Call, sent: ChatRequest, request: GenerateRequest, use: ToolUse
-) -> ChatCompletion:
+) -> AnyReply:
     record = new_record(call, request)
     answer = OutputBuilder(request, None)
     output_tokens = 0
@@ -164,22 +176,26 @@ async def _complete(
                 output_tokens += event.token_id is not None
                 check_timeout(event, output_tokens)
                 answer.add(event)
-    output = answer.build()
-    completion = ChatCompletion(
-        id=request.request_id,
-        created=int(time.time()),
-        model=service.model.name,
-        system_fingerprint=service.fingerprint or None,
-        choices=[_choice(service.model.tokenizer, each, use) for each in output.outputs],
-        usage=Usage.of([record], output_tokens),
-    )
-    if sent.prompt_logprobs is not None:
-        completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
-    if sent.return_token_ids:
-        completion.prompt_token_ids = output.prompt_token_ids
-        for choice, each in zip(completion.choices, output.outputs, strict=True):
-            choice.token_ids = each.token_ids
-    return completion
+    output, usage = answer.build(), Usage.of([record], output_tokens)
+
+    def write() -> AnyReply:
+        completion = ChatCompletion(
+            id=request.request_id,
+            created=int(time.time()),
+            model=service.model.name,
+            system_fingerprint=service.fingerprint or None,
+            choices=[_choice(service.model.tokenizer, each, use) for each in output.outputs],
+            usage=usage,
+        )
+        if sent.prompt_logprobs is not None:
+            completion.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        if sent.return_token_ids:
+            completion.prompt_token_ids = output.prompt_token_ids
+            for choice, each in zip(completion.choices, output.outputs, strict=True):
+                choice.token_ids = each.token_ids
+        return json_reply(completion)
+
+    return await off_loop(answer_entries(output), write)
 
 
 def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Choice:
@@ -188,7 +204,7 @@ def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Cho
     logprobs = None
     if output.logprobs is not None:
         found = zip(output.token_ids, output.logprobs, strict=True)
-        logprobs = chat_logprobs(tokenizer, found)
+        logprobs = encoded(chat_logprobs(tokenizer, found))
     message = Message(output.text)
     if use.tool_format is not None:
         parsed = parse_answer(use.tool_format, output.text)

@@ -5,16 +5,23 @@ Knows OpenAI's fields and what can't be asked; nothing of answers but how they b
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from dataclasses import dataclass, field
 
+from headrace.core.bounds import ECHOED_LOGPROBS
 from headrace.core.errors import InvalidRequestError
 from headrace.core.request import GenerateRequest, Logprobs, SamplingParams
 from headrace.server.call import Call, new_id, take_request_id
 from headrace.server.generation import new_record
-from headrace.server.logprobs import CompletionLogprobsWriter
-from headrace.server.prompts import check_fits, encode_text, warn_of_little_room
+from headrace.server.logprobs import CompletionLogprobsWriter, EchoedPrompt
+from headrace.server.prompts import (
+    check_fits,
+    encode_bad_words,
+    encode_text,
+    warn_of_little_room,
+)
 from headrace.server.record import RequestRecord
 from headrace.server.sampling import (
     asked_tokens,
@@ -45,18 +52,27 @@ class Asked:
     wants_prompt_logprobs: bool = False  # in vLLM's shape
     created: int = field(default_factory=lambda: int(time.time()))
 
+    _echoed: dict[int, EchoedPrompt] = field(default_factory=dict)  # by place
+
+    def take_prompt(
+        self, tokenizer: Tokenizer, place: int, found: list[Logprobs | None] | None
+    ) -> None:
+        """What choices of the prompt at `place` begin with where it is echoed: made once for all
+        of them, before the first begins. Long work where the prompt is long."""
+        if self.echoes is not None and self.wants_logprobs:
+            ids, text = self.requests[place].prompt_token_ids, self.echoes[place]
+            self._echoed[place] = EchoedPrompt.of(tokenizer, ids, text, found or [None])
+
     def open_choice(
-        self, tokenizer: Tokenizer, place: int, prompt_logprobs: list[Logprobs | None] | None
+        self, tokenizer: Tokenizer, place: int
     ) -> tuple[str, CompletionLogprobsWriter | None]:
         """What a choice of the prompt at `place` begins with."""
         text = self.echoes[place] if self.echoes is not None else ""
         if not self.wants_logprobs:
             return text, None
-        writer = CompletionLogprobsWriter(tokenizer)
-        if self.echoes is not None:
-            ids = self.requests[place].prompt_token_ids
-            writer.add_prompt(ids, text, prompt_logprobs or [None])  # one token has no score
-        return text, writer
+        if place not in self._echoed:
+            self.take_prompt(tokenizer, place, None)  # one token has no score
+        return text, CompletionLogprobsWriter(tokenizer, self._echoed.get(place))
 
 
 async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Asked:
@@ -77,16 +93,19 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
         best_of=sent.best_of,
         prompt_logprobs=prompt_logprobs,
     )
-    prompts = _list_prompts(sent.prompt)
     config = service.config
-    check_most("prompt", len(prompts), config.max_prompts, flag="max-prompts")
+    prompts = _list_prompts(sent.prompt, config.max_prompts)
     # Each takes a place in the queue: more than there are would be refused however often they came.
     check_most("prompt", len(prompts), config.max_waiting_requests, flag="max-waiting-requests")
     grammar = grammar_of(sent, service.config.max_schema_bytes)
     completion_id = new_id("cmpl")
     truncation = truncation_of(sent, service.context_tokens - (asked or 1))
     tokenizer, requests, echoes = service.model.tokenizer, [], []
+    bad_ids = await encode_bad_words(service, params)
+    cache_salt = cache_salt_of(sent)
     for place, prompt in enumerate(prompts):
+        if place:
+            await asyncio.sleep(0)  # a prompt may take a few milliseconds
         if isinstance(prompt, str):
             add_bos = sent.add_special_tokens is not False
             ids = await encode_text(service, prompt, add_bos=add_bos, truncation=truncation)
@@ -100,11 +119,13 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
             ids,
             params if asked is not None else _fitted(service, call, len(ids), params),
             priority=sent.priority or 0,
-            cache_salt=cache_salt_of(sent),
+            cache_salt=cache_salt,
             timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
             grammar=grammar,
+            bad_ids=bad_ids,
         )
         requests.append(request)
+        _check_echoed(requests, params)
         if sent.echo:
             if isinstance(prompt, str) and truncation is None:
                 echoes.append(prompt)
@@ -120,6 +141,15 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
         wants_ids=bool(sent.return_token_ids),
         wants_prompt_logprobs=sent.prompt_logprobs is not None,
     )
+
+
+def _check_echoed(requests: list[GenerateRequest], params: SamplingParams) -> None:
+    """An answer has the logprobs of its prompts as often as it has choices."""
+    if params.prompt_logprobs is None:
+        return
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
+    entries = tokens * (params.prompt_logprobs + 1) * params.n
+    ECHOED_LOGPROBS.check("logprobs" if params.logprobs is not None else "prompt_logprobs", entries)
 
 
 def _fitted(
@@ -147,7 +177,7 @@ def _check_fields(sent: CompletionRequest) -> None:
         )
 
 
-def _list_prompts(sent: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def _list_prompts(sent: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
     if isinstance(sent, str):
         return [sent]
     if not sent:
@@ -156,6 +186,8 @@ def _list_prompts(sent: str | list[str | int | list[int]]) -> list[str | list[in
             "Give at least one prompt.",
             param="prompt",
         )
+    if not isinstance(sent[0], int):
+        check_most("prompt", len(sent), most, flag="max-prompts")  # before they are looked at
     ids = [item for item in sent if isinstance(item, int)]
     if len(ids) == len(sent):
         return [ids]

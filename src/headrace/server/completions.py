@@ -8,9 +8,10 @@ shapes; how tokens come is generation.py's affair.
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
+from msgspec import UNSET, Raw
 
 from headrace.core.request import FinishReason, GenerateRequest, RequestOutput
 from headrace.server.body import read_struct
@@ -20,7 +21,13 @@ from headrace.server.completions_stream import CompletionStream
 from headrace.server.ending import check_timeout, ending
 from headrace.server.generation import generate
 from headrace.server.interleave import gather_all
-from headrace.server.logprobs import CompletionLogprobs, PromptLogprobs, prompt_logprobs
+from headrace.server.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    answer_entries,
+    prompt_logprobs,
+)
+from headrace.server.prompts import off_loop
 from headrace.server.record import RequestRecord
 from headrace.server.schema import CompletionRequest
 from headrace.server.service import Service
@@ -53,30 +60,35 @@ class Completion(msgspec.Struct):
 
 async def completions(service: Service, call: Call) -> AnyReply:
     """Prompts continued, whole or as events."""
-    sent = read_struct(call, CompletionRequest)
+    sent = await read_struct(call, CompletionRequest)
     asked = await ask_for(service, call, sent)
     if sent.stream:
         return StreamReply(chunks=CompletionStream(service, call, sent, asked).chunks())
-    return json_reply(await _complete(service, call, asked))
+    return await _complete(service, call, asked)
 
 
-async def _complete(service: Service, call: Call, asked: Asked) -> Completion:
+async def _complete(service: Service, call: Call, asked: Asked) -> AnyReply:
     work = [_run(service, call, *pair) for pair in zip(asked.requests, asked.records, strict=True)]
     found = [await work[0]] if len(work) == 1 else await gather_all(work)
-    choices = [
-        choice
-        for place, (output, _) in enumerate(found)
-        for choice in _choices(service.model.tokenizer, asked, place, output)
-    ]
     output_tokens = sum(count for _, count in found) if asked.wants_output else 0
-    return Completion(
+    whole = Completion(
         id=asked.completion_id,
         created=asked.created,
         model=service.model.name,
         system_fingerprint=service.fingerprint or None,
-        choices=choices,
+        choices=[],
         usage=Usage.of(asked.records, output_tokens),
     )
+
+    def write() -> AnyReply:
+        whole.choices = [
+            choice
+            for place, (output, _) in enumerate(found)
+            for choice in _choices(service.model.tokenizer, asked, place, output)
+        ]
+        return json_reply(whole)
+
+    return await off_loop(sum(answer_entries(output) for output, _ in found), write)
 
 
 async def _run(
@@ -98,24 +110,27 @@ def _choices(
     tokenizer: Tokenizer, asked: Asked, place: int, output: RequestOutput
 ) -> list[CompletionChoice]:
     choices = []
+    asked.take_prompt(tokenizer, place, output.prompt_logprobs)
+    prompt = prompt_logprobs(output.prompt_logprobs) if asked.wants_prompt_logprobs else UNSET
     for each in output.outputs:
-        text, writer = asked.open_choice(tokenizer, place, output.prompt_logprobs)
+        text, writer = asked.open_choice(tokenizer, place)
         if asked.wants_output:
             text += each.text
             if writer is not None:
                 for token_id, here in zip(each.token_ids, each.logprobs or [], strict=True):
                     writer.add(token_id, here)
+        # JSON already: what the prompt has of it was written once for all choices.
+        logprobs = None if writer is None else cast("CompletionLogprobs", Raw(writer.take()))
         assert each.finish_reason is not None
         reason, stop_reason = ending(FinishReason(each.finish_reason))
         choice = CompletionChoice(
             text=text,
             index=place * len(output.outputs) + each.index,
-            logprobs=None if writer is None else writer.take(),
+            logprobs=logprobs,
             finish_reason=reason if asked.wants_output else "length",
             stop_reason=stop_reason,
+            prompt_logprobs=prompt,
         )
-        if asked.wants_prompt_logprobs:
-            choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
         if asked.wants_ids:
             choice.prompt_token_ids = output.prompt_token_ids
             choice.token_ids = each.token_ids if asked.wants_output else []

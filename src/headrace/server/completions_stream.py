@@ -5,11 +5,12 @@ As chat_stream.py: what does not change from one event to the next is encoded on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from headrace.core.errors import HeadraceError
-from headrace.core.request import TokenEvent
+from headrace.core.request import Logprobs, TokenEvent
 from headrace.server.call import Call, encode_json, error_event
 from headrace.server.chat_stream import DONE
 from headrace.server.completion_request import Asked
@@ -17,9 +18,12 @@ from headrace.server.ending import check_timeout, ending
 from headrace.server.generation import generate
 from headrace.server.interleave import interleave
 from headrace.server.logprobs import CompletionLogprobsWriter
+from headrace.server.prompts import off_loop
 from headrace.server.schema import CompletionRequest
 from headrace.server.service import Service
 from headrace.server.usage import Usage
+
+LARGE_BYTES = 1 << 16  # of one event: whoever else waits has a turn after it
 
 
 class CompletionStream:
@@ -56,8 +60,14 @@ class CompletionStream:
         try:
             async with aclosing(interleave(sources)) as found:
                 async for place, events in found:
-                    out = b"".join([self._event(place, event) for event in events])
-                    if out:
+                    parts: list[bytes] = []
+                    for event in events:
+                        if (prompt := event.prompt_logprobs) is not None:
+                            await self._take_prompt(place, prompt)
+                        parts.append(self._event(place, event))
+                        if len(parts[-1]) > LARGE_BYTES:  # those of the other choices will be too
+                            await asyncio.sleep(0)
+                    if out := b"".join(parts):
                         opened = True
                         yield out
             yield self._close()
@@ -65,6 +75,11 @@ class CompletionStream:
             if not opened:
                 raise
             yield error_event(error)
+
+    async def _take_prompt(self, place: int, found: list[Logprobs | None]) -> None:
+        tokenizer = self._service.model.tokenizer
+        entries = sum(len(here) for here in found if here is not None)
+        await off_loop(entries, lambda: self._asked.take_prompt(tokenizer, place, found))
 
     def _event(self, place: int, event: TokenEvent) -> bytes:
         self._output_tokens[place] += event.token_id is not None
@@ -76,7 +91,7 @@ class CompletionStream:
                 found = self._asked.requests[place].prompt_token_ids
                 prompt_ids = b',"prompt_token_ids":' + encode_json(found)
             text, self._writers[choice] = self._asked.open_choice(
-                self._service.model.tokenizer, place, event.prompt_logprobs
+                self._service.model.tokenizer, place
             )
         writer = self._writers[choice]
         if self._asked.wants_output:
@@ -100,7 +115,7 @@ class CompletionStream:
             self._head,
             choice,
             encode_json(text),
-            b"null" if writer is None else encode_json(writer.take()),
+            b"null" if writer is None else writer.take(),
             finish,
             ids,
             self._usage(),

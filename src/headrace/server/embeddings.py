@@ -8,9 +8,12 @@ engine request of its own, a bounded number of them at a time.
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import dataclasses
 import math
 import sys
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -18,12 +21,13 @@ from typing import Literal
 
 import msgspec
 
+from headrace.core.bounds import INPUT_TOKENS, INPUTS
 from headrace.core.context import longest
 from headrace.core.errors import ContextLengthError, HeadraceError, InvalidRequestError
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, encode_json, json_reply, new_id, take_request_id
-from headrace.server.ending import check_timeout
+from headrace.server.ending import check_time_left, check_timeout
 from headrace.server.generation import generate
 from headrace.server.interleave import gather_all
 from headrace.server.prompts import encode_text
@@ -33,7 +37,6 @@ from headrace.server.service import Service
 from headrace.server.truncation import truncation_of
 from headrace.text import make_request
 
-MAX_INPUTS = 2048  # as OpenAI's
 AT_A_TIME = 32  # of one call's in the engine: others are to have their turn
 
 
@@ -57,16 +60,21 @@ class EmbeddingList(msgspec.Struct):
 
 async def embeddings(service: Service, call: Call) -> AnyReply:
     """Texts as vectors: the mean of the model's last hidden states, of length 1."""
-    sent = read_struct(call, EmbeddingRequest)
+    sent = await read_struct(call, EmbeddingRequest)
     take_request_id(call, sent.request_id)
     _check_fields(service, sent)
-    requests = await _make_requests(service, sent)
+    timeout_s = service.config.timeout_s if sent.timeout_s is None else sent.timeout_s
+    requests = await _make_requests(service, sent, timeout_s)
     found: list[msgspec.Raw] = [msgspec.Raw(b"")] * len(requests)
     left = iter(enumerate(requests))
     as_base64 = sent.encoding_format == "base64"
 
     async def work(left: Iterator[tuple[int, GenerateRequest]]) -> None:
         for index, request in left:
+            if timeout_s is not None:  # what is left of it: it is the call's, not each input's
+                left_s = call.arrived_s + timeout_s - time.monotonic()
+                check_time_left(left_s)
+                request = dataclasses.replace(request, timeout_s=left_s)
             vector = _unit(await _embed(service, call, request))
             shown = _base64(vector) if as_base64 else vector
             found[index] = msgspec.Raw(encode_json(Embedding(index, shown)))
@@ -88,11 +96,18 @@ def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
         )
 
 
-async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[GenerateRequest]:
+async def _make_requests(
+    service: Service, sent: EmbeddingRequest, timeout_s: float | None
+) -> list[GenerateRequest]:
     context, size, call_id = service.context_tokens, service.model.vocab_size, new_id("embd")
     truncation, add_bos = truncation_of(sent, context), sent.add_special_tokens is not False
-    requests = []
-    for place, given in enumerate(_list_inputs(sent.input)):
+    requests: list[GenerateRequest] = []
+    inputs, tokens = _list_inputs(sent.input), 0
+    if truncation is None:
+        _check_tokens(service, _least_tokens(service, inputs))  # before any is tokenized
+    for place, given in enumerate(inputs):
+        if place:
+            await asyncio.sleep(0)  # each may take a few milliseconds
         where = "input" if isinstance(sent.input, str) else f"input[{place}]"
         if isinstance(given, str):
             ids = await encode_text(service, given, add_bos=add_bos, truncation=truncation)
@@ -102,12 +117,6 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
             raise InvalidRequestError(
                 f"{where} is empty; expected at least one token.", "Leave it out.", param="input"
             )
-        if not all(0 <= token < size for token in ids):
-            raise InvalidRequestError(
-                f"{where} has a token id outside 0 to {size - 1}.",
-                "Encode the text with this model's tokenizer: POST /tokenize.",
-                param="input",
-            )
         if len(ids) > context:
             raise ContextLengthError(
                 f"{longest(context)} However, {where} has {len(ids)} tokens.",
@@ -115,6 +124,14 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
                 "alone.",
                 param="input",
             )
+        if not isinstance(given, str) and not (min(ids) >= 0 and max(ids) < size):
+            raise InvalidRequestError(
+                f"{where} has a token id outside 0 to {size - 1}.",
+                "Encode the text with this model's tokenizer: POST /tokenize.",
+                param="input",
+            )
+        tokens += len(ids)
+        _check_tokens(service, tokens)
         request = make_request(
             service.model.tokenizer,
             size,
@@ -123,23 +140,39 @@ async def _make_requests(service: Service, sent: EmbeddingRequest) -> list[Gener
             SamplingParams(max_tokens=1),
             priority=sent.priority or 0,
             cache_salt=sent.cache_salt or "",
-            timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+            timeout_s=timeout_s,
             embed=True,
         )
         requests.append(request)
     return requests
 
 
+def _least_tokens(service: Service, inputs: list[str | list[int]]) -> int:
+    """How many all of them have together, or more."""
+    longest_token = service.model.tokenizer.longest_token_characters
+    return sum(
+        len(given) // longest_token if isinstance(given, str) else len(given) for given in inputs
+    )
+
+
+def _check_tokens(service: Service, tokens: int) -> None:
+    remedy = f"{INPUT_TOKENS.remedy} Or start the server with --max-embedding-tokens."
+    most = service.config.max_embedding_tokens
+    INPUT_TOKENS.check("input", tokens, most=most, remedy=remedy)
+
+
 def _list_inputs(sent: str | list[str | int | list[int]]) -> list[str | list[int]]:
     if isinstance(sent, str):
         return [sent]
+    if sent and not isinstance(sent[0], int):
+        INPUTS.check("input", len(sent))  # before they are looked at
     ids = [item for item in sent if isinstance(item, int)]
     if ids and len(ids) == len(sent):
         return [ids]
-    if not sent or ids or len(sent) > MAX_INPUTS:
-        found = "mixed" if ids else f"a list of {len(sent)}"
+    if not sent or ids:
         raise InvalidRequestError(
-            f"input is {found}; expected a text, token ids, or 1 to {MAX_INPUTS} of either.",
+            f"input is {'mixed' if ids else 'an empty list'}; expected a text, token ids, or a "
+            "list of either.",
             "Send it in parts of one kind.",
             param="input",
         )

@@ -25,12 +25,13 @@ def ending(reason: FinishReason) -> tuple[str, str | None]:
 def check_timeout(event: TokenEvent, output_tokens: int) -> None:
     """Refuses a request that ran out of time before anything of it could be answered."""
     if event.finish_reason is FinishReason.TIMEOUT and not output_tokens:
-        raise QueueTimeoutError(
-            "The request's timeout_s passed before its first token.",
-            "Send it again later, or give it more time.",
-            retry_after_s=1.0,
-            param="timeout_s",
-        )
+        raise _out_of_time("its first token")
+
+
+def check_time_left(left_s: float) -> None:
+    """Likewise, of one that has several parts to be answered one after the other."""
+    if left_s <= 0:
+        raise _out_of_time("all of it was answered")
 
 
 async def with_ending(
@@ -48,3 +49,12 @@ async def with_ending(
         if not begun:
             raise
         yield fail(error)
+
+
+def _out_of_time(what: str) -> QueueTimeoutError:
+    return QueueTimeoutError(
+        f"The request's timeout_s passed before {what}.",
+        "Send it again later, or give it more time.",
+        retry_after_s=1.0,
+        param="timeout_s",
+    )

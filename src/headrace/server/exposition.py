@@ -277,6 +277,11 @@ class _Families(Collector):
         yield make.own_gauge(
             "body_bytes", "Bytes of requests' bodies that are being read.", m.edge.bodies.bytes
         )
+        yield make.own_counter(
+            "refused_bounds",
+            "Of these, for a list or a text that is too long, by the bound (docs/bounds.md).",
+            [({"bound": bound}, n) for bound, n in m.refused_bounds.items()],
+        )
 
     def _facts(self) -> Iterator[Metric]:
         make, facts = self._make, self._metrics.engine_facts

@@ -10,10 +10,12 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from headrace.core.errors import HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started, TokenEvent
 from headrace.server.call import Call
+from headrace.server.prompts import off_loop
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 from headrace.text import RequestText
@@ -57,7 +59,11 @@ async def generate(
                 _watch_tokens(service, record, tokens)
                 events: list[TokenEvent] = []
                 for token in tokens:
-                    event = text.push(token)
+                    if token.prompt_scores is None:
+                        event = text.push(token)
+                    else:  # a word for each alternative of each token
+                        entries = len(token.prompt_scores) * (request.params.prompt_logprobs or 1)
+                        event = await off_loop(entries, partial(text.push, token))
                     if event is None:
                         continue
                     if event.finish_reason is not None:

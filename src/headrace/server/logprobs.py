@@ -6,10 +6,12 @@ Knows tokens and their bytes; nothing of requests.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
-from headrace.core.request import Logprobs
+from headrace.core.request import Logprobs, RequestOutput
+from headrace.server.call import encode_list
 from headrace.tokenizer.detokenize import StreamDetokenizer
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -43,6 +45,21 @@ def chat_logprobs(tokenizer: Tokenizer, found: Iterable[tuple[int, Logprobs]]) -
     return ChatLogprobs(content)
 
 
+def encoded(found: ChatLogprobs) -> ChatLogprobs:
+    """The same to whoever encodes it, with its list as JSON already: it may be long."""
+    content = msgspec.Raw(b"[%b]" % encode_list(found.content))
+    return ChatLogprobs(cast("list[TokenLogprob]", content))
+
+
+def answer_entries(output: RequestOutput) -> int:
+    """About how much there is to write down of an answer: so many tokens and logprobs."""
+    entries = len(output.prompt_token_ids)
+    for listed in (output.prompt_logprobs, *(each.logprobs for each in output.outputs)):
+        if listed and listed[-1] is not None:
+            entries += len(listed) * len(listed[-1])
+    return entries + sum(len(each.token_ids) for each in output.outputs)
+
+
 def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
     text, _ = tokenizer.shown(token_id)
     return text, max(logprob, LEAST_LOGPROB), list(tokenizer.token_bytes(token_id))
@@ -65,7 +82,12 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id, as text: 
 
 
 def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
-    """For each token of a prompt: itself and the likeliest in its place; null for the first."""
+    """For each token of a prompt: itself and the likeliest in its place; null for the first. JSON
+    already, which is the same to whoever encodes the rest: it may be long."""
+    return cast("PromptLogprobs", msgspec.Raw(b"[%b]" % encode_list(_prompt_logprobs(found))))
+
+
+def _prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
     return [
         None
         if here is None
@@ -86,23 +108,43 @@ class CompletionLogprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] = []
 
 
+_LISTS = CompletionLogprobs.__struct_fields__
+_NONE = (b"",) * len(_LISTS)
+
+
+class EchoedPrompt(msgspec.Struct, frozen=True):
+    """A prompt's logprobs as the JSON that every choice begins with where it is echoed: written
+    once, however many choices there are. The lists without their brackets."""
+
+    lists: tuple[bytes, ...]
+    characters: int  # of its text
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, ids: list[int], text: str, found: list[Logprobs | None]
+    ) -> EchoedPrompt:
+        writer = CompletionLogprobsWriter(tokenizer, continuation=False)
+        for token_id, here in zip(ids, found, strict=True):
+            writer.add(token_id, here)
+        return cls(writer.take_lists(), len(text))
+
+
 class CompletionLogprobsWriter:
     """Gathers them for one choice; `take` gives what came since the last call. Offsets are places
     in the choice's whole text, where each token's text begins or would."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        echoed: EchoedPrompt | None = None,
+        *,
+        continuation: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = StreamDetokenizer(tokenizer)
-        self._place = 0
+        self._detokenizer = StreamDetokenizer(tokenizer, continuation=continuation)
+        self._place = 0 if echoed is None else echoed.characters
+        self._before = _NONE if echoed is None else echoed.lists
         self._new = CompletionLogprobs()
-
-    def add_prompt(self, ids: list[int], text: str, found: list[Logprobs | None]) -> None:
-        """What comes first where the prompt is echoed as `text`."""
-        self._detokenizer = StreamDetokenizer(self._tokenizer, continuation=False)
-        for token_id, here in zip(ids, found, strict=True):
-            self.add(token_id, here)
-        self._place = len(text)
-        self._detokenizer = StreamDetokenizer(self._tokenizer)
 
     def add(self, token_id: int, here: Logprobs | None) -> None:
         self._new.tokens.append(self._named(token_id))
@@ -119,9 +161,16 @@ class CompletionLogprobsWriter:
             {self._named(other): max(logprob, LEAST_LOGPROB) for other, logprob in top.items()}
         )
 
-    def take(self) -> CompletionLogprobs:
+    def take(self) -> bytes:
+        """CompletionLogprobs, as JSON."""
+        before, self._before = self._before, _NONE
+        both = zip(before, self.take_lists(), strict=True)
+        lists = zip(_LISTS, [b",".join(filter(None, each)) for each in both], strict=True)
+        return b"{%b}" % b",".join(b'"%b":[%b]' % (name.encode(), each) for name, each in lists)
+
+    def take_lists(self) -> tuple[bytes, ...]:
         new, self._new = self._new, CompletionLogprobs()
-        return new
+        return tuple(encode_list(getattr(new, name)) for name in _LISTS)
 
     def _named(self, token_id: int) -> str:
         """As OpenAI names it: these are keys, so parts of characters must differ."""

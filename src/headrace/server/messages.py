@@ -35,7 +35,7 @@ class TokenCount(msgspec.Struct):
 
 async def messages(service: Service, call: Call) -> AnyReply:
     """An answer to a chat in Anthropic's shape, whole or as events."""
-    sent = read_struct(call, MessagesRequest)
+    sent = await read_struct(call, MessagesRequest)
     request, use = await make_chat_request(service, call, as_chat(call, sent))
     room = _room(service, len(request.prompt_token_ids))
     # Clients ask for as much as their own models can say; what does not fit into the context is
@@ -54,7 +54,7 @@ async def messages(service: Service, call: Call) -> AnyReply:
 
 async def count_tokens(service: Service, call: Call) -> AnyReply:
     """How many tokens a request's prompt has."""
-    chat = as_chat(call, read_struct(call, CountTokensRequest))
+    chat = as_chat(call, await read_struct(call, CountTokensRequest))
     check_model(service, chat.model)
     use = plan_tools(
         service.model.tokenizer,

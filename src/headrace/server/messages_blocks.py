@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.core.bounds import PARTS
 from headrace.core.errors import InvalidRequestError
 from headrace.server.call import Call
+from headrace.server.prompts import check_messages
 from headrace.server.structured import wrong_value
 
 JsonObject = dict[str, Any]
@@ -30,6 +32,7 @@ def chat_messages(
         text = system if isinstance(system, str) else _system_text(call, system)
         if text:
             messages.append({"role": "system", "content": text})
+    check_messages(sent)
     for place, message in enumerate(sent):
         role, param = message.get("role"), f"messages[{place}]"
         if role not in _ROLES:
@@ -39,10 +42,11 @@ def chat_messages(
             _add_answer(call, messages, blocks, f"{param}.content")
         else:
             _add_said(call, messages, role, blocks, f"{param}.content")
-    return messages
+    return [_joined(message) for message in messages]
 
 
 def _system_text(call: Call, blocks: list[JsonObject]) -> str:
+    PARTS.check("system", len(blocks))
     texts = [_text(call, block, f"system[{place}]") for place, block in enumerate(blocks)]
     return "\n".join(text for text in texts if text and not text.startswith(_BILLING))
 
@@ -66,12 +70,19 @@ def _add_said(
 def _add_text(messages: list[JsonObject], role: str, texts: list[str]) -> None:
     if not texts:
         return
-    text = "\n".join(texts)
     last = messages[-1] if messages else None
     if last is not None and last["role"] == role and "tool_calls" not in last:
-        last["content"] += f"\n{text}"
+        if not isinstance(last["content"], list):
+            last["content"] = [last["content"]]
+        last["content"] += texts
     else:
-        messages.append({"role": role, "content": text})
+        messages.append({"role": role, "content": list(texts)})
+
+
+def _joined(message: JsonObject) -> JsonObject:
+    """Texts were gathered: putting each to those before it would cost their square."""
+    content = message["content"]
+    return {**message, "content": "\n".join(content)} if isinstance(content, list) else message
 
 
 def _add_answer(
@@ -91,7 +102,7 @@ def _add_answer(
     said = "\n".join(texts)
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and "tool_calls" not in last:
-        said = "\n".join(filter(None, [messages.pop()["content"], said]))
+        said = "\n".join(filter(None, [_joined(messages.pop())["content"], said]))
     messages.append({"role": "assistant", "content": said or None, "tool_calls": calls})
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.bounds import TOOLS, shown
+from headrace.server.body import MAX_TOLD
 from headrace.server.call import Call
 from headrace.server.messages_blocks import chat_messages
 from headrace.server.sampling import check_count
@@ -105,10 +107,13 @@ def as_chat(call: Call, sent: CountTokensRequest) -> ChatRequest:
 
 def _tools(call: Call, sent: list[JsonObject]) -> list[JsonObject]:
     tools = []
+    TOOLS.check("tools", len(sent))
     for place, tool in enumerate(sent):
         kind = tool.get("type")
         if kind not in (None, "custom"):
-            call.warn(f"tools[{place}] is a {kind!r}, which is not served here, and was ignored")
+            call.warn(
+                f"tools[{place}] is a {shown(kind)}, which is not served here, and was ignored"
+            )
             continue
         function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
         if not isinstance(function["parameters"], dict):
@@ -141,7 +146,7 @@ def _response_format(call: Call, sent: CountTokensRequest) -> JsonObject | None:
     form = config.pop("format", None)
     if form is None:
         form = sent.output_format
-    for name in config:
+    for name in list(config)[:MAX_TOLD]:
         call.warn(f"output_config.{name[:40]} is not supported and was ignored")
     if form is None:
         return None

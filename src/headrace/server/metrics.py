@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headrace.core.errors import HeadraceError, RetryLaterError
+from headrace.core import bounds
+from headrace.core.errors import BoundError, HeadraceError, RetryLaterError
 from headrace.core.histogram import (
     ANSWER_TOKEN_BOUNDS,
     COUNT_BOUNDS,
@@ -34,6 +35,7 @@ USUAL_REFUSALS = (
     "authentication",
     "bodies_full",
     "client_timeout",
+    "bound",
     "context_length",
     "invalid_request",
     "payload_too_large",
@@ -101,6 +103,7 @@ class Metrics:
         self.params_n = Histogram(COUNT_BOUNDS)
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.refused: Counter[str] = Counter(dict.fromkeys(USUAL_REFUSALS, 0))
+        self.refused_bounds: Counter[str] = Counter({bound.name: 0 for bound in bounds.ALL})
         self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
         self.engine = EngineTotals()
 
@@ -185,6 +188,8 @@ class Metrics:
         # A stream that broke off was not turned away: its status was sent long before.
         if record.status >= 400 and record.error is not None and is_refusal(record.error):
             self.refused[refusal_reason(record.error)] += 1
+            if isinstance(record.error, BoundError):
+                self.refused_bounds[record.error.bound] += 1
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> None:
         self.engine.add(snapshot)

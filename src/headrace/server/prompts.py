@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from headrace.core.bounds import MESSAGES, PARTS
 from headrace.core.context import check_fits_context, longest
 from headrace.core.errors import ContextLengthError, InvalidRequestError
+from headrace.core.request import SamplingParams
 from headrace.server.call import Call
 from headrace.server.service import Service
 from headrace.server.truncation import Truncation
+from headrace.text import bad_token_ids
 from headrace.tokenizer.tokenizer import LONG_CHARACTERS
 
 T = TypeVar("T")
@@ -60,7 +63,7 @@ async def encode_chat(
         )
     if fields.documents is not None:
         extra = {**extra, "documents": fields.documents}
-    listed = [_known_message(message) for message in messages]
+    listed = [_known_message(message) for message in messages]  # no more than check_messages takes
     if truncation is None:
         _check_length(service, sum(_characters(m.get("content")) for m in listed), "messages")
     ids = await off_loop(
@@ -89,6 +92,27 @@ async def encode_text(
         return ids
     has_bos = bool(ids) and ids[0] == tokenizer.bos_id  # one that was typed is text
     return truncation.cut(ids, kept_first=int(has_bos))
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> None:
+    """Bounds how many there are, with all their parts, before anybody goes through them."""
+    MESSAGES.check(param, len(messages))
+    parts = 0
+    for message in messages:
+        for name in ("content", "tool_calls", "output"):
+            value = message.get(name) if isinstance(message, Mapping) else None
+            if isinstance(value, list):
+                parts += len(value)
+    PARTS.check(param, parts)
+
+
+async def encode_bad_words(service: Service, params: SamplingParams) -> list[list[int]]:
+    """Once for all prompts of a request."""
+    words = params.bad_words
+    if not words:
+        return []
+    tokenizer = service.model.tokenizer
+    return await off_loop(2 * sum(map(len, words)), lambda: bad_token_ids(tokenizer, words))
 
 
 def check_fits(
@@ -124,7 +148,8 @@ def warn_of_little_room(
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
     """Do the work, in a thread if it is long: a few milliseconds nobody notices, more would hold
-    up every other stream."""
+    up every other stream. It should be made of many small steps: one long call of C's that keeps
+    Python's lock would hold them up from a thread too."""
     return work() if size <= LONG_CHARACTERS else await asyncio.to_thread(work)
 
 

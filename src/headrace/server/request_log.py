@@ -6,13 +6,24 @@ is to be logged. Knows records; how a line is written is logs.py's affair.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from typing import Any
 
+import msgspec
+
 from headrace.core.errors import HeadraceError
+from headrace.server.inert import OTHERS
 from headrace.server.metrics import is_refusal, refusal_reason, time_per_output_token_s
 from headrace.server.record import HttpRecord, RequestRecord
+from headrace.server.schema import (
+    IGNORED,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 from headrace.server.sparing_log import SparingLog
 
 # Asked for so often, by machines, that they would drown the rest.
@@ -23,6 +34,18 @@ log = logging.getLogger("headrace.server.requests")
 REFUSALS_PER_S = 20  # lines of a status, where nobody knows who was refused
 MAX_IGNORED = 16  # names of unknown fields in a line
 
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OTHER_KINDS = (EmbeddingRequest, TokenizeRequest, DetokenizeRequest, StreamOptions)
+# Of what has no struct: messages, their parts, tools and forms of answers.
+_NESTED = frozenset(
+    {
+        *("role", "content", "type", "text", "name", "refusal", "tool_calls", "tool_call_id"),
+        *("function", "arguments", "parameters", "description", "strict", "allowed_tools", "mode"),
+        *("format", "schema", "json", "json_object", "regex", "choice", "call_id", "output", "id"),
+        *("input_schema", "tool_use_id", "disable_parallel_tool_use", "stream", "limit", "order"),
+        *("after",),
+    }
+)
 _FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]]{1,64}")
 
 
@@ -58,8 +81,8 @@ class RequestLog:
                 "key": record.key_name,
                 "e2e_s": round(took_s, 6),
                 **({"left_out": left_out} if left_out else {}),
-                **_error_fields(record.error),
-                **_ignored_fields(record.ignored_fields),
+                **_error_fields(record.error, show_names=self._show_content),
+                **_ignored_fields(record.ignored_fields, show_names=self._show_content),
                 **_work_fields(record.requests),
                 **(_content_fields(record.requests) if self._show_content else {}),
             },
@@ -72,24 +95,40 @@ def _is_strangers(record: HttpRecord) -> bool:
     return refused and record.key_name is None and not record.requests
 
 
-def _error_fields(error: HeadraceError | None) -> dict[str, Any]:
+def _error_fields(error: HeadraceError | None, *, show_names: bool) -> dict[str, Any]:
     if error is None:
         return {}
     fields: dict[str, Any] = {"error": refusal_reason(error)}
     if error.param and _FIELD_NAME.fullmatch(error.param):
-        fields["param"] = error.param
+        fields["param"] = error.param if show_names else _known_words(error.param)
     # What is wrong with a request is told to its sender, with the value that is wrong.
     if not is_refusal(error) or error.status >= 429:
         fields["cause"] = error.cause
     return fields
 
 
-def _ignored_fields(names: list[str]) -> dict[str, Any]:
-    """Names are the client's text: only what can be a field's name gets into the log."""
+def _ignored_fields(names: list[str], *, show_names: bool) -> dict[str, Any]:
+    """Names are the client's text: how many there were, or, where content is to be logged, those
+    that can be a field's name."""
     if not names:
         return {}
+    if not show_names:
+        return {"ignored_fields": len(names)}
     shown = [name if _FIELD_NAME.fullmatch(name) else "?" for name in names[:MAX_IGNORED]]
     return {"ignored_fields": ",".join(shown) + (",..." if len(names) > MAX_IGNORED else "")}
+
+
+def _known_words(param: str) -> str:
+    """A path without the names that the client made up, of a schema's or a template's fields."""
+    return _WORD.sub(lambda word: word[0] if word[0] in _known_names() else "?", param)
+
+
+@functools.cache
+def _known_names() -> frozenset[str]:
+    kinds: list[type[msgspec.Struct]] = [*IGNORED, *_OTHER_KINDS]  # all are there by now
+    return frozenset(
+        {*_NESTED, *(name for kind in kinds for name in kind.__struct_fields__), *OTHERS}
+    )
 
 
 def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.core.bounds import STORED_BYTES
 from headrace.core.server_config import ServerConfig
 
 ENTRY_BYTES = 512  # about what an entry takes beside its content
@@ -67,11 +68,11 @@ class ResponseStore:
     def put(
         self, response_id: str, *, owner: str | None, response: bytes, input_items: bytes
     ) -> bool:
-        """Whether it is kept: not where it alone would be more than all may be together."""
+        """Whether it is kept: not where it alone would be more than one, or all, may be."""
         new = StoredResponse(
             owner=owner, response=response, input_items=input_items, stored_s=self._clock()
         )
-        if not self.is_on or new.size_bytes > self._max_bytes:
+        if not self.is_on or new.size_bytes > min(self._max_bytes, STORED_BYTES.most):
             return False
         self._stored[response_id] = new
         self._size_bytes += new.size_bytes

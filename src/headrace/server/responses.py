@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
 from headrace.server.body import read_struct
-from headrace.server.call import AnyReply, Call, StreamReply, encode_json, json_reply
+from headrace.server.call import AnyReply, Call, StreamReply, json_reply
 from headrace.server.chat import make_chat_request
 from headrace.server.ending import check_timeout, with_ending
 from headrace.server.generation import generate, new_record
@@ -27,12 +27,17 @@ from headrace.server.usage import Usage
 
 async def responses(service: Service, call: Call) -> AnyReply:
     """An answer to a chat in the newer shape, whole or as events; kept, unless `store` is false."""
-    sent = read_struct(call, ResponsesRequest)
-    before = items_before(service, call, sent.previous_response_id)
-    size_bytes = call.body_bytes + (len(encode_json(before)) if before else 0)
+    sent = await read_struct(call, ResponsesRequest)
+    before, before_bytes = items_before(service, call, sent.previous_response_id)
+    size_bytes = call.body_bytes + before_bytes
     chat = as_chat(call, sent, before)
     request, use = await make_chat_request(
-        service, call, chat, max_tokens_name="max_output_tokens", size_bytes=size_bytes
+        service,
+        call,
+        chat,
+        max_tokens_name="max_output_tokens",
+        messages_name="input",
+        size_bytes=size_bytes,
     )
     params = request.params.chosen
     is_stored = sent.store is not False and service.responses.is_on

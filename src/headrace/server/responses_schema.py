@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.bounds import MESSAGES, METADATA_CHARACTERS, METADATA_PAIRS
 from headrace.core.errors import InvalidRequestError
 from headrace.server.call import Call
+from headrace.server.prompts import check_messages
 from headrace.server.schema import IGNORED, ChatRequest, StreamOptions
 from headrace.server.structured import wrong_value
 from headrace.server.tool_kinds import flat_name, flatten_namespaces
@@ -83,6 +85,7 @@ def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> Cha
     """The same request as a chat. `before` are the items of the conversation that it goes on with;
     its instructions are not among them."""
     _check_supported(call, sent)
+    _check_sizes(sent, before)
     logprobs, top_logprobs = _logprobs(call, sent)
     if sent.max_output_tokens is not None and sent.max_output_tokens < 1:
         raise wrong_value("max_output_tokens", sent.max_output_tokens, "at least 1")
@@ -112,6 +115,15 @@ def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> Cha
     )
 
 
+def _check_sizes(sent: ResponsesRequest, before: list[JsonObject]) -> None:
+    items = sent.input if isinstance(sent.input, list) else []
+    check_messages(items, "input")
+    MESSAGES.check("previous_response_id", len(before) + len(items))
+    METADATA_PAIRS.check("metadata", len(sent.metadata or ()))
+    characters = sum(len(key) + len(value) for key, value in (sent.metadata or {}).items())
+    METADATA_CHARACTERS.check("metadata", characters)
+
+
 def _check_supported(call: Call, sent: ResponsesRequest) -> None:
     for name in ("conversation", "prompt"):
         if getattr(sent, name) is not None:
@@ -135,7 +147,7 @@ def _check_supported(call: Call, sent: ResponsesRequest) -> None:
 def _logprobs(call: Call, sent: ResponsesRequest) -> tuple[bool, int | None]:
     """A chat's logprobs and top_logprobs. Who names a number of them wants them."""
     for name in sent.include or ():
-        if name != LOGPROBS:
+        if name != LOGPROBS:  # what the warnings have no room for is dropped
             call.warn(f"include has {name[:60]}, which there is nothing of here")
     if LOGPROBS in (sent.include or ()) or sent.top_logprobs:
         return True, sent.top_logprobs or 0

@@ -89,10 +89,13 @@ async def list_input_items(service: Service, call: Call) -> AnyReply:
 # -- for whoever answers ---------------------------------------------------------------------------
 
 
-def items_before(service: Service, call: Call, previous_id: str | None) -> list[JsonObject]:
-    """The conversation that a request goes on with: what led to an earlier answer, and that."""
+def items_before(
+    service: Service, call: Call, previous_id: str | None
+) -> tuple[list[JsonObject], int]:
+    """The conversation that a request goes on with: what led to an earlier answer, and that; and
+    about how many bytes that is."""
     if previous_id is None:
-        return []
+        return [], 0
     found = service.responses.get(previous_id, call.key_name)
     if found is None:
         raise InvalidRequestError(
@@ -102,7 +105,7 @@ def items_before(service: Service, call: Call, previous_id: str | None) -> list[
         )
     items: list[JsonObject] = msgspec.json.decode(found.input_items)
     output: list[JsonObject] = msgspec.json.decode(found.response)["output"]
-    return items + output
+    return items + output, found.size_bytes
 
 
 def listed_items(sent: str | list[JsonObject]) -> list[JsonObject]:

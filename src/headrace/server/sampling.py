@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from headrace.core.errors import InvalidRequestError, ModelNotFoundError
+from headrace.core import bounds
+from headrace.core.errors import BoundError, InvalidRequestError, ModelNotFoundError
 from headrace.core.request import MAX_SEED, SamplingParams
 from headrace.server.schema import SamplingFields
 from headrace.server.service import Service
@@ -71,6 +72,12 @@ def sampling_params(
         )
     if isinstance(sent.stop, list):
         check_most("stop", len(sent.stop), config.max_stop)
+    if sent.allowed_token_ids is not None:
+        # Before they are walked; each of them is checked where the request is made.
+        bounds.ALLOWED_TOKENS.check(
+            "allowed_token_ids", len(sent.allowed_token_ids), most=model.vocab_size
+        )
+    bounds.BIASED_TOKENS.check("logit_bias", len(sent.logit_bias or ()))
     for name in ("top_k", "min_tokens", "priority"):
         check_count(name, getattr(sent, name))
     check_count("max_tokens", max_tokens)
@@ -140,11 +147,14 @@ def check_count(param: str, found: int | None) -> None:
 
 
 def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:
+    """A bound that the server's operator may have moved."""
     if found is not None and found > most:
-        raise InvalidRequestError(
+        name = flag or f"max-{param}"
+        raise BoundError(
             f"{param} is {found}; this server takes at most {most}.",
-            f"Lower it, or start the server with --{flag or f'max-{param}'}.",
+            f"Lower it, or start the server with --{name}.",
             param=param,
+            bound=name.removeprefix("max-").replace("-", "_"),
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.bounds import SCHEMA_BYTES, check_json, shown
 from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import InvalidRequestError
 
@@ -53,15 +54,15 @@ def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
     found = [
         (param, spec)
         for param, spec in (
-            ("response_format", _response_format(sent.response_format)),
-            ("guided_json", _json_schema("guided_json", sent.guided_json)),
+            ("response_format", _response_format(sent.response_format, max_bytes)),
+            ("guided_json", _json_schema("guided_json", sent.guided_json, max_bytes)),
             ("guided_regex", _text("guided_regex", GrammarKind.REGEX, sent.guided_regex)),
-            ("guided_choice", _choice("guided_choice", sent.guided_choice)),
+            ("guided_choice", _choice("guided_choice", sent.guided_choice, max_bytes)),
             ("guided_grammar", _text("guided_grammar", GrammarKind.LARK, sent.guided_grammar)),
-            *_structured_outputs(sent.structured_outputs),
+            *_structured_outputs(sent.structured_outputs, max_bytes),
             # To llama.cpp's clients an empty one is none.
             ("grammar", _text("grammar", GrammarKind.LARK, sent.grammar or None)),
-            ("json_schema", _json_schema("json_schema", sent.json_schema)),
+            ("json_schema", _json_schema("json_schema", sent.json_schema, max_bytes)),
         )
         if spec is not None
     ]
@@ -80,19 +81,22 @@ def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
 
 
 def check_size(param: str, source: str, max_bytes: int) -> None:
-    size = len(source.encode("utf-8", "surrogatepass"))
-    if size > max_bytes:
-        raise InvalidRequestError(
-            f"{param} has {size} bytes; this server takes at most {max_bytes}.",
-            "Make it smaller, or start the server with --max-schema.",
-            param=param,
-        )
+    _check_bytes(param, len(source.encode("utf-8", "surrogatepass")), max_bytes)
 
 
-def check_schema(param: str, schema: JsonObject) -> None:
-    """Bounds what a compiler that calls itself would have to go through."""
+def _check_bytes(param: str, size: int, max_bytes: int) -> None:
+    remedy = "Make it smaller, or start the server with --max-schema."
+    SCHEMA_BYTES.check(param, size, most=max_bytes, remedy=remedy)
+
+
+def check_schema(param: str, schema: JsonObject, max_bytes: int = SCHEMA_BYTES.most) -> None:
+    """Bounds what a compiler that calls itself would have to go through, before any of it is
+    written down: each value takes two bytes or more."""
     level: list[Any] = [schema]
+    least_bytes = 0
     for _ in range(MAX_SCHEMA_LEVELS):
+        least_bytes += 2 * sum(map(len, level))
+        _check_bytes(param, least_bytes, max_bytes)
         level = [
             item
             for value in level
@@ -108,14 +112,14 @@ def check_schema(param: str, schema: JsonObject) -> None:
     )
 
 
-def _response_format(sent: JsonObject | None) -> GrammarSpec | None:
+def _response_format(sent: JsonObject | None, max_bytes: int) -> GrammarSpec | None:
     if sent is None:
         return None
     kind = sent.get("type")
     if kind == "text":
         return None
     if kind == "json_object" and isinstance(sent.get("schema"), dict):  # as llama.cpp has it
-        return _json_schema("response_format.schema", sent["schema"])
+        return _json_schema("response_format.schema", sent["schema"], max_bytes)
     if kind == "json_object":
         return GrammarSpec(kind=GrammarKind.JSON_OBJECT, param="response_format")
     if kind != "json_schema":
@@ -127,11 +131,11 @@ def _response_format(sent: JsonObject | None) -> GrammarSpec | None:
     if not isinstance(schema, dict):
         raise wrong_value("response_format.json_schema.schema", schema, "a JSON schema")
     # `strict` makes no difference: every answer is held to its schema.
-    return _json_schema("response_format.json_schema.schema", schema)
+    return _json_schema("response_format.json_schema.schema", schema, max_bytes)
 
 
 def _structured_outputs(
-    sent: StructuredOutputs | None,
+    sent: StructuredOutputs | None, max_bytes: int
 ) -> list[tuple[str, GrammarSpec | None]]:
     if sent is None:
         return []
@@ -140,18 +144,19 @@ def _structured_outputs(
     if sent.json_object:
         anything = GrammarSpec(kind=GrammarKind.JSON_OBJECT, param=f"{name}.json_object")
     return [
-        (f"{name}.json", _json_schema(f"{name}.json", sent.json)),
+        (f"{name}.json", _json_schema(f"{name}.json", sent.json, max_bytes)),
         (f"{name}.json_object", anything),
         (f"{name}.regex", _text(f"{name}.regex", GrammarKind.REGEX, sent.regex)),
-        (f"{name}.choice", _choice(f"{name}.choice", sent.choice)),
+        (f"{name}.choice", _choice(f"{name}.choice", sent.choice, max_bytes)),
         (f"{name}.grammar", _text(f"{name}.grammar", GrammarKind.LARK, sent.grammar)),
     ]
 
 
-def _json_schema(param: str, sent: str | JsonObject | None) -> GrammarSpec | None:
+def _json_schema(param: str, sent: str | JsonObject | None, max_bytes: int) -> GrammarSpec | None:
     if sent is None:
         return None
     if isinstance(sent, str):
+        check_json(sent.encode("utf-8", "surrogatepass"), param)
         try:
             schema = msgspec.json.decode(sent)
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -164,14 +169,15 @@ def _json_schema(param: str, sent: str | JsonObject | None) -> GrammarSpec | Non
             raise wrong_value(param, schema, "a JSON schema")
     else:
         schema = sent
-    check_schema(param, schema)
+    check_schema(param, schema, max_bytes)
     source = dump_json(param, schema)
     return GrammarSpec(kind=GrammarKind.JSON_SCHEMA, source=source, param=param)
 
 
-def _choice(param: str, sent: list[str] | None) -> GrammarSpec | None:
+def _choice(param: str, sent: list[str] | None, max_bytes: int) -> GrammarSpec | None:
     if sent is None:
         return None
+    _check_bytes(param, 3 * len(sent), max_bytes)  # two quotes and a comma
     if not sent or not all(sent):
         raise wrong_value(param, sent, "a list of texts that are not empty")
     return GrammarSpec(kind=GrammarKind.CHOICE, source=dump_json(param, sent), param=param)
@@ -198,7 +204,7 @@ def dump_json(param: str, value: object) -> str:
 
 
 def wrong_value(param: str, found: object, expected: str) -> InvalidRequestError:
-    shown = "missing" if found is None else repr(found)[:100]
+    value = "missing" if found is None else shown(found)
     return InvalidRequestError(
-        f"{param} is {shown}; expected {expected}.", "Correct it and send it again.", param=param
+        f"{param} is {value}; expected {expected}.", "Correct it and send it again.", param=param
     )

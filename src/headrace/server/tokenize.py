@@ -9,18 +9,19 @@ from __future__ import annotations
 from headrace.core.errors import InvalidRequestError
 from headrace.server.body import read_struct
 from headrace.server.call import AnyReply, Call, json_reply
-from headrace.server.prompts import encode_chat, encode_text, off_loop
+from headrace.server.prompts import check_messages, encode_chat, encode_text, off_loop
 from headrace.server.sampling import check_model
 from headrace.server.schema import DetokenizeRequest, TokenizeRequest
 from headrace.server.service import Service
 from headrace.server.tool_kinds import callable_tools
 from headrace.server.tools import plan_tools
 from headrace.server.truncation import truncation_of
+from headrace.text import check_ids
 
 
 async def tokenize(service: Service, call: Call) -> AnyReply:
     """A prompt as /v1/completions would see it, or messages as /v1/chat/completions would."""
-    sent = read_struct(call, TokenizeRequest)
+    sent = await read_struct(call, TokenizeRequest)
     check_model(service, sent.model)
     if (sent.prompt is None) == (sent.messages is None):
         raise InvalidRequestError(
@@ -31,6 +32,7 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
     if sent.truncate_prompt_tokens is not None:
         truncation = truncation_of(sent, service.context_tokens)
     if sent.messages is not None:
+        check_messages(sent.messages)
         use = plan_tools(
             service.model.tokenizer,
             sent.messages,
@@ -44,33 +46,30 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
         add_bos = sent.add_special_tokens is not False
         ids = await encode_text(service, sent.prompt or "", add_bos=add_bos, truncation=truncation)
     tokenizer = service.model.tokenizer
-    return json_reply(
-        {
-            "count": len(ids),
-            "max_model_len": service.context_tokens,
-            "tokens": ids,
-            "token_strs": [*map(tokenizer.piece, ids)] if sent.return_token_strs else None,
-        }
+    context = service.context_tokens
+    return await off_loop(
+        len(ids),
+        lambda: json_reply(
+            {
+                "count": len(ids),
+                "max_model_len": context,
+                "tokens": ids,
+                "token_strs": [*map(tokenizer.piece, ids)] if sent.return_token_strs else None,
+            }
+        ),
     )
 
 
 async def detokenize(service: Service, call: Call) -> AnyReply:
     """Control tokens are shown as they are spelled."""
-    sent = read_struct(call, DetokenizeRequest)
+    sent = await read_struct(call, DetokenizeRequest)
     check_model(service, sent.model)
-    size = service.model.vocab_size
-    for token in sent.tokens:
-        if not 0 <= token < size:
-            raise InvalidRequestError(
-                f"tokens has the token id {token}; expected integers from 0 to {size - 1}.",
-                "Send ids that this model's /tokenize gave.",
-                param="tokens",
-            )
+    check_ids("tokens", sent.tokens, service.model.vocab_size)
     tokenizer = service.model.tokenizer
-    text = await off_loop(
-        len(sent.tokens), lambda: tokenizer.decode(sent.tokens, skip_special=False)
+    return await off_loop(
+        len(sent.tokens),
+        lambda: json_reply({"prompt": tokenizer.decode(sent.tokens, skip_special=False)}),
     )
-    return json_reply({"prompt": text})
 
 
 async def tokenizer_info(service: Service, call: Call) -> AnyReply:

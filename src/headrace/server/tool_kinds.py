@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.core.bounds import TOOLS
 from headrace.server.call import Call
 from headrace.server.structured import wrong_value
 
@@ -25,6 +26,7 @@ def callable_tools(call: Call, tools: Sequence[JsonObject] | None) -> list[JsonO
     """A chat's tools that a model can be offered."""
     if tools is None:
         return None
+    TOOLS.check("tools", len(tools))
     return [tool for i, tool in enumerate(tools) if is_function(call, tool, f"tools[{i}]")]
 
 
@@ -44,7 +46,8 @@ def is_function(call: Call, tool: object, param: str) -> bool:
 def flatten_namespaces(call: Call, tools: Sequence[JsonObject] | None) -> list[JsonObject]:
     """Tools in the shape of /v1/responses: functions alone, those in namespaces under longer
     names."""
-    found = []
+    found: list[JsonObject] = []
+    TOOLS.check("tools", len(tools or ()))
     for place, tool in enumerate(tools or ()):
         param = f"tools[{place}]"
         space = _namespace(tool)
@@ -53,6 +56,7 @@ def flatten_namespaces(call: Call, tools: Sequence[JsonObject] | None) -> list[J
             continue
         if call.refuses_unknown:
             is_function(call, tool, param)
+        TOOLS.check("tools", len(found) + len(tool["tools"]))
         for inner_place, inner in enumerate(tool["tools"]):
             if is_function(call, inner, f"{param}.tools[{inner_place}]"):
                 name = inner.get("name") if isinstance(inner, dict) else None

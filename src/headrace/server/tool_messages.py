@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.bounds import check_json
 from headrace.core.errors import InvalidRequestError
 from headrace.server.structured import wrong_value
 from headrace.server.tool_formats import ToolFormat
@@ -46,20 +47,24 @@ def write_out(
 ) -> list[JsonObject]:
     """With nothing in it but texts of system, user and assistant."""
     out: list[JsonObject] = []
-    answered = False  # whether the last one holds results of calls
+    answers: list[str] = []  # results of calls that the last one holds
     for place, message in enumerate(messages):
         role = message.get("role")
         if role == "tool":
             text = f"<tool_response>\n{_joined(message.get('content'))}\n</tool_response>"
-            if answered:
-                out[-1]["content"] += f"\n{text}"
-            else:
+            answers.append(text)
+            if len(answers) == 1:
                 out.append({"role": "user", "content": text})
-        elif message.get("tool_calls"):
+            continue
+        if len(answers) > 1:
+            out[-1]["content"] = "\n".join(answers)  # once: one by one would cost their square
+        answers = []
+        if message.get("tool_calls"):
             out.append(_written_calls(message, f"messages[{place}]", tool_format))
         else:
             out.append(dict(message))
-        answered = role == "tool"
+    if len(answers) > 1:
+        out[-1]["content"] = "\n".join(answers)
     return _with_system(out, _explain(tools, tool_format, parallel)) if tools else out
 
 
@@ -110,6 +115,7 @@ def _parsed_call(call: object, param: str) -> JsonObject:
         raise wrong_value(f"{param}.function.name", function.get("name"), "text")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
+        check_json(arguments.encode("utf-8", "surrogatepass"), f"{param}.function.arguments")
         try:
             arguments = msgspec.json.decode(arguments or "{}")
         except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from headrace.core.bounds import TOOLS
 from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import InvalidRequestError
 from headrace.server.structured import check_schema, check_size, dump_json, wrong_value
@@ -31,7 +32,6 @@ from headrace.tokenizer.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
@@ -76,8 +76,9 @@ def plan_tools(
     """`answer` is what the request's response_format asks for."""
     known = find_format(tokenizer.chat_template or "")
     tool_format = known or HERMES
-    declared = [_read_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
-    _check_list(declared)
+    TOOLS.check("tools", len(tools or ()))
+    declared = [_read_tool(tool, f"tools[{i}]", max_bytes) for i, tool in enumerate(tools or ())]
+    _check_names(declared)
     choice = _read_choice(tool_choice, declared)
     offered = [] if choice.mode == "none" else list(tools or ())
     many = parallel is not False and not choice.is_named and tool_format.again is not None
@@ -112,7 +113,7 @@ def _tag_ids(tool_format: ToolFormat, tokenizer: Tokenizer) -> Mapping[str, int]
     return find_tag_ids(tool_format, tokenizer)
 
 
-def _read_tool(sent: JsonObject, param: str) -> Tool:
+def _read_tool(sent: JsonObject, param: str, max_bytes: int) -> Tool:
     if not isinstance(sent, dict) or sent.get("type") != "function":
         found = sent.get("type") if isinstance(sent, dict) else sent
         raise wrong_value(f"{param}.type", found, "'function', the only kind of tool there is here")
@@ -128,11 +129,11 @@ def _read_tool(sent: JsonObject, param: str) -> Tool:
     if not isinstance(strict, bool | None):
         raise wrong_value(f"{param}.function.strict", strict, "true or false")
     where = f"{param}.function.parameters"
-    parameters = _read_parameters(function.get("parameters"), where)
+    parameters = _read_parameters(function.get("parameters"), where, max_bytes)
     return Tool(name=name, parameters=parameters, strict=bool(strict))
 
 
-def _read_parameters(sent: object, param: str) -> JsonObject:
+def _read_parameters(sent: object, param: str, max_bytes: int) -> JsonObject:
     if sent is None or sent == {}:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(sent, dict):
@@ -140,13 +141,11 @@ def _read_parameters(sent: object, param: str) -> JsonObject:
     if sent.get("type", "object") != "object":
         raise wrong_value(f"{param}.type", sent["type"], "'object': arguments have names")
     check_schema(param, sent)
-    dump_json(param, sent)
+    check_size("tools", dump_json(param, sent), max_bytes)
     return {"type": "object", **sent}
 
 
-def _check_list(tools: Sequence[Tool]) -> None:
-    if len(tools) > MAX_TOOLS:
-        raise wrong_value("tools", f"{len(tools)} tools", f"at most {MAX_TOOLS}")
+def _check_names(tools: Sequence[Tool]) -> None:
     names = [tool.name for tool in tools]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise wrong_value("tools", f"two functions named {twice[0]}", "different names")
@@ -178,6 +177,7 @@ def _read_allowed(sent: object, tools: Sequence[Tool]) -> _Choice:
     param = "tool_choice.allowed_tools"
     if not isinstance(sent, dict) or not isinstance(sent.get("tools"), list) or not sent["tools"]:
         raise wrong_value(param, sent, "an object with mode and tools")
+    TOOLS.check(f"{param}.tools", len(sent["tools"]))
     names = _known_names(sent["tools"], tools, f"{param}.tools")
     if sent.get("mode") == "auto":
         return _Choice(mode="auto", names=names)

@@ -8,30 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.core.bounds import shown
 from headrace.core.errors import InvalidRequestError
 
 
-class _Matcher:
-    """How much of one stop string the text so far ends with (Knuth, Morris and Pratt)."""
+class _Pattern:
+    """One stop string, for any number of texts (Knuth, Morris and Pratt). What is needed when a
+    text stops matching it is found out as far as some text has matched: a long one that no text
+    begins with costs nothing."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.matched = 0
-        # fallback[n]: the longest proper prefix of stop[:n] that is also its suffix.
-        self._fallback = [0] * (len(stop) + 1)
-        length = 0
-        for place in range(1, len(stop)):
-            while length and stop[place] != stop[length]:
-                length = self._fallback[length]
-            length += stop[place] == stop[length]
-            self._fallback[place + 1] = length
+        # [n]: the longest proper prefix of stop[:n] that is also its suffix.
+        self._fallback = [0, 0]
 
-    def advance(self, character: str) -> bool:
-        """Take one character; whether the stop string is now complete."""
-        while self.matched and self.stop[self.matched] != character:
-            self.matched = self._fallback[self.matched]
-        self.matched += self.stop[self.matched] == character
-        return self.matched == len(self.stop)
+    def advance(self, matched: int, character: str) -> int:
+        """How much of it a text ends with that ended with so much before this character."""
+        stop = self.stop
+        while matched and stop[matched] != character:
+            matched = self._fall_back(matched)
+        return matched + (stop[matched] == character)
+
+    def _fall_back(self, length: int) -> int:
+        stop, fallback = self.stop, self._fallback
+        for place in range(len(fallback) - 1, length):
+            shorter = fallback[place]
+            while shorter and stop[place] != stop[shorter]:
+                shorter = fallback[shorter]
+            fallback.append(shorter + (stop[place] == stop[shorter]))
+        return fallback[length]
+
+
+class StopStrings:
+    """A request's, made once for all of its continuations."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(isinstance(stop, str) and stop for stop in stops):
+            raise InvalidRequestError(
+                f"stop is {shown(list(stops))}; expected non-empty strings.",
+                "Leave empty ones out.",
+                param="stop",
+            )
+        self.patterns = tuple(_Pattern(stop) for stop in stops)
 
 
 class StopChecker:
@@ -40,14 +58,10 @@ class StopChecker:
     What is emitted does not depend on how the text is cut into pushes.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        if not all(isinstance(stop, str) and stop for stop in stops):
-            raise InvalidRequestError(
-                f"stop is {list(stops)!r}; expected non-empty strings.",
-                "Leave empty ones out.",
-                param="stop",
-            )
-        self._matchers = [_Matcher(stop) for stop in stops]
+    def __init__(self, stops: StopStrings | Sequence[str]) -> None:
+        strings = stops if isinstance(stops, StopStrings) else StopStrings(stops)
+        self._patterns = strings.patterns
+        self._matched = [0] * len(self._patterns)  # of each, by the end of the text so far
         self._held = ""
         self._stopped = False
         self.met: str | None = None  # the stop string that ended the text
@@ -56,17 +70,20 @@ class StopChecker:
         """Text that is safe to show, and whether a stop string was met; nothing follows one."""
         if self._stopped:
             return "", True
-        if not self._matchers:
+        if not self._patterns:
             return text, False
         pending = self._held + text
+        matched = self._matched
         for place in range(len(self._held), len(pending)):
-            # Every matcher must see the character; no short circuit.
-            complete = [m for m in self._matchers if m.advance(pending[place])]
+            character, complete = pending[place], ""
+            for number, pattern in enumerate(self._patterns):  # each must see the character
+                matched[number] = length = pattern.advance(matched[number], character)
+                if length == len(pattern.stop) and length > len(complete):
+                    complete = pattern.stop
             if complete:
-                self._held, self._stopped = "", True
-                self.met = max((matcher.stop for matcher in complete), key=len)
-                return pending[: place + 1 - len(self.met)], True
-        safe = len(pending) - max(matcher.matched for matcher in self._matchers)
+                self._held, self._stopped, self.met = "", True, complete
+                return pending[: place + 1 - len(complete)], True
+        safe = len(pending) - max(matched)
         self._held = pending[safe:]
         return pending[:safe], False
 

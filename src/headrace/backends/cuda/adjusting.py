@@ -20,7 +20,7 @@ from headrace.backends.cuda.drawing import AskedRows
 from headrace.backends.cuda.triton import adjust
 from headrace.backends.cuda.triton.adjust import PROMPTED, launch_adjust
 from headrace.backends.cuda.triton.sampling import pieces_of
-from headrace.backends.draws import Wanted, flat_ids, penalizes
+from headrace.backends.draws import Wanted, flat_bias, flat_ids, penalizes
 from headrace.core.errors import HeadraceError
 from headrace.core.step import PREVIOUS, Draw, StepEntry
 
@@ -132,7 +132,7 @@ class Adjusting:
                 if draw.allowed is not slot.allowed or draw.mask is not slot.mask:
                     slot.allowed, slot.mask = draw.allowed, draw.mask
                     changes.take_mask(slot.number, draw)
-            if draw.bias or draw.banned:
+            if draw.bias or len(draw.banned):
                 self._bias(slot, draw, row, changes)
         return changes
 
@@ -148,10 +148,10 @@ class Adjusting:
     def _bias(self, slot: _Slot, draw: Draw, row: int, changes: _Changes) -> None:
         if slot.bias is not draw.bias or slot.bias_ids is None or slot.bias_values is None:
             slot.bias = draw.bias
-            slot.bias_ids = _checked(flat_ids(draw.bias), self._vocab)
-            slot.bias_values = np.fromiter(draw.bias.values(), np.float32, len(draw.bias))
+            ids, slot.bias_values = flat_bias(draw.bias)
+            slot.bias_ids = _checked(ids, self._vocab)
         ids, values = slot.bias_ids, slot.bias_values
-        if draw.banned:
+        if len(draw.banned):
             banned = _checked(np.unique(flat_ids(draw.banned)), self._vocab)
             others = ~np.isin(ids, banned)  # each token once: its logit is put back afterwards
             ids = np.concatenate([ids[others], banned])

@@ -1,0 +1,64 @@
+"""A large body of JSON read in pieces, between which others have their turn.
+
+JSON's reader is one call of C's that keeps Python's lock: a million token ids take it a tenth of a
+second, in a thread too. Lists of numbers, and lists of such lists, are cut at their commas; all
+else is bounded (core/bounds.py) and read as a whole. The result is the same, malformed or not.
+Knows JSON; not what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+PIECE_BYTES = 1 << 18  # a few milliseconds
+MANY_NUMBERS = 1 << 16  # fewer are read at once
+MOST_LISTS = 4096  # more are short ones, which texts and objects are bounded with
+
+_decode = msgspec.json.decode
+
+
+async def decode_in_pieces(body: bytes) -> Any:
+    if body.count(b",") < MANY_NUMBERS or body.lstrip()[:1] != b"{":
+        return _decode(body)
+    # Goes through all of it, and refuses what is malformed: no comma is where none may be.
+    fields = _decode(body, type=dict[str, msgspec.Raw])
+    found = {}
+    for name, raw in fields.items():
+        if len(raw) > PIECE_BYTES:
+            await asyncio.sleep(0)
+        found[name] = await _value(bytes(raw))
+    return found
+
+
+async def _value(raw: bytes) -> Any:
+    if len(raw) <= PIECE_BYTES or raw[:1] != b"[" or b'"' in raw or b"{" in raw:
+        return _decode(raw)
+    lists = raw.count(b"[")
+    if lists == 1:
+        return await _numbers(raw[1:-1])
+    parts = raw[1:-1].split(b"]") if lists <= MOST_LISTS else []
+    inner = [part.strip().removeprefix(b",").strip() for part in parts[:-1]]
+    if not parts or parts[-1].strip() or not all(_is_numbers(part) for part in inner):
+        return _decode(raw)  # lists in lists in lists, or among numbers
+    return [await _numbers(part[1:]) for part in inner]
+
+
+def _is_numbers(part: bytes) -> bool:
+    return part[:1] == b"[" and part.count(b"[") == 1
+
+
+async def _numbers(inside: bytes) -> list[Any]:
+    """Of what stands between the brackets of a list."""
+    found: list[Any] = []
+    start = 0
+    while start < len(inside):
+        end = inside.find(b",", start + PIECE_BYTES)
+        end = len(inside) if end < 0 else end
+        found += _decode(b"[%b]" % inside[start:end])
+        start = end + 1
+        if start < len(inside):
+            await asyncio.sleep(0)
+    return found
