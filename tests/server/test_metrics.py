@@ -348,7 +348,7 @@ def test_running_and_waiting_are_those_of_now() -> None:
 def test_counters_go_on_where_an_engine_ended() -> None:
     engine = FakeEngine()
     metrics = Metrics(engine)
-    misses = {"evicted": 3, "salt": 1}
+    misses = {"evicted": 3, "never_seen": 1}
     metrics.on_snapshot(snapshot(pid=7, steps=100, prefix_misses=misses, step_s={"compute": 2.5}))
     metrics.on_snapshot(snapshot(pid=7, steps=120, prefix_misses=misses, step_s={"compute": 3.0}))
     assert Scrape(metrics)("headrace:steps_total") == 120
@@ -358,7 +358,7 @@ def test_counters_go_on_where_an_engine_ended() -> None:
     scrape = Scrape(metrics)
     assert scrape("headrace:steps_total") == 620
     assert scrape("headrace:prefix_cache_misses_total", reason="evicted") == 4
-    assert scrape("headrace:prefix_cache_misses_total", reason="salt") == 1
+    assert scrape("headrace:prefix_cache_misses_total", reason="never_seen") == 1
     assert scrape("headrace:step_seconds_total", part="compute") == 3.0
     assert scrape("headrace:engine_restarts_total") == 1
     metrics.on_snapshot(snapshot(pid=9, steps=1))

@@ -75,7 +75,6 @@ class Roster:
             scheduled_tokens=computed_tokens,
             blocks=blocks,
             keys=parent.keys[:full],
-            plain_keys=parent.plain_keys[:full],
             published_blocks=full,
             prompt_scores=parent.prompt_scores,
             beams=parent.beams,

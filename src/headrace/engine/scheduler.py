@@ -216,7 +216,7 @@ class Scheduler:
         if self.config.prefix_cache and sequence.epoch == 0 and not sequence.blocks:
             request = sequence.request
             if request.params.prompt_logprobs is None and not request.embed:
-                self.prefix.count(sequence.token_ids, sequence.keys, len(found), request.cache_salt)
+                self.prefix.count(sequence.token_ids, sequence.keys, len(found))
         for block in found:
             self.blocks.share(block)
         if found:
