@@ -4,17 +4,20 @@
     running   may be scheduled
     parked    waits for others of its request, not for room
 
-Moves what it is told to move; who deserves a place is the scheduler's to say. Knows no plans.
+Moves what it is told to move and keeps the tenants' accounts of it; who deserves a place is
+starting.py's to say. Knows no plans.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
 from headrace.engine.blocks import BlockPool
 from headrace.engine.sequence import Sequence, Status
+from headrace.engine.turns import Turns
 from headrace.engine.waiting import WaitingQueue
 
 
@@ -22,6 +25,7 @@ class Roster:
     def __init__(self, blocks: BlockPool, config: SchedulerConfig) -> None:
         self.blocks = blocks
         self.waiting = WaitingQueue(config)
+        self.turns = Turns()
         self.running: dict[int, Sequence] = {}
         self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
         self._parked: dict[int, Sequence] = {}
@@ -34,7 +38,9 @@ class Roster:
 
     def enter(self, sequence: Sequence) -> None:
         """A request's first sequence queues."""
-        self.requests[sequence.request.request_id] = [sequence]
+        request = sequence.request
+        self.requests[request.request_id] = [sequence]
+        self.turns.join(request.tenant, request.weight)
         self.waiting.push(sequence)
 
     def start(self, sequence: Sequence) -> None:
@@ -43,12 +49,13 @@ class Roster:
         self._forks.pop(sequence.sequence_id, None)
         sequence.status = Status.RUNNING
         self.running[sequence.sequence_id] = sequence
+        self.turns.of(sequence.request.tenant).running += 1
 
     def preempt(self, victim: Sequence) -> None:
         """From the running back to the queue, without its blocks."""
         self.lose_blocks(victim)
         victim.status = Status.WAITING
-        del self.running[victim.sequence_id]
+        self._stop_running(victim)
         self.waiting.push(victim)
 
     def fork(
@@ -87,12 +94,13 @@ class Roster:
         parent.own_tokens = 0
         self.requests[parent.request.request_id].append(child)
         self._forks[child.sequence_id] = child
+        self.turns.join(parent.request.tenant, parent.request.weight)
         self.waiting.push(child)
         return child
 
     def park(self, sequence: Sequence) -> None:
         """Give up its place among the running: those it waits for may need one."""
-        if self.running.pop(sequence.sequence_id, None) is not None:
+        if self._stop_running(sequence):
             sequence.status = Status.WAITING
             self._parked[sequence.sequence_id] = sequence
 
@@ -105,7 +113,8 @@ class Roster:
     def drop(self, sequence: Sequence) -> None:
         """Take a sequence out, its blocks with it. Says nothing to anyone."""
         sequence.status = Status.FINISHED
-        self.running.pop(sequence.sequence_id, None)
+        self._stop_running(sequence)
+        self.turns.leave(sequence.request.tenant)
         self._parked.pop(sequence.sequence_id, None)
         self._forks.pop(sequence.sequence_id, None)
         self.waiting.remove(sequence)
@@ -115,6 +124,12 @@ class Roster:
         self.requests[request_id].remove(sequence)
         if not self.requests[request_id]:
             del self.requests[request_id]
+
+    def _stop_running(self, sequence: Sequence) -> bool:
+        if self.running.pop(sequence.sequence_id, None) is None:
+            return False
+        self.turns.of(sequence.request.tenant).running -= 1
+        return True
 
     def idle_blocks(self, keep: Sequence) -> int:
         """Blocks of sequences that wait with some, other than `keep`."""
@@ -143,6 +158,10 @@ class Roster:
         live = [s for sequences in self.requests.values() for s in sequences]
         self.blocks.check_integrity(s.blocks for s in live)
         assert self.waiting or not self.waiting.tokens, "nobody waits, with tokens to compute"
+        accounts = {turn.tenant: (turn.live, turn.running) for turn in self.turns.active}
+        tenants = Counter(s.request.tenant for s in live)
+        places = Counter(s.request.tenant for s in self.running.values())
+        assert accounts == {t: (n, places[t]) for t, n in tenants.items()}, "turns miscounted"
         for sequence in live:
             running = sequence.sequence_id in self.running
             assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
