@@ -48,7 +48,7 @@ from headrace.server.admission import Admission
 from headrace.server.call import Call
 from headrace.server.exposition import Exposition
 from headrace.server.generation import generate
-from headrace.server.keys import read_keys
+from headrace.server.keys_file import read_keys
 from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
 from headrace.server.snapshot import EngineSnapshot, take_snapshot

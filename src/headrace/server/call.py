@@ -22,6 +22,7 @@ from headrace.core.errors import (
     RetryLaterError,
     TooManyRequestsError,
 )
+from headrace.server.limits import Reservation
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 
@@ -87,6 +88,7 @@ class Call:
     warnings: list[str] = field(default_factory=list)  # sent as a header
     refuses_unknown: bool = False  # fields, as --unknown-fields says
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
+    reservation: Reservation | None = None  # of its key's limits
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -55,6 +55,7 @@ async def completions(service: Service, call: Call) -> AnyReply:
     """Prompts continued, whole or as events."""
     sent = read_struct(call, CompletionRequest)
     asked = await ask_for(service, call, sent)
+    service.keys.reserve(call, asked.requests)
     if sent.stream:
         return StreamReply(chunks=CompletionStream(service, call, sent, asked).chunks())
     return json_reply(await _complete(service, call, asked))
