@@ -93,7 +93,7 @@ def test_who_fills_the_queue_keeps_nobody_else_out() -> None:
     gate = shared(Clock())
     for _ in range(8):
         gate.enter(request(tenant="crowd"))  # nobody else wants a place
-    with pytest.raises(TooManyRequestsError, match="has 8 requests and 80 .* share is 2 requests"):
+    with pytest.raises(TooManyRequestsError, match=r"has 8 requests and 80 .* share is 2 requests"):
         gate.enter(request(tenant="crowd"))
     for _ in range(4):
         gate.enter(request(tenant="honest"))

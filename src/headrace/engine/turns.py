@@ -48,8 +48,9 @@ class Turns:
         return self._active.values()
 
     @property
-    def known(self) -> Iterable[Turn]:
-        return self._turns.values()
+    def known(self) -> list[Turn]:
+        """All that have an account; a list of its own, as another thread may ask."""
+        return list(self._turns.values())
 
     def of(self, tenant: str) -> Turn:
         return self._turns[tenant]

@@ -190,6 +190,9 @@ class EngineTotals:
             "step_tokens_sum": snapshot.step_tokens_sum,
             **{f"misses {reason}": n for reason, n in snapshot.prefix_misses.items()},
             **{f"step_s {part}": seconds for part, seconds in snapshot.step_s.items()},
+            "gave_way": sum(each.gave_way for each in snapshot.tenants.values()),
+            **{f"key_tokens {name}": t.computed_tokens for name, t in snapshot.tenants.items()},
+            **{f"key_gave_way {name}": t.gave_way for name, t in snapshot.tenants.items()},
         }
 
     def total(self, name: str) -> float:

@@ -18,6 +18,15 @@ if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner wit
 _STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One key's part of it."""
+
+    running: int = 0  # sequences, now
+    waiting: int = 0
+    computed_tokens: int = 0  # since the engine started
+    gave_way: int = 0
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int
     # Now.
@@ -41,6 +50,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: list[float]  # how many steps had so many, between core/histogram.py's bounds
     step_tokens_sum: float
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
+    tenants: dict[str, TenantSnapshot] = {}
 
 
 def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
@@ -73,6 +83,15 @@ def take_snapshot(engine: Engine, publish_s: float = 0.0) -> EngineSnapshot:
             "sample": stats.sample_s,
             "commit": stats.commit_s,
             "publish": publish_s,
+        },
+        tenants={
+            turn.tenant: TenantSnapshot(
+                running=turn.running,
+                waiting=stats.waiting.count(turn.tenant),
+                computed_tokens=turn.tokens,
+                gave_way=turn.gave_way,
+            )
+            for turn in stats.turns.known
         },
     )
 
