@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from headrace.core.config import Policy, SchedulerConfig
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.core.step import RunnerLimits, StepPlan
 from headrace.engine.loop import Engine
+from headrace.engine.pace import StepLine, share_out
 from headrace.engine.starting import GIVING_SHARE
 from headrace.engine.turns import KEPT_TENANTS, Turns
 from headrace.simulate.cost import linear_cost
@@ -193,6 +194,80 @@ def test_more_tenants_than_places_take_turns() -> None:
     assert min(seen.values()) > 0.5 * max(seen.values()), seen
     lost = sum(turn.tokens for turn in engine.stats.turns.known) - sum(seen.values())
     assert lost < 0.1 * sum(seen.values())
+
+
+def test_a_crowd_does_not_slow_anothers_tokens_down() -> None:
+    """A step of 64 costs 16 times one of its own; sharing by weight, it may take twice as long."""
+    clock = VirtualClock()
+    limits = RunnerLimits(
+        max_batch_tokens=512,
+        max_sequences=64,
+        total_blocks=8192,
+        block_tokens=16,
+        context_tokens=4096,
+    )
+    runner = SimulatedRunner(limits, cost=linear_cost(0.020, 0.007), clock=clock)
+    engine = Engine(runner, frozenset(), SchedulerConfig(), clock)
+    for i in range(128):
+        engine.add(ask(f"crowd{i}", "crowd", tokens=2000))
+    for _ in range(60):
+        engine.step()
+    began_s, began = clock.now_s(), engine.stats.turns.of("crowd").tokens
+    questions = [
+        Arrival(request=ask(f"q{i}", "honest", prompt=20, tokens=16), at_s=began_s + 2 * i)
+        for i in range(20)
+    ]
+    last_s = 0.0
+    pending = deque(questions)
+    ends: dict[str, float] = {}
+    while pending or len(ends) < len(questions):
+        while pending and pending[0].at_s <= clock.now_s():
+            engine.add(pending.popleft().request)
+        for token in engine.step():
+            if token.finish_reason is not None and token.request_id.startswith("q"):
+                ends[token.request_id] = last_s = clock.now_s()
+    took_s = [ends[each.request.request_id] - each.at_s for each in questions]
+    solo_s = 16 * 0.027
+    assert max(took_s) < 2 * solo_s + 2.0, took_s  # and the wait for a place
+    # The crowd has at least its half of the time: of 147 tokens a second, were it alone.
+    rate = (engine.stats.turns.of("crowd").tokens - began) / (last_s - began_s)
+    assert rate > 0.45 * 64 / (0.020 + 64 * 0.007), rate
+
+
+@given(
+    counts=st.lists(st.integers(1, 100), min_size=1, max_size=6),
+    weights=st.lists(st.integers(1, 5), min_size=6, max_size=6),
+    fixed=st.floats(0, 500),
+)
+def test_no_tenant_is_slower_than_its_share_of_the_time(
+    counts: list[int], weights: list[int], fixed: float
+) -> None:
+    named = {str(i): n for i, n in enumerate(counts)}
+    by_name = {str(i): weights[i] for i in range(len(counts))}
+    allowed = share_out(named, by_name, fixed)
+    assert all(1 <= allowed[each] <= named[each] for each in named)
+    step = fixed + sum(allowed.values())
+    for each, n in named.items():
+        # In steps as long as this one it has what it would have in its part of the time, or more;
+        # places are whole, one for each tenant at least.
+        alone = n / (fixed + n) * by_name[each] / sum(by_name.values())
+        assert allowed[each] + 1 >= alone * (step - len(counts))
+    if len(set(counts)) == 1 and len({by_name[each] for each in named}) == 1:
+        assert allowed == named  # equals batch together, whatever a step costs
+
+
+def test_what_a_step_costs_is_learnt() -> None:
+    line = StepLine()
+    assert line.fixed_share() == StepLine.GUESSED_SEQUENCES
+    for _ in range(5):
+        line.learn(0.5, 64)
+    assert line.fixed_share() == StepLine.GUESSED_SEQUENCES  # of one size nothing is known
+    for n in (64, 3, 5, 64, 4) * 10:
+        line.learn(0.020 + 0.005 * n, n)
+    assert line.fixed_share() == pytest.approx(4.0, rel=0.2)
+    for n in (64, 3, 5, 64, 4) * 40:
+        line.learn(0.006, n)  # as on a GPU
+    assert line.fixed_share() > 500
 
 
 def test_weights_hold_in_an_engine() -> None:

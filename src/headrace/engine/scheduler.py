@@ -35,6 +35,7 @@ from headrace.engine.constrained import (
 )
 from headrace.engine.draft import Draft
 from headrace.engine.embedding import add_pooled
+from headrace.engine.pace import Pace
 from headrace.engine.policy import StepTimes
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.roster import Roster
@@ -74,6 +75,7 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         first_tokens = max(1, limits.max_batch_tokens // FIRST_PROMPT_SHARE)
         self._times = StepTimes(config.max_step_growth, first_tokens)
+        self._pace = Pace(self._roster.turns)
         self._admission = Admission(self.blocks, config.watermark)
         self._starting = Starting(
             limits=limits,
@@ -167,7 +169,7 @@ class Scheduler:
         """The next step, or None if nothing can be computed now."""
         draft = Draft(self.limits.max_batch_tokens)
         prompts: list[Sequence] = []
-        for sequence in list(self._running.values()):
+        for sequence in self._pace.choose(self._running.values()):
             wanted = sequence.wanted_tokens
             if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
                 if sequence.status is Status.RUNNING:  # not preempted by one before it
@@ -312,7 +314,9 @@ class Scheduler:
         stats.step_tokens.observe(prompt_tokens + stats.generated_tokens - generated_before)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
+        decode_tokens = plan.batch_tokens - prompt_tokens
+        self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
+        self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return tokens
 
     def _take_result(

@@ -28,8 +28,8 @@ from headrace.engine.turns import Turn
 log = logging.getLogger(__name__)
 
 STARTED_KEPT = 4096
-# A place often comes free by itself: a tenant whose turn it is waits so many steps for one.
-PATIENCE_STEPS = 2
+# A place may come free by itself: a tenant whose turn it is waits so many steps for one.
+PATIENCE_STEPS = 1
 GIVING_SHARE = 16  # one in so many slots may be given up in a step, so that a crowd costs little
 # How much more than one that has nothing running a tenant must have had before its last sequence
 # gives way. Twice that sequence's tokens come on top: what is computed again is the lesser part.
