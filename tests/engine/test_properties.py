@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -219,7 +219,7 @@ grammars = st.builds(
 
 
 # Whose a request is, and of what weight: most workloads have several.
-tenants = st.sampled_from(
+tenants: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "c", "weight": 3}]  # "" has a weight of 1
 )
 

@@ -97,9 +97,9 @@ class Starting:
                 return
             if under_way[turn.tenant]:
                 self._go_on(under_way[turn.tenant].popleft(), draft)
-            elif (sequence := self._waiting.first(turn.tenant)) is not None:
-                if self._start(turn, sequence, draft):
-                    self._go_on(sequence, draft)
+            elif (first := self._waiting.first(turn.tenant)) is not None:
+                if self._start(turn, first, draft):
+                    self._go_on(first, draft)
                 else:
                     self._blocked.add(turn.tenant)
 
