@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import OTHER_VARIABLES, all_settings
 from headrace.server.exposition import Exposition
+from headrace.server.key_metrics import KeyMetrics
 from headrace.server.metrics import Metrics
 from headrace.server.routes import all_routes
 from headrace.server.snapshot import EngineSnapshot
@@ -48,10 +49,11 @@ def metric_labels() -> dict[str, set[str]]:
     numbers: dict[str, Any] = dict.fromkeys(EngineSnapshot.__struct_fields__, 0)
     numbers["grammar_outcomes"] = {}
     numbers |= {"prefix_misses": {"evicted": 1}, "step_s": {}, "step_tokens": []}
+    numbers["tenants"] = {}
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
     build = {"version": "1", "fingerprint": "hr-1", "python_version": "3"}
-    text, _ = Exposition(metrics, "tiny", build).write("")
+    text, _ = Exposition(metrics, "tiny", build, KeyMetrics(metrics, "tiny", {"a": 1})).write("")
     return {
         sample.name: set(sample.labels)
         for family in text_string_to_metric_families(text.decode())

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -241,6 +241,12 @@ grammars = st.builds(
 )
 
 
+# Whose a request is, and of what weight: most workloads have several.
+tenants: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {"tenant": "a"}, {"tenant": "b"}, {"tenant": "c", "weight": 3}]  # "" has a weight of 1
+)
+
+
 def short_answers() -> GenerateRequest:
     """After these the engine expects short answers, admits more at a time, and has to preempt."""
     params = SamplingParams(temperature=0.0, max_tokens=1, n=64)
@@ -282,6 +288,7 @@ def requests(draw: st.DrawFn, number: int, beams: bool) -> GenerateRequest:
         beam=beam,
         priority=draw(st.integers(-1, 1)),
         cache_salt=draw(st.sampled_from(["", "", "tenant"])),
+        **draw(tenants),
         grammar=draw(rarely(grammars)) if not (beam or embed or params.min_tokens) else None,
         embed=embed,
         timeout_s=draw(rarely(st.sampled_from([1.0, 7.5, 30.0]))),
@@ -383,6 +390,7 @@ def tight_workloads(draw: st.DrawFn) -> list[Arrival]:
             params=params,
             priority=draw(st.integers(-1, 1)),
             grammar=draw(rarely(grammars)),
+            **draw(tenants),
         )
         cancel_after_s = draw(rarely(st.integers(0, 25)))
         cancel_at_s = None if cancel_after_s is None else at_s + cancel_after_s

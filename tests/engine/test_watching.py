@@ -20,7 +20,7 @@ from headrace.core.request import (
     Started,
 )
 from headrace.core.step import Draw, RunnerLimits, StepEntry, StepPlan
-from headrace.engine import scheduler as scheduler_module
+from headrace.engine import starting
 from headrace.engine.loop import Engine
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -116,7 +116,7 @@ def test_what_expires_in_the_queue_never_started() -> None:
 
 
 def test_starts_that_nobody_asks_for_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "STARTED_KEPT", 3)
+    monkeypatch.setattr(starting, "STARTED_KEPT", 3)
     engine, _ = make()
     for number in range(8):
         engine.add(asking(str(number), params=SamplingParams(max_tokens=1)))

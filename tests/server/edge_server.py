@@ -18,7 +18,7 @@ from headrace.server.app import App
 from headrace.server.bodies import Bodies
 from headrace.server.call import AnyReply, Call, StreamReply, json_reply
 from headrace.server.http_server import HttpServer, make_server
-from headrace.server.keys import read_keys
+from headrace.server.keys_file import read_keys
 from headrace.server.operators import admin_routes
 from headrace.server.room import Room
 from headrace.server.route import Route

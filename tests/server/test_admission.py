@@ -36,12 +36,13 @@ class Clock:
         return self.now_s
 
 
-def request(tokens: int = 10, timeout_s: float | None = None) -> GenerateRequest:
+def request(tokens: int = 10, timeout_s: float | None = None, tenant: str = "") -> GenerateRequest:
     return GenerateRequest(
         request_id="r",
         prompt_token_ids=[1] * tokens,
         params=SamplingParams(),
         timeout_s=timeout_s,
+        tenant=tenant,
     )
 
 
@@ -77,6 +78,81 @@ def test_tokens_that_wait_are_bounded_but_a_lone_long_prompt_gets_in() -> None:
     gate.enter(request(600))
     with pytest.raises(TooManyRequestsError):
         gate.enter(request(1))
+
+
+SHARED = {"crowd": 1, "honest": 2, "third": 1}
+
+
+def shared(clock: Clock, requests: int = 8, tokens: int = 1000) -> Admission:
+    return Admission(
+        max_waiting_requests=requests, max_waiting_tokens=tokens, weights=SHARED, clock=clock
+    )
+
+
+def test_who_fills_the_queue_keeps_nobody_else_out() -> None:
+    gate = shared(Clock())
+    for _ in range(8):
+        gate.enter(request(tenant="crowd"))  # nobody else wants a place
+    with pytest.raises(TooManyRequestsError, match=r"has 8 requests and 80 .* share is 2 requests"):
+        gate.enter(request(tenant="crowd"))
+    for _ in range(4):
+        gate.enter(request(tenant="honest"))
+    with pytest.raises(TooManyRequestsError, match="has 4 requests") as refused:
+        gate.enter(request(tenant="honest"))
+    assert "12" not in refused.value.cause  # nothing about others
+    gate.enter(request(tenant="third"))
+
+
+def test_nor_does_who_fills_it_with_tokens() -> None:
+    gate = shared(Clock())
+    gate.enter(request(1000, tenant="crowd"))
+    with pytest.raises(TooManyRequestsError, match="1000 prompt tokens"):
+        gate.enter(request(1, tenant="crowd"))
+    gate.enter(request(900, tenant="third"))  # alone, as long as it likes
+    with pytest.raises(TooManyRequestsError):
+        gate.enter(request(1, tenant="third"))
+    gate.enter(request(400, tenant="honest"))
+    gate.enter(request(100, tenant="honest"))
+    with pytest.raises(TooManyRequestsError):
+        gate.enter(request(1, tenant="honest"))
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(SHARED)), st.integers(1, 300)), max_size=60))
+def test_all_shares_together_are_bounded(arrivals: list[tuple[str, int]]) -> None:
+    gate = shared(Clock())
+    for tenant, tokens in arrivals:
+        had = sum(ticket.tenant == tenant for ticket in gate._all.tickets)
+        try:
+            gate.enter(request(tokens, tenant=tenant))
+        except TooManyRequestsError:
+            assert had > 0  # whoever has nobody waiting gets in
+    assert gate.waiting_requests <= 2 * 8
+    assert gate.waiting_tokens <= 2 * 1000 + len(SHARED) * 300
+
+
+def test_a_key_waits_for_its_own_turns_not_for_the_whole_queue() -> None:
+    clock = Clock()
+    gate = shared(clock, requests=100, tokens=10**6)
+    crowd = deque(gate.enter(request(tenant="crowd")) for _ in range(60))
+    for _ in range(20):  # one a second leaves
+        clock.now_s += 1
+        crowd.popleft().started()
+    assert gate.estimated_wait_s("crowd") == pytest.approx(40, rel=0.1)
+    with pytest.raises(QueueTimeoutError):
+        gate.enter(request(timeout_s=5, tenant="crowd"))
+    gate.enter(request(timeout_s=5, tenant="honest"))  # is next
+    with pytest.raises(QueueTimeoutError):
+        gate.enter(request(timeout_s=5, tenant="crowd"))
+
+
+def test_with_one_key_the_queue_is_its_own() -> None:
+    gate = Admission(
+        max_waiting_requests=2, max_waiting_tokens=1000, weights={"only": 1}, clock=Clock()
+    )
+    gate.enter(request(tenant="only"))
+    gate.enter(request(tenant="only"))
+    with pytest.raises(TooManyRequestsError, match="2 requests are waiting"):
+        gate.enter(request(tenant="only"))
 
 
 def test_a_prompt_beyond_the_bound_is_refused_with_both_numbers() -> None:

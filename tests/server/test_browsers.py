@@ -25,7 +25,7 @@ from headrace.server.admission import Admission
 from headrace.server.app import App
 from headrace.server.browsers import browser_warnings
 from headrace.server.call import AnyReply, Call, StreamReply, json_reply
-from headrace.server.keys import read_keys
+from headrace.server.keys_file import read_keys
 from headrace.server.route import Route
 from headrace.server.schema import ChatRequest
 from headrace.server.service import Service

@@ -15,9 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.conftest import RunningServer, StartServer
 
-from headrace.core.errors import AuthenticationError, ConfigError, TooManyRequestsError
+from headrace.core.errors import (
+    AuthenticationError,
+    ConfigError,
+    InvalidRequestError,
+    TooManyRequestsError,
+)
+from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.core.server_config import ServerConfig
-from headrace.server.keys import Bucket, Key, KeyedCall, Keys, read_keys, read_keys_file
+from headrace.server.keys import KeyedCall, Keys
+from headrace.server.keys_file import read_keys, read_keys_file
+from headrace.server.limits import Bucket, Key, Reservation
 from headrace.server.record import RequestRecord
 
 CHAT = "/v1/chat/completions"
@@ -37,6 +45,7 @@ class FakeCall:
         self.method = method
         self.key_name = key_name
         self.reply_headers: dict[str, str] = {}
+        self.reservation: Reservation | None = None
 
 
 def call(key_name: str | None, method: str = "POST") -> KeyedCall:
@@ -136,26 +145,179 @@ def test_requests_a_minute() -> None:
         pass
 
 
-def test_tokens_a_minute_count_prompt_and_output_as_they_come() -> None:
-    clock = Clock()
-    keys = Keys([key("a", tokens_per_minute=60), key("b")], clock=clock)
-    record = RequestRecord(
-        request_id="r", endpoint=CHAT, arrived_s=0.0, prompt_tokens=50, key_name="a"
+def ask(prompt_tokens: int, max_tokens: int | None, **more: Any) -> GenerateRequest:
+    embed = more.pop("embed", False)
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[1] * prompt_tokens,
+        params=SamplingParams(max_tokens=max_tokens, **more),
+        embed=embed,
     )
-    with keys.enter(call("a")):
+
+
+def begin(keys: Keys, one: KeyedCall, *requests: GenerateRequest) -> list[RequestRecord]:
+    """As generation.py begins with the requests of a call."""
+    keys.reserve(one, requests)
+    records = []
+    for request in requests:
+        keys.reserve(one, [request])  # is part of what was set aside
+        record = RequestRecord(
+            request_id="r",
+            endpoint=CHAT,
+            arrived_s=0.0,
+            prompt_tokens=len(request.prompt_token_ids),
+            key_name=one.key_name,
+        )
+        if one.reservation is not None:
+            record.reserved_tokens = one.reservation.take(request)
         keys.on_arrival(record)
-        with keys.enter(call("a")):
-            pass  # 10 are left
-        for _ in range(30):  # begun is begun: it may overdraw
+        records.append(record)
+    return records
+
+
+def left_of(keys: Keys, name: str) -> int:
+    one = call(name)
+    with keys.enter(one):
+        return int(one.reply_headers["x-ratelimit-remaining-tokens"])
+
+
+def test_all_that_may_be_generated_is_set_aside_and_the_rest_given_back() -> None:
+    keys = Keys([key("a", tokens_per_minute=1000), key("b")], clock=Clock())
+    one = call("a")
+    with keys.enter(one):
+        records = begin(keys, one, ask(20, 50, n=2), ask(30, 100, n=1, best_of=3))
+        assert left_of(keys, "a") == 1000 - 20 - 2 * 50 - 30 - 3 * 100
+        assert one.reply_headers["x-ratelimit-remaining-tokens"] == "550"
+        for record, count in zip(records, (60, 10), strict=True):
+            keys.on_tokens(record, count, None)
+        assert left_of(keys, "a") == 550  # they were set aside
+        for record in records:
+            keys.on_end(record)
+        assert left_of(keys, "a") == 1000 - 50 - 70
+    assert left_of(keys, "a") == 880
+    with keys.enter(call("b")):
+        pass
+
+
+def test_what_never_began_is_given_back_whole() -> None:
+    """One of several was refused: those after it have not begun."""
+    keys = Keys([key("a", tokens_per_minute=1000)], clock=Clock())
+    requests = [ask(10, 90) for _ in range(5)]
+    with keys.enter(one := call("a")):
+        keys.reserve(one, requests)
+        assert one.reservation is not None
+        one.reservation.take(requests[0])
+    assert left_of(keys, "a") == 1000 - 100
+
+
+def test_a_request_that_would_overdraw_waits_until_it_fits() -> None:
+    clock = Clock()
+    keys = Keys([key("a", tokens_per_minute=600)], clock=clock)
+    with keys.enter(one := call("a")):
+        begin(keys, one, ask(100, 300))
+        with keys.enter(two := call("a")):
+            with pytest.raises(TooManyRequestsError) as error:
+                keys.reserve(two, [ask(50, 100, n=3)])
+            assert error.value.retry_after_s == pytest.approx(15)  # 150 more, at 10 a second
+            assert two.reservation is None
+            clock.now_s += error.value.retry_after_s
+            keys.reserve(two, [ask(50, 100, n=3)])
+            assert two.reply_headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_a_request_that_can_never_fit_says_so() -> None:
+    keys = Keys([key("a", tokens_per_minute=1000, max_concurrent=8)], clock=Clock())
+    with keys.enter(one := call("a")):
+        with pytest.raises(InvalidRequestError, match="can never run") as error:
+            keys.reserve(one, [ask(10, 100, n=2) for _ in range(4)] + [ask(200, 1, n=1)])
+        assert error.value.param == "n"  # 9 continuations
+        with pytest.raises(InvalidRequestError, match="may take 1010 tokens") as error:
+            keys.reserve(one, [ask(10, 500, n=2)])
+        assert error.value.param == "max_tokens"
+        with pytest.raises(InvalidRequestError) as error:
+            keys.reserve(one, [ask(1001, None)])
+        assert error.value.param == "prompt"
+        assert left_of(keys, "a") == 1000
+
+
+def test_an_answer_of_no_chosen_length_may_overdraw() -> None:
+    """Nobody knows how long it will be: a guess is set aside, and the next waits for the rest."""
+    clock = Clock()
+    keys = Keys([key("a", tokens_per_minute=60)], clock=clock)
+    with keys.enter(one := call("a")):
+        (record,) = begin(keys, one, ask(50, None))
+        for _ in range(30):
             keys.on_tokens(record, 1, None)
+        keys.on_end(record)
     with pytest.raises(TooManyRequestsError) as error, keys.enter(call("a")):
         pass
     assert error.value.retry_after_s == pytest.approx(21)  # at one a second, from -20 to 1
-    with keys.enter(call("b")):
-        pass
     clock.now_s += 21
     with keys.enter(call("a")):
         pass
+
+
+@given(
+    st.integers(50, 2000),
+    st.lists(
+        st.tuples(
+            st.floats(0, 20),
+            st.lists(
+                st.tuples(st.integers(1, 50), st.integers(1, 80), st.integers(1, 4)),
+                min_size=1,
+                max_size=3,
+            ),
+            st.floats(0, 1),
+        ),
+        max_size=20,
+    ),
+)
+def test_no_fan_out_gets_more_than_the_rate(per_minute: int, calls: list[Any]) -> None:
+    """With lengths that were chosen, never more than a minute's at once and what time gives."""
+    clock = Clock()
+    keys = Keys([key("a", tokens_per_minute=per_minute)], clock=clock)
+    began_s, used = clock.now_s, 0
+    for passed_s, shapes, part in calls:
+        clock.now_s += passed_s
+        requests = [ask(prompt, most, n=n) for prompt, most, n in shapes]
+        one = call("a")
+        try:
+            with keys.enter(one):
+                for request, record in zip(requests, begin(keys, one, *requests), strict=True):
+                    made = int(part * request.params.n * (request.params.max_tokens or 0))
+                    keys.on_tokens(record, made, None)
+                    keys.on_end(record)
+                    used += made + record.prompt_tokens
+        except (TooManyRequestsError, InvalidRequestError):
+            pass
+        assert used <= per_minute + per_minute * (clock.now_s - began_s) / 60 + 1e-6
+
+
+def test_continuations_take_places() -> None:
+    keys = Keys([key("a", max_concurrent=4)], clock=Clock())
+    with keys.enter(one := call("a")):
+        begin(keys, one, ask(1, 1, n=2), ask(1, 1))
+        with keys.enter(two := call("a")):
+            with pytest.raises(TooManyRequestsError, match="3 continuations under way; 2 more"):
+                keys.reserve(two, [ask(1, 1, n=2)])
+            keys.reserve(two, [ask(1, 1)])
+            with pytest.raises(TooManyRequestsError), keys.enter(call("a")):
+                pass
+    with keys.enter(one := call("a")):
+        begin(keys, one, ask(1, 1, n=4))
+
+
+def test_embeddings_take_as_many_places_as_there_are() -> None:
+    inputs = [ask(5, 1, embed=True) for _ in range(100)]
+    keys = Keys([key("a", max_concurrent=4, tokens_per_minute=1000)], clock=Clock())
+    with keys.enter(one := call("a")):
+        assert keys.reserve(one, inputs, 32) == 4
+        assert one.reservation is not None
+        assert one.reservation.tokens == 500
+    with keys.enter(call("a")), keys.enter(call("a")), keys.enter(one := call("a")):
+        assert keys.reserve(one, inputs, 32) == 2
+    assert Keys().reserve(call(None), inputs, 32) == 32
+    assert Keys([key("b")]).reserve(call("b"), inputs[:3], 32) == 3
 
 
 def test_concurrent_requests_are_those_that_are_open() -> None:
@@ -213,6 +375,7 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         key_sha256 = "{digest}"
         tokens_per_minute = 100
         max_concurrent = 2
+        weight = 3
         """,
     )
     config = ServerConfig(api_keys_file=str(path), api_key="three")
@@ -222,12 +385,40 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
         assert keys.authenticate({"authorization": f"Bearer {text}"}) == name
     assert warnings == []
     assert read_keys_file(path)[1].max_concurrent == 2
+    assert keys.weights == {"default": 1, "a": 1, "b": 3}
 
 
 def test_a_file_that_all_can_read_is_warned_of(tmp_path: Path) -> None:
     path = write(tmp_path, '[[keys]]\nname = "a"\nkey = "x"', mode=0o644)
     _, warnings = read_keys(ServerConfig(api_keys_file=str(path)))
     assert [str(path) in warning for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        (0o600, []),
+        (0o640, []),
+        (0o644, ["read"]),
+        (0o660, ["its group"]),
+        (0o664, ["its group", "read"]),
+    ],
+)
+def test_who_else_may_read_or_write_the_file_is_warned_of(
+    tmp_path: Path, mode: int, says: list[str]
+) -> None:
+    path = write(tmp_path, '[[keys]]\nname = "a"\nkey = "x"', mode=mode)
+    _, warnings = read_keys(ServerConfig(api_keys_file=str(path)))
+    assert len(warnings) == len(says)
+    assert all(each in warning for each, warning in zip(says, warnings, strict=True))
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o602, 0o777])
+def test_a_file_that_all_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    path = write(tmp_path, '[[keys]]\nname = "a"\nkey = "x"', mode=mode)
+    with pytest.raises(ConfigError, match="written to by every user") as error:
+        read_keys(ServerConfig(api_keys_file=str(path)))
+    assert "chmod 600" in error.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -246,6 +437,9 @@ def test_a_file_that_all_can_read_is_warned_of(tmp_path: Path) -> None:
         ('[[keys]]\nname = "a"\nkey = "x"\nrequests = 3', "'requests'"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = 0', "max_concurrent = 0"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = true', "max_concurrent = True"),
+        ('[[keys]]\nname = "a"\nkey = "x"\nweight = 0', "weight = 0"),
+        ('[[keys]]\nname = "a"\nkey = "x"\nweight = 1.5', "weight = 1.5"),
+        ('[[keys]]\nname = "a"\nkey = "x"\nweight = 1001', "1 to 1000"),
         ('[[keys]]\nname = "a"\nkey = "x"\n[[keys]]\nname = "a"\nkey = "y"', "twice"),
         ('[[keys]]\nname = "a"\nkey = "x"\n[[keys]]\nname = "b"\nkey = "x"', "twice"),
     ],
@@ -272,7 +466,9 @@ def keyed(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -
         tmp_path_factory.mktemp("keys"),
         '[[keys]]\nname = "a"\nkey = "key-of-a"\n[[keys]]\nname = "b"\nkey = "key-of-b"\n'
         '[[keys]]\nname = "few"\nkey = "key-of-few"\nrequests_per_minute = 1\n'
-        '[[keys]]\nname = "one"\nkey = "key-of-one"\nmax_concurrent = 1\n',
+        '[[keys]]\nname = "one"\nkey = "key-of-one"\nmax_concurrent = 1\n'
+        '[[keys]]\nname = "two"\nkey = "key-of-two"\nmax_concurrent = 2\n'
+        '[[keys]]\nname = "small"\nkey = "key-of-small"\ntokens_per_minute = 1000\n',
     )
     return start_server(server={"api_keys_file": str(path)})
 
@@ -364,3 +560,68 @@ def test_keys_do_not_see_each_others_prefixes(keyed: RunningServer) -> None:
     assert cached("a", cache_salt="mine") < 64
     assert cached("b", cache_salt="mine") < 64
     assert cached_later("b") == alone
+
+
+def test_limits_count_fan_out(keyed: RunningServer) -> None:
+    """128 prompts with 16 continuations of 2,000 tokens each went through a limit of 1,000 tokens a
+    minute, and one of 2 at a time."""
+    prompts = ["Hi"] * 128
+    for name, param in (("two", "n"), ("small", "max_tokens")):
+        reply = httpx.post(
+            f"{keyed.base_url}/v1/completions",
+            json={"prompt": prompts, "n": 16, "max_tokens": 2000},
+            headers=bearer(name),
+            timeout=60,
+        )
+        assert reply.status_code == 400
+        assert "can never run" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["param"] == param
+    body = {"prompt": prompts[:2], "max_tokens": 1}
+    url = f"{keyed.base_url}/v1/completions"
+    assert httpx.post(url, json=body, headers=bearer("two"), timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {**GOOD, "max_tokens": 2000}),
+        (CHAT, {**GOOD, "max_tokens": 500, "n": 2}),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 600, "best_of": 2}),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2000, "stream": True}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2000}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2000, "stream": True}),
+        ("/v1/messages", {**GOOD, "max_tokens": 2000}),
+        ("/v1/messages", {**GOOD, "max_tokens": 2000, "stream": True}),
+        ("/v1/embeddings", {"input": ["one two three four five six"] * 300}),
+    ],
+)
+def test_every_way_to_the_engine_is_limited(
+    keyed: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    reply = httpx.post(
+        keyed.base_url + path,
+        json={"model": "smollm2", **body},
+        headers=bearer("small"),
+        timeout=60,
+    )
+    assert reply.status_code == 400, reply.text
+    assert "has 1000 a minute, so that it can never run" in reply.text
+    assert reply.headers["x-ratelimit-limit-tokens"] == "1000"
+
+
+def test_what_was_not_generated_comes_back(keyed: RunningServer) -> None:
+    """A lot set aside, a little used: the next one of the same size fits."""
+    for _ in range(3):
+        reply = httpx.post(
+            keyed.base_url + CHAT,
+            json={**GOOD, "max_tokens": 800, "stop": [" "], "seed": 1},
+            headers=bearer("small"),
+            timeout=60,
+        )
+        assert reply.status_code == 200, reply.text
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) < 200
+    texts = ["one two three"] * 40
+    reply = httpx.post(
+        f"{keyed.base_url}/v1/embeddings", json={"input": texts}, headers=bearer("two"), timeout=60
+    )
+    assert len(reply.json()["data"]) == 40  # two at a time

@@ -48,10 +48,11 @@ from headrace.server.admission import Admission
 from headrace.server.call import Call
 from headrace.server.exposition import Exposition
 from headrace.server.generation import generate
-from headrace.server.keys import read_keys
+from headrace.server.key_metrics import KeyMetrics
+from headrace.server.keys_file import read_keys
 from headrace.server.metrics import Metrics
 from headrace.server.record import HttpRecord, RequestRecord
-from headrace.server.snapshot import EngineSnapshot, take_snapshot
+from headrace.server.snapshot import EngineSnapshot, TenantSnapshot, take_snapshot
 from headrace.server.supervisor import State
 from headrace.server.text_format import TextWriter
 from headrace.simulate.drive import Arrival, drive
@@ -109,6 +110,7 @@ OWN_NAMES = {
     "headrace:kv_blocks": "gauge",
     "headrace:sequences": "gauge",
     "headrace:build_info": "gauge",
+    "headrace:sequences_gave_way": "counter",
 }
 
 
@@ -135,8 +137,8 @@ FACTS = wire.Ready(
 class Scrape:
     """A scrape read back: a sample's value by its name and labels."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        text, self.content_type = Exposition(metrics, "tiny", {"version": "1"}).write("")
+    def __init__(self, metrics: Metrics, *others: KeyMetrics) -> None:
+        text, self.content_type = Exposition(metrics, "tiny", {"version": "1"}, *others).write("")
         self.families = {family.name: family for family in parse(text.decode())}
 
     def __call__(self, name: str, **labels: str) -> float:
@@ -157,6 +159,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
     }
     fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
     fields["grammar_outcomes"] = {}
+    fields["tenants"] = {}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -349,10 +352,55 @@ def test_running_and_waiting_are_those_of_now() -> None:
     assert scrape("vllm:prompt_tokens_total") == 10  # the one that never started is not counted
 
 
+def test_each_key_has_its_own_counts() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(engine)
+    keys = KeyMetrics(metrics, "tiny", {"a b": 2, "idle": 1})
+    waiting, running, stranger = (record_of(prompt_tokens=10) for _ in range(3))
+    waiting.key_name = running.key_name = "a b"
+    stranger.key_name = "not configured"  # can't be: a label is never a client's to make
+    for each in (waiting, running, stranger):
+        keys.on_arrival(each)
+    keys.on_start(running)
+    keys.on_tokens(running, 3, None)
+    keys.on_tokens(stranger, 3, None)
+    refused = http("/v1/completions", 429, TooManyRequestsError("full", retry_after_s=1.0))
+    refused.key_name = "a b"
+    keys.on_http(refused)
+    keys.on_http(http("/v1/completions", 200))
+    tenants = {"a b": TenantSnapshot(running=2, waiting=5, computed_tokens=40, gave_way=1)}
+    metrics.on_snapshot(snapshot(pid=7, tenants=tenants))
+    metrics.on_snapshot(snapshot(pid=8, tenants=tenants))  # another engine
+    scrape = Scrape(metrics, keys)
+    assert scrape("headrace:key_weight", key="a b") == 2
+    for state in ("running", "waiting"):
+        assert scrape("headrace:key_requests", key="a b", state=state) == 1
+        assert scrape("headrace:key_requests", key="idle", state=state) == 0
+    assert scrape("headrace:key_sequences", key="a b", state="waiting") == 5
+    assert scrape("headrace:key_tokens_total", key="a b", kind="prompt") == 10
+    assert scrape("headrace:key_tokens_total", key="a b", kind="generated") == 3
+    assert scrape("headrace:key_computed_tokens_total", key="a b") == 80
+    assert scrape("headrace:key_computed_tokens_total", key="idle") == 0
+    assert scrape("headrace:key_gave_way_total", key="a b") == 2
+    assert scrape("headrace:sequences_gave_way_total") == 2
+    assert scrape("headrace:key_rejected_requests_total", key="a b") == 1
+    labels = {s.labels.get("key") for f in scrape.families.values() for s in f.samples}
+    assert labels == {None, "a b", "idle"}
+    for each in (waiting, running):
+        keys.on_end(each)
+    assert Scrape(metrics, keys)("headrace:key_requests", key="a b", state="running") == 0
+
+
+def test_without_keys_there_is_nothing_of_keys() -> None:
+    metrics = Metrics(FakeEngine())
+    found = Scrape(metrics, KeyMetrics(metrics, "tiny", {})).families
+    assert not [name for name in found if name.startswith("headrace:key")]
+
+
 def test_counters_go_on_where_an_engine_ended() -> None:
     engine = FakeEngine()
     metrics = Metrics(engine)
-    misses = {"evicted": 3, "salt": 1}
+    misses = {"evicted": 3, "never_seen": 1}
     metrics.on_snapshot(snapshot(pid=7, steps=100, prefix_misses=misses, step_s={"compute": 2.5}))
     metrics.on_snapshot(snapshot(pid=7, steps=120, prefix_misses=misses, step_s={"compute": 3.0}))
     assert Scrape(metrics)("headrace:steps_total") == 120
@@ -362,7 +410,7 @@ def test_counters_go_on_where_an_engine_ended() -> None:
     scrape = Scrape(metrics)
     assert scrape("headrace:steps_total") == 620
     assert scrape("headrace:prefix_cache_misses_total", reason="evicted") == 4
-    assert scrape("headrace:prefix_cache_misses_total", reason="salt") == 1
+    assert scrape("headrace:prefix_cache_misses_total", reason="never_seen") == 1
     assert scrape("headrace:step_seconds_total", part="compute") == 3.0
     assert scrape("headrace:engine_restarts_total") == 1
     metrics.on_snapshot(snapshot(pid=9, steps=1))

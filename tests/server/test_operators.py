@@ -15,7 +15,7 @@ from tests.server.raw_client import PATIENCE_S, RawClient
 
 from headrace.core.errors import ConfigError
 from headrace.core.server_config import ServerConfig
-from headrace.server.keys import read_keys
+from headrace.server.keys_file import read_keys
 from headrace.server.listen import bind, bind_admin
 from headrace.server.operators import operator_warnings
 

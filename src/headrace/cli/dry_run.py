@@ -36,7 +36,7 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.assemble import choose_backend, plan_memory
     from headrace.server.browsers import browser_warnings
-    from headrace.server.keys import read_keys
+    from headrace.server.keys_file import read_keys
     from headrace.server.operators import operator_warnings
     from headrace.server.served import read_served
     from headrace.weights.load import open_weights

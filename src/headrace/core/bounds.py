@@ -191,7 +191,7 @@ METADATA_CHARACTERS = Bound(
 )
 SCHEMA_BYTES = Bound(
     name="schema",
-    most=1 << 20,
+    most=64 << 10,
     what="bytes",
     why="a grammar's compiler goes through all of it",
     remedy="Make it smaller.",

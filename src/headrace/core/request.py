@@ -224,6 +224,7 @@ class GenerateRequest:
     timeout_s: float | None = None  # from arrival; ends the request wherever it is
     # Whose it is, for turns to be shared by; "" is everybody who did not say. Tells nothing else.
     tenant: str = ""
+    weight: int = 1  # of that tenant: twice the weight, twice the turns
     grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
     # Compute the prompt and nothing more: one SampledToken comes, with an `embedding` and no token.
     embed: bool = False

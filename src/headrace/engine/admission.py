@@ -33,6 +33,12 @@ def check_request(
             "Give some text or token ids.",
             param="prompt",
         )
+    if request.weight < 1:
+        raise InvalidRequestError(
+            f"The weight is {request.weight!r}; expected a whole number of at least 1.",
+            "Leave it out for 1.",
+            param="weight",
+        )
     timeout_s = request.timeout_s
     if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
         raise InvalidRequestError(

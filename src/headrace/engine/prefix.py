@@ -1,30 +1,27 @@
 """Prefixes by hash: a full block's key covers its tokens, all before them, and the salt.
 
 The hash is cryptographic: nobody can make a prompt that finds another prompt's blocks. Counts what
-was found and why the rest was not. Knows tokens and the pool's index; not who asks.
+was found and why the rest was not: by what was asked under the same salt alone, so that nobody can
+read out of the counts what others have sent. Knows tokens and the pool's index; not who asks.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.engine.blocks import BlockPool
 from headrace.engine.sequence import Sequence
 
-UNSALTED_REMEMBERED = 4  # times the pool
-
 
 class Miss(StrEnum):
     """Why the first block that was not found was not."""
 
     TOO_SHORT = "too_short"  # what is left does not fill a block
-    NEVER_SEEN = "never_seen"
+    NEVER_SEEN = "never_seen"  # under this salt: whether another has it is nobody's business
     EVICTED = "evicted"
-    SALT = "salt"  # seen, under another salt
 
 
 @dataclass(slots=True)
@@ -44,15 +41,10 @@ def chain_key(parent: bytes, token_ids: list[int]) -> bytes:
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=32).digest()
 
 
-_UNSALTED = root_key("")
-
-
 class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.stats = PrefixStats()
-        # Keys as they would be without salt, of what was published with one or without.
-        self._unsalted: OrderedDict[bytes, None] = OrderedDict()
 
     def match(self, token_ids: list[int], keys: list[bytes], salt: str) -> list[int]:
         """The blocks that hold a beginning of the tokens; not yet held. Extends `keys` by the keys
@@ -67,7 +59,7 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def count(self, token_ids: list[int], keys: list[bytes], hits: int, salt: str) -> None:
+    def count(self, token_ids: list[int], keys: list[bytes], hits: int) -> None:
         """Book a new request's look-up: `hits` blocks were found."""
         size = self._pool.block_tokens
         self.stats.queries_tokens += len(token_ids)
@@ -76,18 +68,9 @@ class PrefixCache:
             reason = Miss.TOO_SHORT
         elif self._pool.was_evicted(keys[hits]):
             reason = Miss.EVICTED
-        elif self._plain_key(token_ids, keys, hits, salt) in self._unsalted:
-            reason = Miss.SALT
         else:
             reason = Miss.NEVER_SEEN
         self.stats.misses[reason] += 1
-
-    def publish(self, block: int, key: bytes, plain_key: bytes) -> None:
-        self._pool.publish(block, key)
-        self._unsalted[plain_key] = None
-        self._unsalted.move_to_end(plain_key)
-        while len(self._unsalted) > UNSALTED_REMEMBERED * self._pool.total_blocks:
-            self._unsalted.popitem(last=False)
 
     def publish_full(self, sequence: Sequence) -> None:
         """Make a sequence's newly filled blocks findable."""
@@ -97,23 +80,9 @@ class PrefixCache:
             return
         salt = sequence.request.cache_salt
         _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
-        plain = sequence.keys
-        if salt:
-            _extend_keys(sequence.plain_keys, "", sequence.token_ids, full, size)
-            plain = sequence.plain_keys
         for at in range(sequence.published_blocks, full):
-            self.publish(sequence.blocks[at], sequence.keys[at], plain[at])
+            self._pool.publish(sequence.blocks[at], sequence.keys[at])
         sequence.published_blocks = full
-
-    def _plain_key(self, token_ids: list[int], keys: list[bytes], hits: int, salt: str) -> bytes:
-        """The key of block `hits` had there been no salt."""
-        if not salt:
-            return keys[hits]
-        size = self._pool.block_tokens
-        parent = _UNSALTED
-        for at in range(0, (hits + 1) * size, size):
-            parent = chain_key(parent, token_ids[at : at + size])
-        return parent
 
 
 def _extend_keys(

@@ -4,11 +4,13 @@
     running   may be scheduled
     parked    waits for others of its request or for its grammar, not for room
 
-Moves what it is told to move; who deserves a place is the scheduler's to say. Knows no plans.
+Moves what it is told to move and keeps the tenants' accounts of it; who deserves a place is
+starting.py's to say. Knows no plans.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 
 from headrace.core.clock import Clock
@@ -17,6 +19,7 @@ from headrace.core.constraint import Constraint
 from headrace.engine.blocks import BlockPool
 from headrace.engine.constrained import Undecided, close_constraints
 from headrace.engine.sequence import Sequence, Status
+from headrace.engine.turns import Turns
 from headrace.engine.waiting import WaitingQueue
 
 
@@ -25,6 +28,7 @@ class Roster:
         self.blocks = blocks
         self.undecided = Undecided(clock)
         self.waiting = WaitingQueue(config)
+        self.turns = Turns()
         self.running: dict[int, Sequence] = {}
         self.requests: dict[str, list[Sequence]] = {}  # those that have not ended
         self._parked: dict[int, Sequence] = {}
@@ -37,7 +41,9 @@ class Roster:
 
     def enter(self, sequence: Sequence) -> None:
         """A request's first sequence queues."""
-        self.requests[sequence.request.request_id] = [sequence]
+        request = sequence.request
+        self.requests[request.request_id] = [sequence]
+        self.turns.join(request.tenant, request.weight)
         self.waiting.push(sequence)
 
     def start(self, sequence: Sequence) -> None:
@@ -46,13 +52,17 @@ class Roster:
         self._forks.pop(sequence.sequence_id, None)
         sequence.status = Status.RUNNING
         self.running[sequence.sequence_id] = sequence
+        self.turns.of(sequence.request.tenant).running += 1
 
     def preempt(self, victim: Sequence) -> None:
         """From the running back to the queue, without its blocks."""
         self.lose_blocks(victim)
         victim.status = Status.WAITING
-        del self.running[victim.sequence_id]
-        self.waiting.push(victim)
+        self._stop_running(victim)
+        if victim in self.undecided:  # those behind it in the queue are not to wait for its grammar
+            self._parked[victim.sequence_id] = victim
+        else:
+            self.waiting.push(victim)
 
     def fork(
         self, parent: Sequence, computed_tokens: int, constraint: Constraint | None = None
@@ -78,7 +88,6 @@ class Roster:
             scheduled_tokens=computed_tokens,
             blocks=blocks,
             keys=parent.keys[:full],
-            plain_keys=parent.plain_keys[:full],
             published_blocks=full,
             prompt_scores=parent.prompt_scores,
             ids=parent.ids,
@@ -92,19 +101,15 @@ class Roster:
         parent.own_tokens = 0
         self.requests[parent.request.request_id].append(child)
         self._forks[child.sequence_id] = child
+        self.turns.join(parent.request.tenant, parent.request.weight)
         self.waiting.push(child)
         return child
 
     def park(self, sequence: Sequence) -> None:
         """Give up its place among the running: those it waits for may need one."""
-        if self.running.pop(sequence.sequence_id, None) is not None:
+        if self._stop_running(sequence):
             sequence.status = Status.WAITING
             self._parked[sequence.sequence_id] = sequence
-
-    def hold(self, sequence: Sequence) -> None:
-        """One that waits can't go on for now: those behind it are not to wait for that."""
-        self.waiting.remove(sequence)
-        self._parked[sequence.sequence_id] = sequence
 
     def resume(self, sequence: Sequence) -> None:
         """It can go on: if it was parked, it queues at its request's place."""
@@ -117,7 +122,8 @@ class Roster:
         sequence.status = Status.FINISHED
         self.undecided.forget(sequence)
         close_constraints(sequence)
-        self.running.pop(sequence.sequence_id, None)
+        self._stop_running(sequence)
+        self.turns.leave(sequence.request.tenant)
         self._parked.pop(sequence.sequence_id, None)
         self._forks.pop(sequence.sequence_id, None)
         self.waiting.remove(sequence)
@@ -127,6 +133,12 @@ class Roster:
         self.requests[request_id].remove(sequence)
         if not self.requests[request_id]:
             del self.requests[request_id]
+
+    def _stop_running(self, sequence: Sequence) -> bool:
+        if self.running.pop(sequence.sequence_id, None) is None:
+            return False
+        self.turns.of(sequence.request.tenant).running -= 1
+        return True
 
     def idle_blocks(self, keep: Sequence) -> int:
         """Blocks of sequences that wait with some, other than `keep`."""
@@ -155,6 +167,10 @@ class Roster:
         live = [s for sequences in self.requests.values() for s in sequences]
         self.blocks.check_integrity(s.blocks for s in live)
         assert self.waiting or not self.waiting.tokens, "nobody waits, with tokens to compute"
+        accounts = {turn.tenant: (turn.live, turn.running) for turn in self.turns.active}
+        tenants = Counter(s.request.tenant for s in live)
+        places = Counter(s.request.tenant for s in self.running.values())
+        assert accounts == {t: (n, places[t]) for t, n in tenants.items()}, "turns miscounted"
         for sequence in live:
             running = sequence.sequence_id in self.running
             assert running == (sequence.status is Status.RUNNING), "running, and not known as such"

@@ -14,7 +14,7 @@ from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
 from headrace.core.errors import InvalidRequestError
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.step import (
     PREVIOUS,
     Drawn,
@@ -36,15 +36,16 @@ from headrace.engine.constrained import (
 )
 from headrace.engine.draft import Draft
 from headrace.engine.embedding import add_pooled
-from headrace.engine.policy import StepTimes, victim_key
+from headrace.engine.pace import Pace
+from headrace.engine.policy import StepTimes
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.roster import Roster
 from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
+from headrace.engine.starting import Starting
 from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-STARTED_KEPT = 4096
 _FINISHED = Status.FINISHED  # looked up once: it is asked for with every token
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
@@ -69,15 +70,25 @@ class Scheduler:
         self._roster = Roster(self.blocks, config, clock)
         self._waiting, self._running = self._roster.waiting, self._roster.running
         self._undecided = self._roster.undecided
-        self.stats = EngineStats(self.prefix.stats, self._waiting, self._running)
-        # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
-        self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
+        self.stats = EngineStats(
+            self.prefix.stats, self._waiting, self._running, self._roster.turns
+        )
         self._requests = self._roster.requests
         self._flights: deque[Flight] = deque()
         first_tokens = max(1, limits.max_batch_tokens // FIRST_PROMPT_SHARE)
         self._times = StepTimes(config.max_step_growth, first_tokens)
+        self._pace = Pace(self._roster.turns)
         self._admission = Admission(self.blocks, config.watermark)
-        self._slots = min(limits.max_sequences, limits.max_batch_tokens)
+        self._starting = Starting(
+            limits=limits,
+            config=config,
+            clock=clock,
+            roster=self._roster,
+            prefix=self.prefix,
+            admission=self._admission,
+            compute=self._schedule_tokens,
+        )
+        self.started = self._starting.started
         self._next_order = 0
         self.progress = 0  # moves while results are taken: grammars may make that long
 
@@ -161,7 +172,7 @@ class Scheduler:
         """The next step, or None if nothing can be computed now."""
         draft = Draft(self.limits.max_batch_tokens)
         prompts: list[Sequence] = []
-        for sequence in list(self._running.values()):
+        for sequence in self._pace.choose(self._running.values()):
             wanted = sequence.wanted_tokens
             if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
                 if sequence.status is Status.RUNNING:  # not preempted by one before it
@@ -170,76 +181,16 @@ class Scheduler:
                 prompts.append(sequence)
         draft.decode_tokens = len(draft.entries)
         if draft.decode_tokens:
-            waiting = min(len(self._waiting), self._slots - len(self._running))
+            waiting = min(len(self._waiting), self._starting.slots - len(self._running))
             draft.prompt_budget = self._times.prompt_tokens(
                 draft.budget, draft.decode_tokens, len(prompts) + waiting
             )
-        for sequence in prompts:
-            if draft.room and sequence.status is Status.RUNNING:
-                self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
-        self._admit(draft)
+        self._starting.fill(prompts, draft)
         if not draft.entries:
             return None
         drafted = draft.entries.values()
         self._flights.append([(sequence, sequence.epoch) for sequence, _ in drafted])
         return StepPlan(entries=[entry for _, entry in drafted], copies=draft.copies)
-
-    def _admit(self, draft: Draft) -> None:
-        spare: int | None = None  # looking ahead for each of many would cost their square
-        while draft.room and len(self._running) < self._slots:
-            sequence = self._waiting.first()
-            # One that was preempted while its last token is being drawn must know that token first.
-            if sequence is None or sequence.wanted_tokens == 0:
-                return
-            found = self._find_prefix(sequence)
-            held = self._roster.idle_blocks(sequence)
-            if spare is None:
-                spare = self._admission.spare_blocks(self._running.values())
-            spare -= self._admission.most_blocks(sequence)
-            if spare < held and not self._admission.fits(
-                sequence, found, self._running.values(), held
-            ):
-                if self._running or not self._roster.reclaim_waiting(sequence):
-                    return
-                spare = None
-                continue
-            self._start_running(sequence, found)
-            self._schedule_tokens(sequence, min(sequence.wanted_tokens, draft.room), draft)
-
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks with a beginning of the sequence that it does not hold yet."""
-        if not self.config.prefix_cache or sequence.blocks or sequence.request.embed:
-            return []  # an embedding is of all tokens' hidden states, which are in no block
-        params = sequence.request.params
-        if params.prompt_logprobs is not None and not sequence.generated_tokens:
-            return []  # every prompt token has to be scored
-        return self.prefix.match(sequence.token_ids, sequence.keys, sequence.request.cache_salt)
-
-    def _start_running(self, sequence: Sequence, found: list[int]) -> None:
-        if self.config.prefix_cache and sequence.epoch == 0 and not sequence.blocks:
-            request = sequence.request
-            if request.params.prompt_logprobs is None and not request.embed:
-                self.prefix.count(sequence.token_ids, sequence.keys, len(found), request.cache_salt)
-        for block in found:
-            self.blocks.share(block)
-        if found:
-            sequence.blocks = found
-            sequence.published_blocks = len(found)
-            sequence.computed_tokens = len(found) * self.blocks.block_tokens
-            sequence.scheduled_tokens = sequence.computed_tokens
-        if not sequence.has_started:
-            self._note_start(sequence)
-        self._roster.start(sequence)
-
-    def _note_start(self, sequence: Sequence) -> None:
-        sequence.has_started = True
-        self.started.append(
-            Started(
-                request_id=sequence.request.request_id,
-                waited_s=self._clock.now_s() - sequence.arrival_s,
-                cached_tokens=sequence.computed_tokens,
-            )
-        )
 
     def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
         """`_schedule_tokens` for the case that comes for every sequence in every step: one token
@@ -303,13 +254,7 @@ class Scheduler:
         while pool.available_blocks < needed:
             if self._roster.reclaim_waiting(None):
                 continue
-            victim = max(
-                self._running.values(),
-                key=lambda s: (
-                    victim_key(priority=s.request.priority, order=s.order),
-                    s.sequence_id,
-                ),
-            )
+            victim = self._starting.heaviest()
             self._preempt(victim, draft)
             if victim is sequence:
                 return False
@@ -344,8 +289,6 @@ class Scheduler:
             self.blocks.total_blocks,
         )
         self._roster.preempt(victim)
-        if victim in self._undecided:
-            self._roster.hold(victim)
 
     # -- results -------------------------------------------------------------------------------
 
@@ -376,7 +319,9 @@ class Scheduler:
         stats.step_tokens.observe(prompt_tokens + stats.generated_tokens - generated_before)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        self._times.learn(result.compute_s, plan.batch_tokens - prompt_tokens, prompt_tokens)
+        decode_tokens = plan.batch_tokens - prompt_tokens
+        self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
+        self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return tokens
 
     def _take_result(

@@ -90,7 +90,6 @@ class Sequence:
     epoch: int = 0  # of preemptions: what was in flight before one computed into blocks now lost
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # prefix keys of full blocks, from the first on
-    plain_keys: list[bytes] = field(default_factory=list)  # the same without salt
     published_blocks: int = 0
     prompt_scores: list[tuple[float, TopLogprobs]] = field(default_factory=list)
     pooled: list[float] = field(default_factory=list)  # summed hidden states of computed tokens

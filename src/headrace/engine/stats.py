@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.histogram import STEP_TOKEN_BOUNDS, Histogram
 from headrace.engine.prefix import PrefixStats
+from headrace.engine.turns import Turns
 from headrace.engine.waiting import WaitingQueue
 
 
@@ -16,6 +17,7 @@ class EngineStats:
     prefix: PrefixStats
     waiting: WaitingQueue
     running: Sized
+    turns: Turns
     steps: int = 0
     prompt_tokens: int = 0  # computed, of prompts; recomputation counts again
     generated_tokens: int = 0

@@ -1,4 +1,7 @@
-"""Sequences that wait for admission, in the order of their policy's key. Values in, values out."""
+"""Sequences that wait for admission: a lane for each tenant, in it the order of the policy's key.
+
+Values in, values out; which lane is next is turns.py's to say.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,27 @@ from headrace.engine.sequence import Sequence
 
 
 class WaitingQueue:
-    """A heap; what leaves from the middle is skipped when it comes to the top."""
-
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._heap: list[tuple[tuple[float, int], int, Sequence]] = []
-        self._members: dict[int, int] = {}  # sequences, and what each has to compute
+        self._lanes: dict[str, _Lane] = {}  # those with somebody in them
+        self._count = 0
         self.tokens = 0  # to be computed before all of them could draw, as of when they queued
 
     def __len__(self) -> int:
-        return len(self._members)
+        return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
-        return (s for _, _, s in self._heap if s.sequence_id in self._members)
+        return (sequence for lane in self._lanes.values() for sequence in lane)
+
+    def count(self, tenant: str) -> int:
+        lane = self._lanes.get(tenant)
+        return 0 if lane is None else len(lane)
+
+    def first(self, tenant: str) -> Sequence | None:
+        """Of a tenant's."""
+        lane = self._lanes.get(tenant)
+        return None if lane is None else lane.first()
 
     def push(self, sequence: Sequence) -> None:
         key = admission_key(
@@ -35,24 +45,51 @@ class WaitingQueue:
             order=sequence.order,
         )
         tokens = len(sequence.token_ids) - sequence.computed_tokens
-        self._members[sequence.sequence_id] = tokens
+        lane = self._lanes.setdefault(sequence.request.tenant, _Lane())
+        lane.push(key, sequence, tokens)
+        self._count += 1
         self.tokens += tokens
+
+    def remove(self, sequence: Sequence) -> None:
+        lane = self._lanes.get(sequence.request.tenant)
+        if lane is None or sequence.sequence_id not in lane.members:
+            return
+        self.tokens -= lane.remove(sequence)
+        self._count -= 1
+        if not len(lane):
+            del self._lanes[sequence.request.tenant]
+
+
+class _Lane:
+    """A heap; what leaves from the middle is skipped when it comes to the top."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, int], int, Sequence]] = []
+        self.members: dict[int, int] = {}  # sequences, and what each has to compute
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (s for _, _, s in self._heap if s.sequence_id in self.members)
+
+    def push(self, key: tuple[float, int], sequence: Sequence, tokens: int) -> None:
+        self.members[sequence.sequence_id] = tokens
         heapq.heappush(self._heap, (key, sequence.sequence_id, sequence))
 
     def first(self) -> Sequence | None:
         while self._heap:
             sequence = self._heap[0][2]
-            if sequence.sequence_id in self._members:
+            if sequence.sequence_id in self.members:
                 return sequence
             heapq.heappop(self._heap)
         return None
 
-    def remove(self, sequence: Sequence) -> None:
-        if sequence.sequence_id not in self._members:
-            return
-        self.tokens -= self._members.pop(sequence.sequence_id)
+    def remove(self, sequence: Sequence) -> int:
+        tokens = self.members.pop(sequence.sequence_id)
         if self._heap[0][2] is sequence:
             heapq.heappop(self._heap)
-        elif len(self._heap) > 2 * len(self._members) + 16:
-            self._heap = [item for item in self._heap if item[1] in self._members]
+        elif len(self._heap) > 2 * len(self.members) + 16:
+            self._heap = [item for item in self._heap if item[1] in self.members]
             heapq.heapify(self._heap)
+        return tokens

@@ -1,14 +1,15 @@
 """Whether a request may wait for its turn: bounds of the queue, and how long the wait would be.
 
 Decides over a clock that is handed in. "Waiting" is from arrival until the engine has begun with a
-request. Knows counts and times; neither HTTP nor the engine.
+request. The bounds are for all; beyond them each key keeps its share, so that one that fills the
+queue keeps nobody else out. Knows counts and times; neither HTTP nor the engine.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from headrace.core.errors import (
@@ -19,9 +20,8 @@ from headrace.core.errors import (
 )
 from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
+from headrace.server.rate import Rate
 
-MEMORY_S = 30.0  # how far back the rate looks, in seconds in which somebody waited
-FEWEST_STARTS = 8  # before that many were seen nothing is known of the rate
 UNKNOWN_RETRY_S = 1.0
 LONGEST_RETRY_S = 600.0
 # Requests of one step start together. A request that saw one step go by may have come too late for
@@ -30,45 +30,12 @@ SAME_STEP_S = 0.002
 PASSED_OVER_STEPS = 2
 
 
-class Rate:
-    """How fast requests, and their prompt tokens, leave the queue.
-
-    All sums fade together, by the time that is counted: a pause in which nobody came says nothing
-    about how fast the engine is.
-    """
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._starts = 0.0
-        self._tokens = 0.0
-        self._busy_s = 0.0
-
-    def pass_time(self, busy_s: float) -> None:
-        fade = math.exp(-busy_s / MEMORY_S)
-        self._starts *= fade
-        self._tokens *= fade
-        # What is added fades too while it passes.
-        self._busy_s = self._busy_s * fade + MEMORY_S * (1 - fade)
-
-    def count(self, prompt_tokens: int) -> None:
-        self._seen += 1
-        self._starts += 1
-        self._tokens += prompt_tokens
-
-    def wait_s(self, requests: float, tokens: float) -> float | None:
-        """How long until so many requests and so many tokens have left; None: not known."""
-        if self._seen < FEWEST_STARTS:
-            return None
-        # In a queue that stands still both fade to nothing, and the wait grows beyond all bounds.
-        starts, seen_tokens = max(self._starts, 1e-6), max(self._tokens, 1e-6)
-        return self._busy_s * max(requests / starts, tokens / seen_tokens)
-
-
 class Ticket:
     """A request's place. Leaving the `with` gives it up, wherever the request is."""
 
-    def __init__(self, admission: Admission, prompt_tokens: int, steps: int) -> None:
+    def __init__(self, admission: Admission, tenant: str, prompt_tokens: int, steps: int) -> None:
         self._admission = admission
+        self.tenant = tenant
         self.prompt_tokens = prompt_tokens
         self.steps = steps  # that had begun with somebody when it came
         self.is_waiting = True
@@ -93,6 +60,35 @@ class Ticket:
             self._admission.leave(self, has_started=False)
 
 
+class _Line:
+    """Those of one tenant that wait."""
+
+    def __init__(self) -> None:
+        self.tickets: dict[Ticket, None] = {}  # in order of arrival
+        self.tokens = 0
+
+    def add(self, ticket: Ticket) -> None:
+        self.tickets[ticket] = None
+        self.tokens += ticket.prompt_tokens
+
+    def remove(self, ticket: Ticket) -> None:
+        del self.tickets[ticket]
+        self.tokens -= ticket.prompt_tokens
+
+    def first_to_leave(self, tokens: int, most_requests: int, most_tokens: int) -> int:
+        """How many of them must leave before a prompt of so many tokens gets in."""
+        requests, left = len(self.tickets), self.tokens
+        for count, ticket in enumerate(self.tickets):
+            if requests < most_requests and left + tokens <= most_tokens:
+                return count
+            requests -= 1
+            left -= ticket.prompt_tokens
+        return len(self.tickets)
+
+
+_NOBODY = _Line()
+
+
 class Admission:
     def __init__(
         self,
@@ -100,8 +96,10 @@ class Admission:
         max_waiting_requests: int,
         max_waiting_tokens: int,
         max_prompt_tokens: int | None = None,
+        weights: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._weights = weights or {}  # of keys; with fewer than two of them nothing is shared
         self._max_requests = max_waiting_requests
         self._max_tokens = max_waiting_tokens
         self._max_prompt_tokens = max_prompt_tokens
@@ -109,18 +107,21 @@ class Admission:
         self._at_s = clock()
         self._any_rate = Rate()  # while anybody waits: less than the engine could, if few do
         self._full_rate = Rate()  # while the engine takes nobody for lack of room
-        self._waiting: dict[Ticket, None] = {}  # in order of arrival
+        self._all = _Line()
+        self._lines: dict[str, _Line] = {}  # by tenant, of those with somebody in them
         self._steps = 0
         self._step_s = -math.inf
         self._step_was_full = False  # up to the step whose starts are being told
-        self.waiting_tokens = 0
 
     @classmethod
-    def from_config(cls, config: ServerConfig) -> Admission:
+    def from_config(
+        cls, config: ServerConfig, weights: Mapping[str, int] | None = None
+    ) -> Admission:
         return cls(
             max_waiting_requests=config.max_waiting_requests,
             max_waiting_tokens=config.max_waiting_tokens,
             max_prompt_tokens=config.max_prompt_tokens,
+            weights=weights,
         )
 
     def enter(self, request: GenerateRequest) -> Ticket:
@@ -128,11 +129,11 @@ class Admission:
         tokens = len(request.prompt_token_ids)
         self._pass_time()
         self._check_prompt(tokens)
-        self._check_room(tokens)
-        self._check_timeout(request.timeout_s)
-        ticket = Ticket(self, tokens, self._steps)
-        self._waiting[ticket] = None
-        self.waiting_tokens += tokens
+        self._check_room(tokens, request.tenant)
+        self._check_timeout(request.timeout_s, request.tenant)
+        ticket = Ticket(self, request.tenant, tokens, self._steps)
+        self._all.add(ticket)
+        self._lines.setdefault(request.tenant, _Line()).add(ticket)
         return ticket
 
     def leave(self, ticket: Ticket, *, has_started: bool) -> None:
@@ -145,25 +146,47 @@ class Admission:
             self._any_rate.count(ticket.prompt_tokens)
             if self._step_was_full:
                 self._full_rate.count(ticket.prompt_tokens)
-        del self._waiting[ticket]
-        self.waiting_tokens -= ticket.prompt_tokens
+        self._all.remove(ticket)
+        line = self._lines[ticket.tenant]
+        line.remove(ticket)
+        if not line.tickets:
+            del self._lines[ticket.tenant]
 
     @property
     def waiting_requests(self) -> int:
-        return len(self._waiting)
+        return len(self._all.tickets)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return self._all.tokens
 
     @property
     def is_full(self) -> bool:
         """Whether whoever comes now will have to wait for others."""
-        oldest = next(iter(self._waiting), None)
+        return self._passes_over(self._all)
+
+    def _passes_over(self, line: _Line) -> bool:
+        oldest = next(iter(line.tickets), None)
         return oldest is not None and self._steps - oldest.steps >= PASSED_OVER_STEPS
 
-    def estimated_wait_s(self) -> float:
-        """Of a request that came now; 0 as long as nothing is known."""
+    def estimated_wait_s(self, tenant: str = "") -> float:
+        """Of a request of the tenant's that came now; 0 as long as nothing is known. Keys take
+        turns: it waits for those of its own, and for as many of the others' as have turns between
+        them."""
         self._pass_time()
-        if not self.is_full:
+        line = self._lines.get(tenant, _NOBODY)
+        if not self._passes_over(line):
             return 0.0
-        return self._full_rate.wait_s(self.waiting_requests, self.waiting_tokens) or 0.0
+        turns = self._turns_of_all(tenant)
+        requests = min(self.waiting_requests, len(line.tickets) * turns)
+        tokens = min(self.waiting_tokens, line.tokens * turns)
+        return self._full_rate.wait_s(requests, tokens) or 0.0
+
+    def _turns_of_all(self, tenant: str) -> float:
+        """How many turns are had by all that wait, to one of the tenant's."""
+        own = self._weights.get(tenant, 1)
+        others = sum(self._weights.get(each, 1) for each in self._lines if each != tenant)
+        return (own + others) / own
 
     def _pass_time(self) -> None:
         now_s = self._clock()
@@ -171,7 +194,7 @@ class Admission:
         if passed_s <= 0:
             return
         self._at_s = now_s
-        if self._waiting:
+        if self._all.tickets:
             self._any_rate.pass_time(passed_s)
         if self.is_full:
             self._full_rate.pass_time(passed_s)
@@ -186,7 +209,7 @@ class Admission:
                 most_tokens=most,
             )
 
-    def _check_room(self, tokens: int) -> None:
+    def _check_room(self, tokens: int, tenant: str) -> None:
         # Alone, a prompt may be longer than the bound: it would never get in otherwise.
         if self.waiting_requests >= self._max_requests:
             reason, found = "waiting_requests", f"{self.waiting_requests} requests"
@@ -194,28 +217,41 @@ class Admission:
             reason, found = "waiting_tokens", f"{self.waiting_tokens} prompt tokens"
         else:
             return
-        first = self._first_to_leave(tokens)
+        line, most_requests, most_tokens = self._all, self._max_requests, self._max_tokens
+        what = f"{found} are waiting already, which is as many as this server lets wait."
+        turns = 1.0
+        if len(self._weights) > 1:
+            line = self._lines.get(tenant, _NOBODY)
+            most_requests, most_tokens = (
+                self._share(tenant, each) for each in (most_requests, most_tokens)
+            )
+            if not line.tickets or (
+                len(line.tickets) < most_requests and line.tokens + tokens <= most_tokens
+            ):
+                return
+            # Of others nothing but that there are some.
+            what = (
+                f"The queue is full, and this key has {len(line.tickets)} requests and "
+                f"{line.tokens} prompt tokens in it; its share is {most_requests} requests and "
+                f"{most_tokens} tokens."
+            )
+            turns = self._turns_of_all(tenant)
+        first = line.first_to_leave(tokens, most_requests, most_tokens) * turns
         wait_s = self._full_rate.wait_s(first, 0)
         if wait_s is None:
             wait_s = self._any_rate.wait_s(first, 0)
         raise TooManyRequestsError(
-            f"{found} are waiting already, which is as many as this server lets wait.",
+            what,
             "Try again later, send less at a time, or start the server with a higher "
             f"--max-{reason.replace('_', '-')}.",
             retry_after_s=UNKNOWN_RETRY_S if wait_s is None else min(wait_s, LONGEST_RETRY_S),
         )
 
-    def _first_to_leave(self, tokens: int) -> int:
-        """How many of those who wait must leave before a prompt of so many tokens gets in."""
-        requests, left = self.waiting_requests, self.waiting_tokens
-        for count, ticket in enumerate(self._waiting):
-            if requests < self._max_requests and left + tokens <= self._max_tokens:
-                return count
-            requests -= 1
-            left -= ticket.prompt_tokens
-        return self.waiting_requests
+    def _share(self, tenant: str, whole: int) -> int:
+        """What a key may have of the queue while it is full; together they are one more queue."""
+        return max(1, whole * self._weights.get(tenant, 1) // sum(self._weights.values()))
 
-    def _check_timeout(self, timeout_s: float | None) -> None:
+    def _check_timeout(self, timeout_s: float | None, tenant: str) -> None:
         if timeout_s is None:
             return
         if timeout_s <= 0:
@@ -224,7 +260,7 @@ class Admission:
                 "Use timeout_s above 0, or leave it out.",
                 param="timeout_s",
             )
-        if (wait_s := self.estimated_wait_s()) <= timeout_s:
+        if (wait_s := self.estimated_wait_s(tenant)) <= timeout_s:
             return
         raise QueueTimeoutError(
             f"The wait is about {wait_s:.1f} s, and the request's timeout_s is {timeout_s:g}.",

@@ -22,6 +22,7 @@ from headrace.core.errors import (
     RetryLaterError,
     TooManyRequestsError,
 )
+from headrace.server.limits import Reservation
 from headrace.server.record import RequestRecord
 from headrace.server.service import Service
 
@@ -91,6 +92,7 @@ class Call:
     warned_characters: int = 0
     refuses_unknown: bool = False  # fields, as --unknown-fields says
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
+    reservation: Reservation | None = None  # of its key's limits
 
     def warn(self, text: str) -> None:
         """What the header has no room for is not kept either."""

@@ -62,6 +62,7 @@ async def completions(service: Service, call: Call) -> AnyReply:
     """Prompts continued, whole or as events."""
     sent = await read_struct(call, CompletionRequest)
     asked = await ask_for(service, call, sent)
+    service.keys.reserve(call, asked.requests)
     if sent.stream:
         return StreamReply(chunks=CompletionStream(service, call, sent, asked).chunks())
     return await _complete(service, call, asked)

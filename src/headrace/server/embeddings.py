@@ -37,7 +37,7 @@ from headrace.server.service import Service
 from headrace.server.truncation import truncation_of
 from headrace.text import make_request
 
-AT_A_TIME = 32  # of one call's in the engine: others are to have their turn
+AT_A_TIME = 32  # of one call's in the engine, or as many as its key may have
 
 
 class Embedding(msgspec.Struct):
@@ -67,6 +67,7 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
     requests = await _make_requests(service, sent, timeout_s)
     found: list[msgspec.Raw] = [msgspec.Raw(b"")] * len(requests)
     left = iter(enumerate(requests))
+    at_a_time = service.keys.reserve(call, requests, AT_A_TIME)
     as_base64 = sent.encoding_format == "base64"
 
     async def work(left: Iterator[tuple[int, GenerateRequest]]) -> None:
@@ -79,7 +80,7 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
             shown = _base64(vector) if as_base64 else vector
             found[index] = msgspec.Raw(encode_json(Embedding(index, shown)))
 
-    await gather_all([work(left) for _ in range(min(AT_A_TIME, len(requests)))])
+    await gather_all([work(left) for _ in range(at_a_time)])
     tokens = sum(len(request.prompt_token_ids) for request in requests)
     return json_reply(EmbeddingList(found, service.model.name, EmbeddingUsage(tokens, tokens)))
 

@@ -25,10 +25,13 @@ OUTCOMES = ("compiled", "reused", "refused", "refused_again", "busy", "timeout",
 class Exposition:
     """Made once; `write` is a scrape."""
 
-    def __init__(self, metrics: Metrics, model_name: str, build: Labels) -> None:
+    def __init__(
+        self, metrics: Metrics, model_name: str, build: Labels, *others: Collector
+    ) -> None:
         # A registry of our own: what other code of the process registers globally is not ours.
         self._registry = CollectorRegistry()
-        self._registry.register(_Families(metrics, model_name, build))
+        for collector in (_Families(metrics, model_name, build), *others):
+            self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         self._writer = TextWriter()
 
@@ -195,6 +198,11 @@ class _Families(Collector):
         )
         yield make.own_counter(
             "preempted_tokens", "Computed tokens lost to preemption.", total("preempted_tokens")
+        )
+        yield make.own_counter(
+            "sequences_gave_way",
+            "Sequences that were put back for another key's, whose turn it was.",
+            total("gave_way"),
         )
         yield make.own_counter(
             "computed_prompt_tokens",

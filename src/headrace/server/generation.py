@@ -32,10 +32,12 @@ async def generate(
     `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
     were cached or made brings the `record`. `shown_ids` are as RequestText's."""
     service.check_accepting()
-    salt = service.keys.cache_salt(call.key_name, request.cache_salt)
-    request = dataclasses.replace(request, cache_salt=salt, tenant=call.key_name or "")
+    request = _signed(service, call, request)
+    service.keys.reserve(call, [request])
     ticket = service.admission.enter(request)
     record = record or new_record(call, request)
+    if call.reservation is not None:
+        record.reserved_tokens = call.reservation.take(request)
     call.records.append(record)
     if service.config.log_content:
         record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
@@ -88,6 +90,16 @@ async def generate(
         record.ended_s = time.monotonic()
         for watcher in service.watchers:
             watcher.on_end(record)
+
+
+def _signed(service: Service, call: Call, request: GenerateRequest) -> GenerateRequest:
+    """As its key's: with a cache and turns of its own."""
+    return dataclasses.replace(
+        request,
+        cache_salt=service.keys.cache_salt(call.key_name, request.cache_salt),
+        tenant=call.key_name or "",
+        weight=service.keys.weights.get(call.key_name or "", 1),
+    )
 
 
 def new_record(call: Call, request: GenerateRequest) -> RequestRecord:

@@ -222,6 +222,9 @@ class EngineTotals:
             "grammar_s": snapshot.grammar_s,
             **{f"grammars {outcome}": n for outcome, n in snapshot.grammar_outcomes.items()},
             **{f"step_s {part}": seconds for part, seconds in snapshot.step_s.items()},
+            "gave_way": sum(each.gave_way for each in snapshot.tenants.values()),
+            **{f"key_tokens {name}": t.computed_tokens for name, t in snapshot.tenants.items()},
+            **{f"key_gave_way {name}": t.gave_way for name, t in snapshot.tenants.items()},
         }
 
     def total(self, name: str) -> float:

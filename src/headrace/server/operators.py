@@ -14,7 +14,8 @@ from typing import NoReturn
 from headrace.core.errors import AuthenticationError, HeadraceError
 from headrace.core.server_config import ServerConfig
 from headrace.server.call import Call, NotFoundError
-from headrace.server.keys import Key, Keys
+from headrace.server.keys import Keys
+from headrace.server.limits import Key
 from headrace.server.listen import is_loopback
 from headrace.server.route import Route
 from headrace.server.routes import PROBES

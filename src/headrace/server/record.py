@@ -28,6 +28,7 @@ class RequestRecord:
     first_token_s: float | None = None
     last_token_s: float | None = None
     output_tokens: int = 0
+    reserved_tokens: int = 0  # of its key's, set aside for what is yet to be generated
     continuation_tokens: dict[int, int] = field(default_factory=dict)  # of each, where n > 1
     ended_s: float | None = None
     finish_reason: str | None = None  # of the last continuation; "error", "abort" too

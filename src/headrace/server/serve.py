@@ -183,7 +183,7 @@ class _Life:
         from headrace.server.bodies import Bodies
         from headrace.server.browsers import browser_warnings
         from headrace.server.http_server import make_server
-        from headrace.server.keys import read_keys
+        from headrace.server.keys_file import read_keys
         from headrace.server.operators import admin_routes, operator_warnings
         from headrace.server.response_store import ResponseStore
         from headrace.server.routes import all_routes
@@ -212,7 +212,7 @@ class _Life:
             engine_config=self._engine,
             model=served.model,
             supervisor=self._supervisor,
-            admission=Admission.from_config(self._config),
+            admission=Admission.from_config(self._config, keys.weights),
             keys=keys,
             responses=ResponseStore.from_config(self._config),
             bodies=Bodies(self._config.max_bodies_bytes),

@@ -19,6 +19,15 @@ if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner wit
 _STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One key's part of it."""
+
+    running: int = 0  # sequences, now
+    waiting: int = 0
+    computed_tokens: int = 0  # since the engine started
+    gave_way: int = 0
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int
     # Now.
@@ -46,6 +55,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     grammar_outcomes: dict[str, int] = {}
     grammar_s: float = 0.0  # that grammars took, compiled and followed
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
+    tenants: dict[str, TenantSnapshot] = {}
 
 
 def take_snapshot(
@@ -84,6 +94,15 @@ def take_snapshot(
             "sample": stats.sample_s,
             "commit": stats.commit_s,
             "publish": publish_s,
+        },
+        tenants={
+            turn.tenant: TenantSnapshot(
+                running=turn.running,
+                waiting=stats.waiting.count(turn.tenant),
+                computed_tokens=turn.tokens,
+                gave_way=turn.gave_way,
+            )
+            for turn in stats.turns.known
         },
     )
 

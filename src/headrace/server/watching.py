@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from headrace.core.version import headrace_version
 from headrace.server.exposition import Exposition
+from headrace.server.key_metrics import KeyMetrics
 from headrace.server.metrics import Metrics
 from headrace.server.request_log import RequestLog
 from headrace.server.service import Service
@@ -24,11 +25,12 @@ def watch(service: Service) -> Callable[[], None]:
         "fingerprint": service.fingerprint,
         "python_version": platform.python_version(),
     }
-    service.exposition = Exposition(metrics, service.model.name, build)
+    by_key = KeyMetrics(metrics, service.model.name, service.keys.weights)
+    service.exposition = Exposition(metrics, service.model.name, build, by_key)
     service.supervisor.on_snapshot = metrics.on_snapshot
-    service.watchers.append(metrics)
+    service.watchers += [metrics, by_key]
     service.open_requests = lambda: metrics.waiting_requests + metrics.running_requests
-    service.http_watchers += [metrics, RequestLog(service.config.log_content)]
+    service.http_watchers += [metrics, by_key, RequestLog(service.config.log_content)]
     if not service.config.trace:
         return lambda: None
     from headrace.server.tracing import start_tracing
