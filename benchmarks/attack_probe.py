@@ -1,5 +1,5 @@
-"""What others feel while a server is attacked: a process of its own that asks `/health` twenty times
-a second and, as an honest client, the same seeded questions over and over.
+"""What others feel while a server is attacked: a process that asks `/health` twenty times a second
+and, as an honest client, the same seeded questions over and over.
 
     python benchmarks/attack_probe.py PORT [--key KEY] [--pause-s 0.5]
 
@@ -72,6 +72,9 @@ class Probe:
         self._health_s = health_ms / 1000
         self._expected: dict[str, str] = {}
         self._took_s: list[float] = []  # of probes that were answered
+        self._quiet_s: list[float] = []  # of honest questions before anything else
+        self._samples: list[tuple[float, float | None]] = []  # when a probe began, what it took
+        self._honest_samples: list[tuple[float, float | None]] = []
         self._failed: Counter[str] = Counter()
         self._slow_twice = 0
         self._honest_s: list[float] = []
@@ -80,19 +83,21 @@ class Probe:
         self._end = asyncio.Event()
 
     async def baseline(self) -> None:
-        for name, (path, body) in HONEST.items():
+        for name, (path, body) in [*HONEST.items()] * 2:
+            began_s = time.perf_counter()
             answer = await attack_wire.ask(self._port, path, body, *self._headers)
             if answer.status != 200:
                 raise SystemExit(f"honest {name}: {answer.status} {answer.body[:300]!r}")
+            self._quiet_s.append(time.perf_counter() - began_s)
             self._expected[name] = attack_wire.digest(essence(answer.json()))
+        del self._quiet_s[: len(HONEST)]  # the first ones warmed the prefix cache
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self) -> None:
         threading_end = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
         threading_end.add_done_callback(lambda _: self._end.set())
         honest = asyncio.ensure_future(self._ask_honestly())
         await self._probe_health()
         await honest
-        return self._report()
 
     async def _probe_health(self) -> None:
         open_probes: set[asyncio.Task[None]] = set()
@@ -108,7 +113,9 @@ class Probe:
             await asyncio.wait(open_probes)
 
     async def _health(self) -> None:
+        began_s = time.time()
         took_s = await self._health_once()
+        self._samples.append((began_s, took_s))
         if took_s is None or took_s > self._health_s:
             again_s = await self._health_once()  # this machine may have been away for a moment
             if again_s is None or again_s > self._health_s:
@@ -148,6 +155,7 @@ class Probe:
 
     async def _ask(self, name: str, path: str, body: dict[str, Any]) -> None:
         began_s = time.perf_counter()
+        self._honest_samples.append((time.time(), None))
         try:
             answer = await attack_wire.ask(self._port, path, body, *self._headers, limit_s=60)
         except TimeoutError:
@@ -160,7 +168,9 @@ class Probe:
             self._honest[str(answer.status)] += 1
             self._honest[f"{name} {answer.status}"] += 1
             return
-        self._honest_s.append(time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        self._honest_s.append(took_s)
+        self._honest_samples[-1] = (self._honest_samples[-1][0], took_s)
         found = answer.json()
         if attack_wire.digest(essence(found)) == self._expected[name]:
             self._honest["same"] += 1
@@ -168,8 +178,11 @@ class Probe:
             self._honest["different"] += 1
             self._different.append({"question": name, "answer": found})
 
-    def _report(self) -> dict[str, Any]:
+    def report(self, *, with_samples: bool) -> dict[str, Any]:
+        samples = {"health": self._samples, "honest": self._honest_samples}
         return {
+            **({"samples": samples} if with_samples else {}),
+            "quiet": in_ms(self._quiet_s),
             "health": {
                 "answered": len(self._took_s),
                 "failed": dict(self._failed),
@@ -195,11 +208,18 @@ class ProbeProcess:
     """The probe, as whoever attacks starts it."""
 
     def __init__(
-        self, port: int, *, key: str | None = None, pause_s: float = 0.5, health_ms: float = 250
+        self,
+        port: int,
+        *,
+        key: str | None = None,
+        pause_s: float = 0.5,
+        health_ms: float = 250,
+        with_samples: bool = False,
     ) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), str(port)]
         command += ["--pause-s", str(pause_s), "--health-ms", str(health_ms)]
         command += [] if key is None else ["--key", key]
+        command += ["--samples"] if with_samples else []
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -217,13 +237,15 @@ async def _main(options: argparse.Namespace) -> None:
     probe = Probe(options.port, options.key, options.pause_s, options.health_ms)
     await probe.baseline()
     print("ready", flush=True)
-    print(json.dumps(await probe.run()))
+    await probe.run()
+    print(json.dumps(probe.report(with_samples=options.samples)))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("port", type=int)
     parser.add_argument("--key")
+    parser.add_argument("--samples", action="store_true", help="report each one, with its time")
     parser.add_argument("--pause-s", type=float, default=0.5)
     parser.add_argument("--health-ms", type=float, default=250)
     asyncio.run(_main(parser.parse_args()))

@@ -66,6 +66,7 @@ class AttackedServer:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         folder.mkdir(parents=True, exist_ok=True)
+        self.working_folder = working_folder
         self.log_path = folder / f"server-{self.port}.log"
         command = [sys.executable, "-P", "-c", _RUN.format(cores=CORES), "serve"]
         command += [] if model is None else [model]

@@ -67,10 +67,13 @@ _NOT_HTTP: tuple[bytes, ...] = (
     *(b"GET /\xff\xfe HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", b"\0" * 100, b"A" * 70_000),
     *(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: -1\r\n\r\n",),
     *(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1e3\r\n\r\n{}",),
-    b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n"
+    b"content-length: 3\r\n\r\n{}",
     b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n"
     b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n{}",
+    b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: "
+    + b"0" * 5000
+    + b"2\r\n\r\n{}",
     b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 99999999999999999999\r\n\r\n{}",
     b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: evil.example\r\n\r\n",
     b"GET /version HTTP/1.1\r\n\r\n",

@@ -91,9 +91,8 @@ def _check_stream(case: Case, answer: Answer) -> list[str]:
         except ValueError:
             return ["an event of a stream is not JSON"]
         error = said.get("error") if isinstance(said, dict) else None
-        status = error.get("status", 503) if isinstance(error, dict) else 503
-        if status >= 500 and status != 503:
-            found.append(f"a stream ends with {status}: {error.get('message')}"[:120])
+        if isinstance(error, dict) and error.get("status", 503) not in (*range(500), 503):
+            found.append(f"a stream ends with {error['status']}: {error.get('message')}"[:120])
     if case.path in _ENDINGS:
         if events.names[-1] not in _ENDINGS[case.path]:
             found.append(f"a stream ends with the event {events.names[-1]!r}")

@@ -104,7 +104,7 @@ def _patterns(count: int, gap: int) -> dict[str, Any]:
     return {"type": "string", "allOf": parts}
 
 
-def _intersections(count: int) -> str:
+def intersections(count: int) -> str:
     terms = " & ".join(f"/.*a{{{place}}}.*/" for place in range(1, count + 1))
     return f"start: T\nT: {terms}"
 
@@ -124,7 +124,7 @@ def hostile(chooser: Chooser) -> dict[str, Any]:
     if kind == 0:
         return {"guided_json": _patterns(many, chooser.choice((2, 5, 9)))}
     if kind == 1:
-        return {"guided_grammar": _intersections(many)}
+        return {"guided_grammar": intersections(many)}
     if kind == 2:
         return {"guided_json": _properties(many * 19)}
     if kind == 3:

@@ -4,8 +4,8 @@
     python benchmarks/fuzz_requests.py --seed 1 --replay 4711
 
 Every case is a function of (seed, number): `--replay` sends one again and shows the answer. Held to
-all along: no 5xx but 503 with Retry-After; errors in OpenAI's or Anthropic's shape; streams that end
-with a word; `/health` answers; no engine restart; no line of level error in the log; an honest
+all along: no 5xx but 503 with Retry-After; errors in OpenAI's or Anthropic's shape; streams that
+end with a word; `/health` answers; no engine restart; no line of level error in the log; an honest
 client's seeded answers are the same bits. At the end: blocks free, descriptors and memory as they
 were after the warm-up. Exits with 1 if any of it did not hold, and says how to see it again.
 `--without grammars,sizes` leaves hostile grammars, or lists and texts beyond a hundred, out.
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import attack_wire
 import uvloop
+
+import attack_wire
 from attack_probe import ProbeProcess
 from attacked_server import SOURCE, AttackedServer
 from fuzz_cases import Case, Cases
