@@ -4,7 +4,7 @@
     python benchmarks/attacks.py --list
 
 SRC is the source folder of the build to attack (it must have its native module), so that one script
-measures two builds. Each attack gets a fresh server (default model, 2 cores, 16,384 tokens of KV)
+measures two builds. Each attack gets a fresh server (default model, 2 cores, 8,192 tokens of KV)
 that was warmed up; `/health` is asked 20 times a second and an honest client asks seeded questions
 in another process (attack_probe.py). Reported: what the attacker got, `/health` p50, p99 and most
 while the attack ran and failed probes, memory of all processes before, at its peak and after,

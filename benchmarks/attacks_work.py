@@ -21,7 +21,7 @@ from attacked_server import AttackedServer
 from fuzz_bodies import CHAT, COMPLETIONS, DETOKENIZE, EMBEDDINGS, MESSAGES, RESPONSES, TOKENIZE
 
 HI = [{"role": "user", "content": "Hi"}]
-KV_TOKENS = 16_384
+KV_TOKENS = 8192
 FLAGS = ("--kv-tokens", str(KV_TOKENS))
 
 

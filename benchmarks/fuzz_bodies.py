@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import fuzz_grammars
 import fuzz_values
-from fuzz_values import Raw, text
+from fuzz_values import text
 
 Chooser = random.Random
 Body = dict[str, Any]
@@ -32,6 +33,9 @@ LENGTHS = {
     MESSAGES: ("max_tokens",),
 }
 _MOST_CONTEXT = 1 << 20  # no context is longer: what asks for more is refused anyway
+
+
+_RAW = re.compile(f'"{fuzz_values.RAW_MARK}' + r'((?:[^"\\]|\\.)*)"')
 
 
 # -- good ones -------------------------------------------------------------------------------------
@@ -253,23 +257,10 @@ def spoil(path: str, body: Body) -> None:
 
 def encode(body: Any) -> bytes:
     """As JSON, lone surrogates, NaN and raw parts too."""
-    raws: list[str] = []
-    prepared = _mark(body, raws)
-    out = json.dumps(prepared)
-    for place, raw in enumerate(raws):
-        out = out.replace(f'"@raw{place}@"', raw)
+    out = json.dumps(body)
+    if fuzz_values.RAW_MARK in out:
+        out = _RAW.sub(lambda found: str(json.loads(f'"{found[1]}"')), out)
     return out.encode("utf-8", "surrogatepass")
-
-
-def _mark(value: Any, raws: list[str]) -> Any:
-    if type(value) is Raw:
-        raws.append(value)
-        return f"@raw{len(raws) - 1}@"
-    if type(value) is dict:
-        return {key: _mark(inner, raws) for key, inner in value.items()}
-    if type(value) is list and len(value) < 100:  # raw parts do not come by the thousand
-        return [_mark(inner, raws) for inner in value]
-    return value
 
 
 def break_text(chooser: Chooser, body: bytes) -> bytes:
