@@ -144,6 +144,11 @@ class AttackedServer:
             descriptors=_descriptors(self.process.pid),
         )
 
+    def cpu_s(self) -> float:
+        """Of all its processes that live, since they began."""
+        ticks = sum(map(_ticks, [self.process.pid, *self._descendants()]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def engine_environment(self) -> dict[str, str]:
         """What the operating system shows of it."""
         found: dict[str, str] = {}
@@ -245,6 +250,13 @@ def _resident_bytes(pid: int) -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     return 0  # it is gone
+
+
+def _ticks(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return 0
 
 
 def _descriptors(pid: int) -> int:

@@ -33,7 +33,7 @@ from attacks_work import KV_TOKENS, WORK, Attack, Outcome, Target
 
 ATTACKS = {attack.name: attack for attack in (*WORK, *EDGE)}
 MOST_BYTES = 6 << 30  # a server beyond this is stopped: the machine is not ours alone
-_PLANTED_MODULE = f"open({PLANTED!r}, 'w').write('x')\nraise ImportError('planted')\n"
+PLANTED_MODULE = f"open({PLANTED!r}, 'w').write('x')\nraise ImportError('planted')\n"
 
 
 class Sampler(threading.Thread):
@@ -84,7 +84,7 @@ def measure(attack: Attack, source: Path, folder: Path, bound_s: float) -> dict[
     if attack.environment:
         attacker = honest = "honest"
     if attack.planted:
-        (folder / "msgspec.py").write_text(_PLANTED_MODULE)
+        (folder / "msgspec.py").write_text(PLANTED_MODULE)
     server = AttackedServer(
         folder / "server",
         flags,

@@ -135,7 +135,7 @@ async def _silent(target: Target) -> None:
 async def _unfinished_bodies(target: Target) -> None:
     head = attack_wire.make_head("POST", CHAT, [], BODY_BYTES)
     async with connections(target, 200, head) as wires:
-        await asyncio.gather(*(_send_most(wire) for wire in wires))
+        await asyncio.gather(*(send_most(wire) for wire in wires))
         await asyncio.sleep(target.bound_s / 2)
         for wire in wires:
             if wire.reader.at_eof():
@@ -146,7 +146,7 @@ async def _unfinished_bodies(target: Target) -> None:
                 target.outcome.statuses["held"] += 1
 
 
-async def _send_most(wire: Wire) -> None:
+async def send_most(wire: Wire) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(30):
             for _ in range(BODY_BYTES // 65536 - 1):

@@ -133,7 +133,7 @@ def _long_prompts(count: int) -> list[list[int]]:
     return [[chooser.randrange(100, 49_000) for _ in range(4000)] for _ in range(count)]
 
 
-def _texts() -> list[str]:
+def texts() -> list[str]:
     return [f"{place} " + "mill wheel " * 353 for place in range(2048)]
 
 
@@ -212,7 +212,7 @@ WORK = (
         name="embeddings",
         row="4",
         what="2,048 embeddings of 3.9 kB",
-        act=one(EMBEDDINGS, lambda: {"input": _texts()}),
+        act=one(EMBEDDINGS, lambda: {"input": texts()}),
         after_s=30,
     ),
     Attack(
