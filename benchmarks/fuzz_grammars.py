@@ -110,7 +110,7 @@ def intersections(count: int) -> str:
 
 
 def _properties(count: int) -> dict[str, Any]:
-    names = {f"^k{place}.*x$": {"type": "integer"} for place in range(count)}
+    names = {f"^k{place:04}.*x$": {"type": "integer"} for place in range(count)}
     return {"type": "object", "patternProperties": names}
 
 

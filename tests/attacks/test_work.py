@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import attack_wire
 import attacks_work
+import fuzz_grammars
 from attack_probe import HONEST, essence
 from attacked_server import AttackedServer
-from attacks_work import Outcome, Target, chat
+from attacks_work import Act, Outcome, Target, chat
 from fuzz_bodies import CHAT, COMPLETIONS, EMBEDDINGS
 
 PATIENCE_S = 100.0
@@ -43,15 +44,7 @@ async def _ask_honest(port: int) -> Questions:
     return found
 
 
-async def _health(port: int) -> None:
-    async with asyncio.timeout(10):
-        wire = await attack_wire.Wire.open(port)
-        wire.send(attack_wire.make_head("GET", "/health", [], None))
-        assert (await wire.answer()).status == 200
-        wire.abort()
-
-
-def attack(server: AttackedServer, act: Callable[[Target], Awaitable[None]]) -> Outcome:
+def attack(server: AttackedServer, act: Act) -> Outcome:
     """The attack beside honest clients; what the attacker got."""
     target = Target(server, Outcome(), PATIENCE_S)
 
@@ -59,11 +52,11 @@ def attack(server: AttackedServer, act: Callable[[Target], Awaitable[None]]) -> 
         before = await _ask_honest(server.port)
         attacking = asyncio.ensure_future(act(target))
         await asyncio.sleep(0.3)
-        await _health(server.port)
+        assert await attack_wire.health(server.port) == 200
         assert await _ask_honest(server.port) == before
         async with asyncio.timeout(PATIENCE_S):
             await attacking
-        await _health(server.port)
+        assert await attack_wire.health(server.port) == 200
 
     asyncio.run(both())
     assert server.restarts() == 0, server.log_tail()
@@ -100,7 +93,7 @@ def _refusal(server: AttackedServer, path: str, body: Any) -> dict[str, Any]:
 
 HEAVY_GRAMMARS = {
     "patterns": {"guided_json": attacks_work.schema_patterns()},
-    "intersections": {"guided_grammar": attacks_work.fuzz_grammars.intersections(200)},
+    "intersections": {"guided_grammar": fuzz_grammars.intersections(200)},
     "properties": {"guided_json": attacks_work.pattern_properties()},
 }
 
