@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import subprocess
 import sys
 import time
@@ -49,9 +50,18 @@ HONEST: dict[str, tuple[str, dict[str, Any]]] = {
         max_tokens=24,
         response_format={"type": "json_schema", "json_schema": {"name": "r", "schema": SHAPE}},
     ),
-    "regex": _chat("Is water wet?", temperature=0.7, seed=5, guided_regex="(yes|no)"),
+    "fresh": _chat("Is water wet?", temperature=0.7, seed=5),  # and a grammar, see below
     "vector": ("/v1/embeddings", {"input": "a mill by the river"}),
 }
+
+
+def question(name: str) -> tuple[str, dict[str, Any]]:
+    """To be asked now. The grammar of `fresh` is the same every time in what it allows, and new in
+    its text: it has to be compiled, whoever holds the places for that."""
+    path, body = HONEST[name]
+    if name == "fresh":
+        body = {**body, "guided_json": {"enum": ["yes", "no"], "description": secrets.token_hex(8)}}
+    return path, body
 
 
 def essence(answer: Any) -> Any:
@@ -84,7 +94,8 @@ class Probe:
         self._end = asyncio.Event()
 
     async def baseline(self) -> None:
-        for name, (path, body) in [*HONEST.items()] * 2:
+        for name in [*HONEST] * 2:
+            path, body = question(name)
             began_s = time.perf_counter()
             answer = await attack_wire.ask(self._port, path, body, *self._headers)
             if answer.status != 200:
@@ -141,10 +152,10 @@ class Probe:
 
     async def _ask_honestly(self) -> None:
         while not self._end.is_set():
-            for name, (path, body) in HONEST.items():
+            for name in HONEST:
                 if self._end.is_set():
                     return
-                await self._ask(name, path, body)
+                await self._ask(name, *question(name))
                 await asyncio.sleep(self._pause_s)
 
     async def _ask(self, name: str, path: str, body: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ import pytest
 import attack_wire
 import attacks_work
 import fuzz_grammars
-from attack_probe import HONEST, essence
+from attack_probe import essence, question
 from attacked_server import AttackedServer
 from attacks_work import Act, Outcome, Target, chat
 from fuzz_bodies import CHAT, COMPLETIONS, EMBEDDINGS
@@ -32,9 +32,9 @@ Questions = dict[str, Any]
 
 async def _ask_honest(port: int) -> Questions:
     found = {}
-    for name in ("sampled", "regex"):
-        path, body = HONEST[name]
+    for name in ("sampled", "fresh"):
         while True:
+            path, body = question(name)
             answer = await attack_wire.ask(port, path, body, limit_s=PATIENCE_S)
             if answer.status != 503 or "retry-after" not in answer.headers:
                 break
