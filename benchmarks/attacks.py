@@ -181,7 +181,7 @@ def _in_mb(held: Held) -> dict[str, int]:
 
 _HEAD = (
     "| row | attack | the attacker got | `/health` p50 / p99 / most, ms (failed) | memory before, "
-    "peak, after, MB | restarts | honest: same / other / none; most, ms | blocks | load |\n"
+    "peak, after, MB | restarts | honest: same / other / refused; p50, most, ms (quiet p50) | blocks | load |\n"
     "|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -194,15 +194,23 @@ def line(found: dict[str, Any]) -> str:
         return f"{head}; the server did not start | | | | | | {found['load'][0]} |"
     health, honest, mb = found["health"], found["honest"], found["mb"]
     times = " / ".join(str(health.get(name, "-")) for name in ("p50_ms", "p99_ms", "max_ms"))
-    others = found["honest_during"]["failed"]
+    refused = ", ".join(f"{count}x {what}" for what, count in _failures(honest))
     ended = "" if found["alive"] else ", **down**"
     return (
         f"{head} | {times} ({health['failed']} of {health['asked']}) | "
         f"{mb['before']['all']}, {mb['peak']['all']}, {mb['after']['all']} | "
         f"{found['restarts']}{ended} | {honest.get('same', 0)} / {honest.get('different', 0)} / "
-        f"{others}; {found['honest_during'].get('max_ms', '-')} (quiet "
-        f"{found['honest_quiet'].get('max_ms', '-')}) | {found['blocks']} | {found['load'][0]} |"
+        f"{refused or 0}; {honest.get('p50_ms', '-')}, {honest.get('max_ms', '-')} (quiet "
+        f"{found['honest_quiet'].get('p50_ms', '-')}) | {found['blocks']} | {found['load'][0]} |"
     )
+
+
+def _failures(honest: dict[str, Any]) -> list[tuple[str, int]]:
+    """What honest clients got instead of an answer; statuses by question."""
+    known = ("same", "different", "p50_ms", "p99_ms", "max_ms")
+    return [
+        (what, count) for what, count in honest.items() if what not in known and not what.isdigit()
+    ]
 
 
 def main() -> None:
