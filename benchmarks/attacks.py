@@ -1,6 +1,7 @@
 """Every known attack on a real server, and what others felt meanwhile: before and after a change.
 
     python benchmarks/attacks.py --source SRC --json FILE [--only NAME ...] [--rows 1 2]
+    python benchmarks/attacks.py --table BEFORE [AFTER]
     python benchmarks/attacks.py --list
 
 SRC is the source folder of the build to attack (it must have its native module), so that one script
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import attack_wire
+import attacks_table
 from attack_probe import ProbeProcess, in_ms
 from attacked_server import SOURCE, AttackedServer, Held
 from attacks_edge import EDGE, PLANTED
@@ -177,42 +179,6 @@ def _in_mb(held: Held) -> dict[str, int]:
     }
 
 
-# -- as a table ------------------------------------------------------------------------------------
-
-_HEAD = (
-    "| row | attack | the attacker got | `/health` p50 / p99 / most, ms (failed) | memory before, "
-    "peak, after, MB | restarts | honest: same / other / refused; p50, most, ms (quiet p50) | blocks | load |\n"
-    "|---|---|---|---|---|---|---|---|---|"
-)
-
-
-def line(found: dict[str, Any]) -> str:
-    statuses = ", ".join(f"{count}x {name}" for name, count in found["statuses"].items())
-    got = "; ".join(filter(None, (statuses, found["note"])))
-    head = f"| {found['row']} | {found['what']} | {got}"
-    if "mb" not in found:
-        return f"{head}; the server did not start | | | | | | {found['load'][0]} |"
-    health, honest, mb = found["health"], found["honest"], found["mb"]
-    times = " / ".join(str(health.get(name, "-")) for name in ("p50_ms", "p99_ms", "max_ms"))
-    refused = ", ".join(f"{count}x {what}" for what, count in _failures(honest))
-    ended = "" if found["alive"] else ", **down**"
-    return (
-        f"{head} | {times} ({health['failed']} of {health['asked']}) | "
-        f"{mb['before']['all']}, {mb['peak']['all']}, {mb['after']['all']} | "
-        f"{found['restarts']}{ended} | {honest.get('same', 0)} / {honest.get('different', 0)} / "
-        f"{refused or 0}; {honest.get('p50_ms', '-')}, {honest.get('max_ms', '-')} (quiet "
-        f"{found['honest_quiet'].get('p50_ms', '-')}) | {found['blocks']} | {found['load'][0]} |"
-    )
-
-
-def _failures(honest: dict[str, Any]) -> list[tuple[str, int]]:
-    """What honest clients got instead of an answer; statuses by question."""
-    known = ("same", "different", "p50_ms", "p99_ms", "max_ms")
-    return [
-        (what, count) for what, count in honest.items() if what not in known and not what.isdigit()
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--source", type=Path, default=SOURCE)
@@ -223,7 +189,11 @@ def main() -> None:
     parser.add_argument("--bound-s", type=float, default=75.0, help="of each attack")
     parser.add_argument("--json", type=Path, help="added to, attack by attack")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table", nargs="+", type=Path, help="of files that --json made")
     options = parser.parse_args()
+    if options.table:
+        print(attacks_table.table([json.loads(path.read_text()) for path in options.table]))
+        return
     chosen = [
         attack
         for attack in ATTACKS.values()
@@ -237,11 +207,10 @@ def main() -> None:
     reports: list[dict[str, Any]] = []
     if options.json and options.json.exists():
         reports = json.loads(options.json.read_text())["attacks"]
-    print(_HEAD, flush=True)
     for attack in chosen:
         with tempfile.TemporaryDirectory(prefix="headrace-attack-") as folder:
             found = measure(attack, options.source, Path(folder), options.bound_s)
-        print(line(found), flush=True)
+        print(attacks_table.line([found]), flush=True)
         reports = [each for each in reports if each["name"] != attack.name] + [found]
         if options.json:
             text = json.dumps({"source": str(options.source), "attacks": reports}, indent=1)

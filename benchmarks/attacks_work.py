@@ -160,7 +160,7 @@ WORK = (
     Attack(
         name="compile-places",
         row="1",
-        what="two schemas of 1,900 patternProperties; others' (yes|no)",
+        what="two schemas of 1,900 patternProperties; others' grammars",
         act=_hold_places,
         after_s=30,
     ),
@@ -186,8 +186,8 @@ WORK = (
     Attack(
         name="stop-strings",
         row="4",
-        what="16 stop strings of 500 kB",
-        act=one(CHAT, lambda: chat(stop=["a" * 500_000] * 16)),
+        what="16 stop strings of 500 kB, 100 tokens",
+        act=one(CHAT, lambda: chat(stop=["a" * 500_000] * 16) | {"max_tokens": 100}),
         after_s=30,
     ),
     Attack(
