@@ -103,7 +103,8 @@ def measure(attack: Attack, source: Path, folder: Path, bound_s: float) -> dict[
             if attack.planted:
                 target = Target(server, outcome, bound_s)
                 asyncio.run(attack.act(target))
-            return {**report, **_told(outcome), "started": False, "log": server.log_tail(5)}
+            report |= {**_told(outcome), "started": False, "log": server.log_tail(5)}
+            return report
         asyncio.run(_warm_up(server.port, honest))
         probe = ProbeProcess(server.port, key=honest, with_samples=True)
         before, sampler = server.held(), Sampler(server)
