@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test test-slow test-floors test-clients lint lock chat model bench-peers clean
+.PHONY: serve test test-slow test-floors test-clients fuzz attack lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -39,6 +39,21 @@ CLIENTS_FLAGS ?=
 
 test-clients: $(VENV)/.dev model
 	$(BIN)/python -m pytest tests/clients $(wildcard tests/server/test_prometheus.py) -rs $(CLIENTS_FLAGS)
+
+# Odd requests to a real server for as long as you like; `make test` has a minute of it.
+# make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"
+FUZZ_FLAGS ?= --count 1000000
+
+fuzz: $(VENV)/.dev model
+	$(BIN)/python benchmarks/fuzz_requests.py $(FUZZ_FLAGS)
+
+# Every known attack, each on a server of its own, and what others felt meanwhile: some 40 minutes.
+# make attack ATTACK_FLAGS="--rows 1 2"
+ATTACK_FLAGS ?=
+
+attack: $(VENV)/.dev model
+	mkdir -p build
+	$(BIN)/python benchmarks/attacks.py --json build/attacks.json $(ATTACK_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
