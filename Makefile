@@ -19,7 +19,7 @@ chat: model
 	$(BIN)/headrace chat
 
 test: $(VENV)/.dev lint model
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/beside.py
 
 # What takes many minutes: builds by every compiler that is installed (GCC 11 and clang 14 and newer),
 # and the kernels on an emulated ARM processor. On Debian, what it needs:
