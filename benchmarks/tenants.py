@@ -3,10 +3,10 @@
     python benchmarks/tenants.py [--source SRC ...] [--seconds 60] [--every 1] [--json FILE]
 
 A real server with the default model and two keys without limits. The crowd's key sends `--calls`
-completions of 128 prompts × n=16 × 2,000 tokens, none of which will end; the honest one sends
-a chat of 16 tokens `--every` second, whether or not the last was answered. Given are its times to
-the first token and to the last, without the crowd and beside it, and how many came to nothing:
-refused, or not answered by the end (these count as slower than all others). `--source` is the src folder of
+completions of 128 prompts × n=16 × 2,000 tokens, none of which will end; the honest one sends a
+chat of 16 tokens `--every` second, whether or not the last was answered. Given are its times to the
+first token and to the last, without the crowd and beside it, and how many came to nothing: refused,
+or not answered by the end (these count as slower than all others). `--source` is the src folder of
 a checkout, several to compare builds; default: this one's.
 """
 
