@@ -1,6 +1,6 @@
 """The engine's own Python cost of a step: schedule and commit, the runner's time excluded.
 
-    python benchmarks/engine_overhead.py [--steps 600] [--rounds 5]
+    python benchmarks/engine_overhead.py [--steps 600] [--rounds 5] [--tenants 1]
 
 Decoding sequences only, of 64-token prompts, with the prefix cache on; target: 200 µs and 5 µs a
 running sequence (2.8 GHz server core). CPU time of the engine's thread, so that other
@@ -55,7 +55,7 @@ class TimedNothing:
 
 
 def step_times_s(
-    sequences: int, steps: int, params: SamplingParams, steps_in_flight: int
+    sequences: int, steps: int, params: SamplingParams, steps_in_flight: int, tenants: int = 1
 ) -> list[float]:
     """The engine's share of each of the steps that follow when all sequences are decoding."""
     runner = TimedNothing(
@@ -72,8 +72,14 @@ def step_times_s(
     chooser = random.Random(0)
     for number in range(sequences):
         prompt = [chooser.randrange(1000) for _ in range(PROMPT_TOKENS)]
-        request_id = str(number)
-        engine.add(GenerateRequest(request_id=request_id, prompt_token_ids=prompt, params=params))
+        engine.add(
+            GenerateRequest(
+                request_id=str(number),
+                prompt_token_ids=prompt,
+                params=params,
+                tenant=str(number % tenants),
+            )
+        )
     while any(len(engine.step()) < sequences for _ in range(WARM_STEPS)):
         pass
     times_s = []
@@ -91,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tenants", type=int, default=1, help="who share the engine")
     args = parser.parse_args()
     ways = {
         "greedy": (SamplingParams(temperature=0.0, max_tokens=None), 1),
@@ -100,7 +107,7 @@ def main() -> None:
     for way, (params, steps_in_flight) in ways.items():
         for sequences in (1, 64, 256):
             rounds = [
-                step_times_s(sequences, args.steps, params, steps_in_flight)
+                step_times_s(sequences, args.steps, params, steps_in_flight, args.tenants)
                 for _ in range(args.rounds)
             ]
             medians = sorted(1e6 * statistics.median(times_s) for times_s in rounds)

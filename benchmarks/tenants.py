@@ -1,10 +1,10 @@
 """One key fans out, another asks a small question a second: what does the second one see?
 
-    python benchmarks/tenants.py [--source SRC ...] [--seconds 60] [--calls 2] [--json FILE]
+    python benchmarks/tenants.py [--source SRC ...] [--seconds 60] [--every 1] [--json FILE]
 
 A real server with the default model and two keys without limits. The crowd's key sends `--calls`
-completions of 128 prompts × n=16 × 2,000 tokens, none of which will end; the honest one sends
-a chat of 16 tokens every second, whether or not the last was answered. Given are its times to the
+completions of 128 prompts × n=16 × 2,000 tokens, none of which will end; the honest one sends a
+chat of 16 tokens `--every` second, whether or not the last was answered. Given are its times to the
 first token and to the last, without the crowd and beside it, and how many came to nothing: refused,
 or not answered by the end (these count as slower than all others). `--source` is the src folder of
 a checkout, several to compare builds; default: this one's.
@@ -135,24 +135,24 @@ async def ask(client: httpx.AsyncClient, number: int) -> Seen:
         return Seen(status=status, first_s=first_s, total_s=None)
 
 
-async def ask_for(client: httpx.AsyncClient, seconds: float) -> list[Seen]:
+async def ask_for(client: httpx.AsyncClient, seconds: float, every_s: float) -> list[Seen]:
     tasks = []
-    for number in range(int(seconds)):
+    for number in range(int(seconds / every_s)):
         tasks.append(asyncio.create_task(ask(client, number)))
-        await asyncio.sleep(1)
+        await asyncio.sleep(every_s)
     _, late = await asyncio.wait(tasks, timeout=GRACE_S)
     for task in late:
         task.cancel()
     return await asyncio.gather(*tasks)
 
 
-async def measure(url: str, seconds: float, calls: int) -> dict[str, Summary]:
+async def measure(url: str, seconds: float, every_s: float, calls: int) -> dict[str, Summary]:
     limits = httpx.Limits(max_connections=1000)
     async with httpx.AsyncClient(base_url=url, limits=limits) as client:
-        alone = await ask_for(client, 10)
+        alone = await ask_for(client, 10 * every_s, every_s)
         attack = [asyncio.create_task(crowd(client, number)) for number in range(calls)]
         await asyncio.sleep(SETTLE_S)
-        beside = await ask_for(client, seconds)
+        beside = await ask_for(client, seconds, every_s)
         for task in attack:
             task.cancel()
         await asyncio.gather(*attack, return_exceptions=True)
@@ -185,6 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--source", type=Path, nargs="+", default=[OWN_SOURCE])
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--every", type=float, default=1)
     parser.add_argument("--calls", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -192,7 +193,7 @@ def main() -> None:
     for source in args.source:
         print(source, flush=True)
         with tempfile.TemporaryDirectory() as folder, serving(source, Path(folder)) as url:
-            found = asyncio.run(measure(url, args.seconds, args.calls))
+            found = asyncio.run(measure(url, args.seconds, args.every, args.calls))
         for when, each in found.items():
             print(
                 f"  {when:17} {each.answered} of {each.sent} answered ({each.refused} refused)  "
