@@ -239,7 +239,8 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     assert any(shown["fingerprint"] in line for line in command.said)
     assert command.end(signal.SIGTERM) == 0
     assert [each for each in running_servers() if each.pid == command.process.pid] == []
-    assert "stopping: 0 running, which may take up to 30 s" in "\n".join(command.said)
+    # The last answer may have come a moment before its request was over.
+    assert re.search(r"stopping: [01] running, which may take up to 30 s", "\n".join(command.said))
     assert not any("leaked" in line for line in command.said)  # by the native module, at its end
 
 
