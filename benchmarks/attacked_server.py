@@ -140,7 +140,7 @@ class AttackedServer:
         return Held(
             http_bytes=_resident_bytes(self.process.pid),
             engine_bytes=sum(map(_resident_bytes, engines)),
-            others_bytes=sum(map(_resident_bytes, others)),
+            others_bytes=sum(map(_own_bytes, others)),
             descriptors=_descriptors(self.process.pid),
         )
 
@@ -242,6 +242,15 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def _own_bytes(pid: int) -> int:
+    """Its share of the memory that it has with others: forks have most of theirs together."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _resident_bytes(pid: int) -> int:

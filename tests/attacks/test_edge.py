@@ -39,7 +39,6 @@ def start_with_keys(start: StartAttacked, folder: Path, keys: str) -> AttackedSe
     return start(("--api-keys-file", str(path)))
 
 
-@pytest.mark.xfail(strict=True, reason="row 5: select() and descriptors")
 @pytest.mark.parametrize("name", ["restart-1015", "restart-300"])
 def test_the_engine_comes_back_among_many_connections(
     start_attacked: StartAttacked, name: str
@@ -53,14 +52,12 @@ def test_the_engine_comes_back_among_many_connections(
     assert answer.status == 200
 
 
-@pytest.mark.xfail(strict=True, reason="row 6: miss reasons tell of other keys")
 def test_no_count_tells_of_another_keys_text(start_attacked: StartAttacked, tmp_path: Path) -> None:
     server = start_with_keys(start_attacked, tmp_path, attacks_edge.KEYS)
     outcome = act(server, named("salt-oracle"), "attacker")
     assert outcome.succeeded is False, outcome.note
 
 
-@pytest.mark.xfail(strict=True, reason="row 7: the engine imports from the current folder")
 def test_what_lies_in_the_current_folder_is_not_imported(
     start_attacked: StartAttacked, tmp_path: Path
 ) -> None:
@@ -69,7 +66,6 @@ def test_what_lies_in_the_current_folder_is_not_imported(
     assert act(server, named("planted-module")).succeeded is False
 
 
-@pytest.mark.xfail(strict=True, reason="row 8: silent connections take all places")
 def test_probes_are_answered_beside_silent_connections(attacked: AttackedServer) -> None:
     async def probe() -> None:
         target = Target(attacked, Outcome(), PATIENCE_S)
@@ -81,7 +77,6 @@ def test_probes_are_answered_beside_silent_connections(attacked: AttackedServer)
     asyncio.run(probe())
 
 
-@pytest.mark.xfail(strict=True, reason="row 9: bodies have no bound together")
 def test_unfinished_bodies_share_a_bound(attacked: AttackedServer) -> None:
     before = attacked.held()
 
@@ -100,7 +95,6 @@ def test_unfinished_bodies_share_a_bound(attacked: AttackedServer) -> None:
     assert attacked.held().bytes < before.bytes + (300 << 20)
 
 
-@pytest.mark.xfail(strict=True, reason="row 10: a key's fan-out takes every turn")
 def test_a_keys_fan_out_costs_that_key(start_attacked: StartAttacked, tmp_path: Path) -> None:
     server = start_with_keys(start_attacked, tmp_path, attacks_edge.LIMITED_KEYS)
     came = 0  # tokens to the attacker
@@ -139,11 +133,8 @@ def test_a_keys_fan_out_costs_that_key(start_attacked: StartAttacked, tmp_path: 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=f"row 11: {name}"))
-        for name in (
-            *("length-digits", "two-hosts", "half-closed", "late-compile", "late-embeddings"),
-            "log-fields",
-        )
+        *("length-digits", "two-hosts", "half-closed", "late-compile", "late-embeddings"),
+        "log-fields",
     ],
 )
 def test_a_small_one(attacked: AttackedServer, name: str) -> None:
@@ -151,7 +142,6 @@ def test_a_small_one(attacked: AttackedServer, name: str) -> None:
     assert outcome.succeeded is False, outcome.note
 
 
-@pytest.mark.xfail(strict=True, reason="row 11: the engine inherits the key")
 def test_the_engine_does_not_have_the_key(start_attacked: StartAttacked) -> None:
     server = start_attacked(environment={"HEADRACE_API_KEY": "honest"})
     assert act(server, named("key-in-environment"), "honest").succeeded is False

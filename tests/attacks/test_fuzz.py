@@ -28,7 +28,6 @@ GROWN_BYTES = 150 << 20  # generous: an allocator keeps what a large body needed
 description: dict[str, Any] = json.loads(encode_json(describe(all_routes())))
 
 
-@pytest.mark.xfail(strict=True, reason="row 11: digits of Content-Length, half-closed connections")
 @pytest.mark.timeout(300 + 5 * FUZZ_S)
 def test_a_minute_of_requests(start_attacked: StartAttacked, tmp_path: Path) -> None:
     """The same cases every time for a third of it; then others, whose seed is printed."""

@@ -16,7 +16,7 @@ from headrace.core.errors import (
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.server import grammar_messages as messages
 from headrace.server import grammars as grammars_module
-from headrace.server.grammars import MAX_COMPILING, MAX_IDLE, MAX_WAITING, WAIT_S, Grammars
+from headrace.server.grammars import IDLE_S, MAX_COMPILING, MAX_IDLE, MAX_WAITING, WAIT_S, Grammars
 
 MIB = 1 << 20
 
@@ -275,6 +275,22 @@ def test_few_processes_are_kept_for_later(stand: Stand) -> None:
     assert [h.is_closed for h in stand.starter.hosts] == [False] + [True] * 4 + [False] * MAX_IDLE
     assert stand.grammars.stats.processes == MAX_IDLE + 1
     assert stand.grammars.stats.seconds == pytest.approx(0.5 * (MAX_IDLE + 5))
+
+
+def test_a_process_that_nobody_asked_for_is_not_kept_for_ever(stand: Stand) -> None:
+    for name in ("used", "idle"):
+        stand.submit(name, name)
+        stand.take()
+        stand.starter.hosts[-1].succeed()
+        stand.take()
+    stand.walks["idle"].close()
+    stand.grammars.tidy()
+    stand.now_s += IDLE_S - 1
+    stand.grammars.tidy()
+    assert not any(host.is_closed for host in stand.starter.hosts)
+    stand.now_s += 2
+    stand.grammars.tidy()
+    assert [host.is_closed for host in stand.starter.hosts] == [False, True]
 
 
 def test_memory_that_all_take_together_is_bounded() -> None:

@@ -11,17 +11,25 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def shown_progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Nothing appears, and rich is not imported, until something is reported."""
-    shown = _Bar() if sys.stderr.isatty() else _Lines()
+def shown_progress(
+    say: Callable[[str], None] | None = None,
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Nothing appears, and rich is not imported, until something is reported. `say` takes the
+    lines, where they are to go elsewhere than to standard error."""
+    shown = _Bar() if say is None and sys.stderr.isatty() else _Lines(say or _print)
     try:
         yield shown.report
     finally:
         shown.close()
 
 
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 class _Lines:
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._what = ""
 
     def report(self, what: str, done_bytes: int, total_bytes: int | None) -> None:
@@ -29,7 +37,7 @@ class _Lines:
             return
         self._what = what
         size = "" if total_bytes is None else f" ({total_bytes / 1e6:.1f} MB)"
-        print(f"{what}{size}", file=sys.stderr, flush=True)
+        self._say(f"{what}{size}")
 
     def close(self) -> None:
         pass

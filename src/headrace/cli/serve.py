@@ -7,6 +7,7 @@ what a server does is server/'s. Nothing heavy is imported before the port is kn
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from dataclasses import replace
@@ -19,8 +20,11 @@ from headrace.cli.flags import with_settings_flags
 from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.core.config import LoadFormat
 from headrace.core.errors import ConfigError
+from headrace.core.server_config import LogFormat
 from headrace.core.settings import Settings, resolve_settings
 from headrace.core.settings_file import find_file, read_settings_file
+
+log = logging.getLogger(__name__)
 
 
 @with_settings_flags
@@ -94,7 +98,12 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
 
         start_up = StartUp(settings.server.log_format, began_s)
         resolving_s = time.perf_counter()
-        with shown_progress() as progress:
+        as_log = server.log_format is LogFormat.JSON
+        if as_log:  # sooner than it is needed: what reads the log expects nothing else
+            from headrace.server.logs import set_up_logging
+
+            set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
+        with shown_progress(log.info if as_log else None) as progress:
             path = resolve_model(settings.model, offline=offline, progress=progress, accept=agree)
             checked = (
                 None

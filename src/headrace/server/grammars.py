@@ -31,7 +31,9 @@ MAX_WAITING = 32  # of a tenant's grammars, for a place
 WAIT_S = 10.0  # longest wait for one
 COMPILE_WALL_S = 15.0  # of a process that gets too little of a busy machine
 RETRY_S = 5.0
-MAX_IDLE = 16  # processes whose grammar may be asked for again
+# Processes whose grammar may be asked for again: how many, and for how long.
+MAX_IDLE = 16
+IDLE_S = 60.0
 MAX_REFUSED = 512  # grammars that are known to be refused
 # A process that made all together take more than this much more than they may is killed.
 OVERDRAWN = 1.25
@@ -110,6 +112,7 @@ class Grammars:
         self._queues: dict[str, deque[_Wanted]] = {}  # by tenant; who had a turn goes to the end
         self._compiling: dict[Key, _Wanted] = {}
         self._ready: OrderedDict[Key, Host] = OrderedDict()  # the last used at the end
+        self._idle_since_s: dict[Key, float] = {}
         self._refused: OrderedDict[Key, InvalidRequestError] = OrderedDict()
         self._finished: deque[Compiled] = deque()
         self._past_seconds = 0.0  # of processes that have ended
@@ -165,8 +168,12 @@ class Grammars:
 
     def tidy(self) -> None:
         """Count, and end processes that are not needed or take too much. Now and then."""
+        now_s = self._clock()
         for key, host in list(self._ready.items()):
-            if host.is_gone:
+            since_s = self._idle_since_s.setdefault(key, now_s) if host.is_idle else now_s
+            if not host.is_idle:
+                self._idle_since_s.pop(key, None)
+            if host.is_gone or now_s - since_s > IDLE_S:
                 self._forget_host(key)
         idle = [key for key, host in self._ready.items() if host.is_idle]
         for key in idle[: max(0, len(idle) - MAX_IDLE)]:
@@ -302,6 +309,7 @@ class Grammars:
 
     def _forget_host(self, key: Key) -> None:
         host = self._ready.pop(key)
+        self._idle_since_s.pop(key, None)
         self._past_seconds += host.seconds
         host.close()
 
