@@ -71,10 +71,9 @@ def restart_among(count: int, most_descriptors: int | None = None) -> Attack:
             # them or not: what is left for the next engine are high ones, or none.
             coming = asyncio.ensure_future(_keep_coming(target))
             target.server.kill_engine()
-            await asyncio.sleep(8)
+            back = await asyncio.to_thread(_is_back, target, target.bound_s - 15)
             coming.cancel()
             await asyncio.wait({coming})
-            back = await asyncio.to_thread(_is_back, target, target.bound_s - 20)
             target.outcome.succeeded = not back
             target.outcome.note += "; it came back" if back else "; it stayed down"
             if not target.server.is_alive:
@@ -105,16 +104,13 @@ async def _keep_coming(target: Target) -> None:
 
 
 def _is_back(target: Target, limit_s: float) -> bool:
-    """There may be no connection left to ask by: the log says so too."""
+    """There may be no connection left to ask by: the log says it."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s and target.server.is_alive:
-        if target.server.is_ready_within(1) or _started(target.server.log_text()) > 1:
+        if '"event": "engine_back"' in target.server.log_text():
             return True
+        time.sleep(0.2)
     return False
-
-
-def _started(log: str) -> int:
-    return log.count('"phase": "engine"')
 
 
 async def _oracle(target: Target) -> None:

@@ -58,10 +58,19 @@ class Plan:
     is_loud: bool = False
 
 
+async def _fill_pool(port: int) -> None:
+    """Memory of the KV pool is resident once its blocks were used."""
+    chooser = random.Random(1)
+    prompts = [[chooser.randrange(100, 49_000) for _ in range(300)] for _ in range(8)]
+    bodies = [{"prompt": prompt, "max_tokens": 8, "ignore_eos": True} for prompt in prompts]
+    await asyncio.gather(*(attack_wire.ask(port, "/v1/completions", body) for body in bodies))
+
+
 def fuzz(server: AttackedServer, plan: Plan, folder: Path) -> tuple[Run, dict[str, Any]]:
     """What was found, and what it looked like meanwhile."""
     description = json.loads(server.get("/openapi.json"))
     probe = ProbeProcess(server.port, health_ms=plan.health_ms or 250)
+    uvloop.run(_fill_pool(server.port))
     cases = Cases(WARM_SEED, description, without=plan.without)
     warming = Fuzzer(server, cases, folder, loud=plan.is_loud)
     uvloop.run(warming.fuzz(0, plan.warm_count, plan.warm_seconds, plan.concurrency))
