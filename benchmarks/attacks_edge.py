@@ -244,7 +244,7 @@ async def _late_embeddings(target: Target) -> None:
     answer = await target.ask(EMBEDDINGS, {"input": texts, "timeout_s": 1})
     took_s = time.monotonic() - began_s
     status = "nothing" if answer is None else answer.status
-    target.outcome.succeeded = took_s > 10  # far beyond what a busy machine makes of a second
+    target.outcome.succeeded = took_s > 3  # a second, and what a busy machine makes of it
     target.outcome.note = f"timeout_s was 1: {status} after {took_s:.1f} s"
 
 

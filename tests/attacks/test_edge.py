@@ -140,10 +140,7 @@ def test_a_keys_fan_out_costs_that_key(start_attacked: StartAttacked, tmp_path: 
     "name",
     [
         pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=f"row 11: {name}"))
-        for name in (
-            *("length-digits", "two-hosts", "half-closed", "late-compile", "late-embeddings"),
-            "log-fields",
-        )
+        for name in ("length-digits", "two-hosts", "half-closed", "late-compile", "log-fields")
     ],
 )
 def test_a_small_one(attacked: AttackedServer, name: str) -> None:
