@@ -48,8 +48,8 @@ class Plan:
     first: int = 0
     count: int = 1_000_000_000
     seconds: float = 1e9
-    warm_count: int = 4000
-    warm_seconds: float = 120.0
+    warm_count: int = 20_000  # so many have seen bodies of every size
+    warm_seconds: float = 300.0
     concurrency: int = 32
     without: frozenset[str] = frozenset()
     health_ms: float | None = None  # None: timing decides nothing
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number to begin with")
     parser.add_argument("--count", type=int, default=1_000_000_000)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--warm-count", type=int, default=4000)
+    parser.add_argument("--warm-count", type=int, default=20_000)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--replay", type=int, metavar="NUMBER", help="this one case alone")
     parser.add_argument("--without", default="", help="grammars, sizes, or both with a comma")
