@@ -71,10 +71,9 @@ def restart_among(count: int, most_descriptors: int | None = None) -> Attack:
             # them or not: what is left for the next engine are high ones, or none.
             coming = asyncio.ensure_future(_keep_coming(target))
             target.server.kill_engine()
-            await asyncio.sleep(8)
+            back = await asyncio.to_thread(_is_back, target, target.bound_s - 15)
             coming.cancel()
             await asyncio.wait({coming})
-            back = await asyncio.to_thread(_is_back, target, target.bound_s - 20)
             target.outcome.succeeded = not back
             target.outcome.note += "; it came back" if back else "; it stayed down"
             if not target.server.is_alive:
@@ -105,16 +104,13 @@ async def _keep_coming(target: Target) -> None:
 
 
 def _is_back(target: Target, limit_s: float) -> bool:
-    """There may be no connection left to ask by: the log says so too."""
+    """There may be no connection left to ask by: the log says it."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s and target.server.is_alive:
-        if target.server.is_ready_within(1) or _started(target.server.log_text()) > 1:
+        if '"event": "engine_back"' in target.server.log_text():
             return True
+        time.sleep(0.2)
     return False
-
-
-def _started(log: str) -> int:
-    return log.count('"phase": "engine"')
 
 
 async def _oracle(target: Target) -> None:
@@ -141,7 +137,9 @@ def _misses(target: Target) -> dict[str, float]:
     with contextlib.suppress(OSError):
         text = target.server.get("/metrics", key=target.key)
         pattern = r'^headrace:prefix_cache_misses_total\{.*?reason="(\w+)".*\} (\S+)$'
-        return {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
+        found = {name: float(value) for name, value in re.findall(pattern, text, re.MULTILINE)}
+        found.pop("too_short", None)  # other clients' short prompts move it all the time
+        return found
     return {}
 
 
@@ -248,7 +246,7 @@ async def _late_embeddings(target: Target) -> None:
     answer = await target.ask(EMBEDDINGS, {"input": texts, "timeout_s": 1})
     took_s = time.monotonic() - began_s
     status = "nothing" if answer is None else answer.status
-    target.outcome.succeeded = took_s > 10  # far beyond what a busy machine makes of a second
+    target.outcome.succeeded = took_s > 3  # a second, and what a busy machine makes of it
     target.outcome.note = f"timeout_s was 1: {status} after {took_s:.1f} s"
 
 

@@ -48,8 +48,8 @@ class Plan:
     first: int = 0
     count: int = 1_000_000_000
     seconds: float = 1e9
-    warm_count: int = 4000
-    warm_seconds: float = 120.0
+    warm_count: int = 20_000  # so many have seen bodies of every size
+    warm_seconds: float = 300.0
     concurrency: int = 32
     without: frozenset[str] = frozenset()
     health_ms: float | None = None  # None: timing decides nothing
@@ -58,10 +58,19 @@ class Plan:
     is_loud: bool = False
 
 
+async def _fill_pool(port: int) -> None:
+    """Memory of the KV pool is resident once its blocks were used."""
+    chooser = random.Random(1)
+    prompts = [[chooser.randrange(100, 49_000) for _ in range(300)] for _ in range(8)]
+    bodies = [{"prompt": prompt, "max_tokens": 8, "ignore_eos": True} for prompt in prompts]
+    await asyncio.gather(*(attack_wire.ask(port, "/v1/completions", body) for body in bodies))
+
+
 def fuzz(server: AttackedServer, plan: Plan, folder: Path) -> tuple[Run, dict[str, Any]]:
     """What was found, and what it looked like meanwhile."""
     description = json.loads(server.get("/openapi.json"))
     probe = ProbeProcess(server.port, health_ms=plan.health_ms or 250)
+    uvloop.run(_fill_pool(server.port))
     cases = Cases(WARM_SEED, description, without=plan.without)
     warming = Fuzzer(server, cases, folder, loud=plan.is_loud)
     uvloop.run(warming.fuzz(0, plan.warm_count, plan.warm_seconds, plan.concurrency))
@@ -140,7 +149,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number to begin with")
     parser.add_argument("--count", type=int, default=1_000_000_000)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--warm-count", type=int, default=4000)
+    parser.add_argument("--warm-count", type=int, default=20_000)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--replay", type=int, metavar="NUMBER", help="this one case alone")
     parser.add_argument("--without", default="", help="grammars, sizes, or both with a comma")
