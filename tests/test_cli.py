@@ -47,6 +47,8 @@ def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -
     assert fake.LLM.asked[0][1] == SamplingParams(
         temperature=0.5, top_p=0.6, top_k=7, min_p=0.1, seed=9, max_tokens=3, stop=("a b", "c")
     )
+    [made] = fake.LLM.made
+    assert callable(made.pop("progress"))
     assert fake.LLM.made == [
         {
             "model": model,
@@ -412,7 +414,7 @@ def test_models_lists_with_and_without_list(invoke: Invoke, empty_cache: Path) -
     with path.open("r+b") as file:
         file.truncate(98_362_432)  # sparse: the right size, and not the right bytes
     assert invoke("models").stdout.splitlines()[1].split()[-1] == "yes"
-    assert "is damaged: its sha256 is" in invoke("models", "verify").stderr
+    assert "is damaged, or another file: its sha256 is" in invoke("models", "verify").stderr
     assert "98.4 MB freed" in invoke("models", "rm", "smollm2", "--yes").stderr
     assert not path.exists()
     assert "not in the cache" in invoke("models", "rm", "smollm2", "--yes").stderr

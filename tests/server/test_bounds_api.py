@@ -17,6 +17,7 @@ from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
 from headrace.server import embeddings
 from headrace.server.call import Call
+from headrace.server.keys import Keys
 from headrace.server.service import Service
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -158,7 +159,7 @@ def test_an_embeddings_timeout_is_the_whole_requests(monkeypatch: pytest.MonkeyP
         hidden_size=1,
         tokenizer=SimpleNamespace(longest_token_characters=9),
     )
-    service = SimpleNamespace(config=ServerConfig(), model=model, context_tokens=100)
+    service = SimpleNamespace(config=ServerConfig(), model=model, context_tokens=100, keys=Keys())
     for inputs, wanted in ((2, [10.0, 6.0]), (5, [10.0, 6.0, 2.0])):
         given.clear()
         body = json.dumps({"input": [[5]] * inputs, "timeout_s": 10}).encode()

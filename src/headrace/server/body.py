@@ -49,10 +49,11 @@ async def read_struct(call: Call, kind: type[S]) -> S:
     is_large = len(call.body) >= SMALL_BYTES
     if is_large:
         await _check_size(call.body, kind)
+    wants_ints = _has_many_digits(call.body)  # reading lets go of it
     sent = await _read_object(call)
     if is_large:
         await asyncio.sleep(0)
-    _check_values(sent, wants_ints=_has_many_digits(call.body))
+    _check_values(sent, wants_ints=wants_ints)
     FIELDS.check("The body", len(sent))
     _leave_out_unknown(call, sent, kind)
     if is_large:
