@@ -111,7 +111,7 @@ def check_refusals(port: int) -> str:
         {"prompt": [1] * (context + 1)},
         {"prompt": "x", "guided_regex": "("},
         {"prompt": "x", "allowed_token_ids": []},
-        {"prompt": "x", "no_such_field": 1},
+        {"prompt": "x", "stop": ["a"] * 17},
     ]
     for body in bodies:
         try:

@@ -69,7 +69,7 @@ def _shorten(path: str, body: Any) -> None:
         if is_missing or (type(sent) is int and sent > 1):
             body[name] = 1
     if type(body.get("timeout_s")) in (int, float) and body["timeout_s"] > 0:
-        body["timeout_s"] = 20
+        body["timeout_s"] = 120
 
 
 @schema.parametrize()
