@@ -93,3 +93,25 @@ def test_settings() -> None:
     for wrong in ({"max_stored_responses": -1}, {"max_stored": 0}, {"response_lifetime_s": 0}):
         with pytest.raises(ConfigError):
             ServerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_key_that_keeps_much_pushes_out_its_own_alone() -> None:
+    kept = store(most=4)
+    put(kept, "honest", "one")
+    for number in range(20):
+        put(kept, f"greedy{number}", "two")
+    assert kept.get("honest", "one") is not None
+    assert len(kept) == 4
+    assert kept.get("greedy19", "two") is not None
+    large = store(most=100, most_bytes=4 * (ENTRY_BYTES + 100))
+    put(large, "honest", "one", size=100)
+    for number in range(20):
+        put(large, f"greedy{number}", "two", size=100)
+    assert large.get("honest", "one") is not None
+    assert large.size_bytes <= 4 * (ENTRY_BYTES + 100)
+    # Who has most is counted by what is there, not by what once was.
+    for name in ("greedy17", "greedy18", "greedy19"):
+        assert large.delete(name, "two")
+    for number in range(4):
+        put(large, f"later{number}", "one", size=100)
+    assert large.get("honest", "one") is None

@@ -1,7 +1,7 @@
 """Answers of /v1/responses that clients may come back to: in memory, bounded, each its owner's.
 
-The oldest go when there are too many of them, too many bytes, or when their time is over; nothing
-outlives the process. A conversation is kept whole with each of its answers, so that one that goes
+The oldest go when their time is over. Where there are too many of them, or too many bytes, the oldest
+of the owner that has most go: nobody can push out what is another's. Nothing outlives the process. A conversation is kept whole with each of its answers, so that one that goes
 leaves the later ones as they were. Decides over a clock that is handed in; knows no HTTP and not
 what is in them.
 """
@@ -30,6 +30,14 @@ class StoredResponse:
         return len(self.response) + len(self.input_items) + ENTRY_BYTES
 
 
+class _Shelf:
+    """What one owner has here."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}  # oldest first
+        self.bytes = 0
+
+
 class ResponseStore:
     def __init__(
         self,
@@ -44,6 +52,7 @@ class ResponseStore:
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._stored: dict[str, StoredResponse] = {}  # oldest first
+        self._shelves: dict[str | None, _Shelf] = {}
         self._size_bytes = 0
 
     @classmethod
@@ -76,10 +85,18 @@ class ResponseStore:
             return False
         self._stored[response_id] = new
         self._size_bytes += new.size_bytes
+        shelf = self._shelves.setdefault(owner, _Shelf())
+        shelf.ids[response_id] = None
+        shelf.bytes += new.size_bytes
         self._forget_old()
         while len(self._stored) > self._max_responses or self._size_bytes > self._max_bytes:
-            self._drop(next(iter(self._stored)))
+            fullest = max(self._shelves.values(), key=self._share)
+            self._drop(next(iter(fullest.ids)))
         return True
+
+    def _share(self, shelf: _Shelf) -> float:
+        """Of what may be kept, by number or by size, whichever is more."""
+        return max(len(shelf.ids) / self._max_responses, shelf.bytes / self._max_bytes)
 
     def get(self, response_id: str, owner: str | None) -> StoredResponse | None:
         """None where there is none, or it is another's: nobody can tell which."""
@@ -101,4 +118,10 @@ class ResponseStore:
             self._drop(response_id)
 
     def _drop(self, response_id: str) -> None:
-        self._size_bytes -= self._stored.pop(response_id).size_bytes
+        dropped = self._stored.pop(response_id)
+        self._size_bytes -= dropped.size_bytes
+        shelf = self._shelves[dropped.owner]
+        del shelf.ids[response_id]
+        shelf.bytes -= dropped.size_bytes
+        if not shelf.ids:
+            del self._shelves[dropped.owner]
