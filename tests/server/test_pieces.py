@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.server import body as body_module
 from headrace.server import pieces
+from headrace.server.body import read_struct
+from headrace.server.call import Call
 from headrace.server.pieces import decode_in_pieces
 
 MANY: list[Any] = [123456] * 100_000
@@ -86,3 +89,43 @@ def test_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(run()) >= len(FLAT) // pieces.PIECE_BYTES
     assert max(longest) <= pieces.PIECE_BYTES + 20
+
+
+class Sent(msgspec.Struct):
+    prompt: list[int]
+    n: int = 1
+
+
+def test_large_bodies_are_read_one_after_the_other_and_small_ones_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pieces of thirty bodies, one after the other, kept a probe waiting for half a second."""
+    reading, most, order = 0, 0, []
+
+    async def watched(body: bytes) -> Any:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        found = await decode_in_pieces(body)
+        await asyncio.sleep(0)
+        reading -= 1
+        return found
+
+    monkeypatch.setattr(body_module, "decode_in_pieces", watched)
+
+    async def ask(turn: asyncio.Lock, name: str, body: bytes) -> None:
+        call = Call(
+            method="POST", path="/", headers={}, request_id=name, body=body, large_turn=turn
+        )
+        assert (await read_struct(call, Sent)).n == 1
+        order.append(name)
+
+    async def all_at_once() -> None:
+        turn = asyncio.Lock()
+        large = [ask(turn, f"large{number}", FLAT) for number in range(5)]
+        await asyncio.gather(*large, ask(turn, "small", b'{"prompt": [1]}'))
+
+    asyncio.run(all_at_once())
+    assert most == 1
+    assert order[0] == "small"
+    assert sorted(order[1:]) == [f"large{number}" for number in range(5)]

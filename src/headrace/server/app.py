@@ -49,6 +49,7 @@ class App:
         self._operators = Operators(service.config, service.keys, is_admin=is_admin)
         host = service.config.admin_host if is_admin else service.config.host
         self._browsers = Browsers(service.config, host, has_keys=self._operators.needs_key)
+        self._large_turn = asyncio.Lock()
         self._routes: dict[str, list[Route]] = {}  # a path may have one for each method
         for route in routes:
             self._routes.setdefault(route.path, []).append(route)
@@ -66,6 +67,7 @@ class App:
             request_id=request_id_of(headers),
             query=scope["query_string"].decode("latin-1"),
             refuses_unknown=self._service.config.unknown_fields is UnknownFields.REFUSE,
+            large_turn=self._large_turn,
         )
         address = scope.get("client") or ("",)
         exchange = _Exchange(self._service, self._browsers, call, receive, send, str(address[0]))

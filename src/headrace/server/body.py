@@ -7,6 +7,7 @@ content type says JSON was seen to before (browsers.py); which encoding it names
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import functools
 import re
@@ -46,7 +47,13 @@ async def read_struct(call: Call, kind: type[S]) -> S:
     """The body as `kind`; others have their turn while a large one is read. OpenAI's fields that
     are not supported are ignored with a warning. Any other unknown one may be a misspelt one: it is
     refused, or ignored with a warning that says so, as the server was told."""
-    is_large = len(call.body) >= SMALL_BYTES
+    if len(call.body) < SMALL_BYTES:
+        return await _read_struct(call, kind, is_large=False)
+    async with call.large_turn or contextlib.nullcontext():
+        return await _read_struct(call, kind, is_large=True)
+
+
+async def _read_struct(call: Call, kind: type[S], *, is_large: bool) -> S:
     if is_large:
         await _check_size(call.body, kind)
     wants_ints = _has_many_digits(call.body)  # reading lets go of it

@@ -6,6 +6,7 @@ whatever it can't do; how bytes come and go is app.py's affair.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
@@ -93,6 +94,8 @@ class Call:
     refuses_unknown: bool = False  # fields, as --unknown-fields says
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
     reservation: Reservation | None = None  # of its key's limits
+    # Held while a large body is read: pieces of many at once would add up before others' turn.
+    large_turn: asyncio.Lock | None = None
 
     def warn(self, text: str) -> None:
         """What the header has no room for is not kept either."""

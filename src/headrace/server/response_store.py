@@ -1,9 +1,10 @@
 """Answers of /v1/responses that clients may come back to: in memory, bounded, each its owner's.
 
-The oldest go when their time is over. Where there are too many of them, or too many bytes, the oldest
-of the owner that has most go: nobody can push out what is another's. Nothing outlives the process. A conversation is kept whole with each of its answers, so that one that goes
-leaves the later ones as they were. Decides over a clock that is handed in; knows no HTTP and not
-what is in them.
+The oldest go when their time is over. Where there are too many of them, or too many bytes, the
+oldest of the owner that has most go: nobody can push out what is another's. Nothing outlives the
+process. A conversation is kept whole with each of its answers, so that one that goes leaves the
+later ones as they were. Decides over a clock that is handed in; knows no HTTP and not what is in
+them.
 """
 
 from __future__ import annotations
