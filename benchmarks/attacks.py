@@ -32,6 +32,7 @@ from attack_probe import ProbeProcess, in_ms
 from attacked_server import SOURCE, AttackedServer, Held
 from attacks_edge import EDGE, PLANTED
 from attacks_work import KV_TOKENS, WORK, Attack, Outcome, Target
+from source_check import check_source
 
 ATTACKS = {attack.name: attack for attack in (*WORK, *EDGE)}
 MOST_BYTES = 6 << 30  # a server beyond this is stopped: the machine is not ours alone
@@ -195,6 +196,7 @@ def main() -> None:
     if options.table:
         print(attacks_table.table([json.loads(path.read_text()) for path in options.table]))
         return
+    check_source(options.source)
     chosen = [
         attack
         for attack in ATTACKS.values()

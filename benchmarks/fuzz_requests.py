@@ -31,6 +31,7 @@ from attack_probe import ProbeProcess
 from attacked_server import SOURCE, AttackedServer
 from fuzz_cases import Case, Cases
 from fuzz_run import Fuzzer, Run
+from source_check import check_source
 
 # A short context, so that going beyond it takes no time; a small pool and a small store, so that
 # both are full, and their memory resident, when the warm-up ends.
@@ -159,6 +160,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="for cases and the log; default: a new one")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_source(options.source)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="headrace-fuzz-"))
     folder.mkdir(parents=True, exist_ok=True)
     seed = random.SystemRandom().randrange(1, 2**31) if options.seed is None else options.seed

@@ -29,6 +29,8 @@ from typing import Any
 
 import httpx
 
+from source_check import check_source
+
 OWN_SOURCE = Path(__file__).resolve().parent.parent / "src"
 CROWD, HONEST = "the-crowds-key", "the-honest-key"
 PROMPTS, CONTINUATIONS, ANSWER_TOKENS = 128, 16, 2000
@@ -190,6 +192,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results: dict[str, Any] = {}
+    for source in args.source:
+        check_source(source)
     for source in args.source:
         print(source, flush=True)
         with tempfile.TemporaryDirectory() as folder, serving(source, Path(folder)) as url:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
+from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import (
     HeadraceError,
     InvalidRequestError,
@@ -256,7 +256,7 @@ def test_what_nobody_waits_for_is_not_compiled_to_its_end(stand: Stand) -> None:
     stand.take()
     stand.starter.hosts[1].succeed()
     for wanted in list(stand.grammars._compiling.values()):
-        stand.grammars._look(wanted, stand.now_s)
+        stand.grammars._look(wanted)
     assert stand.starter.hosts[1].walks == 1
     stand.grammars.forget("c")
     assert stand.starter.hosts[1].walks == 0
@@ -330,7 +330,3 @@ def test_no_process_to_be_had_is_said_and_passes(stand: Stand) -> None:
     stand.take()
     stand.starter.hosts[0].succeed()
     assert stand.take() == {"b": "compiled"}
-
-
-def test_allowed_is_a_value() -> None:
-    assert Allowed(b"\x01") == Allowed(b"\x01", is_stopped=False)

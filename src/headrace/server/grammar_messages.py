@@ -63,7 +63,6 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
     cause: str
     remedy: str
-    status: int = 400
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):

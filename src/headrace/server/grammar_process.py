@@ -213,7 +213,7 @@ class GrammarServer:
             self._start = self._compiler.start(begin.spec)
             mask = self._start.mask()
         except HeadraceError as error:
-            self._send(messages.Failed(error.cause, error.remedy, error.status))
+            self._send(messages.Failed(error.cause, error.remedy))
             return False
         seconds = time.perf_counter() - began
         self._send(messages.Compiled(mask, self._memory.grown_bytes, seconds, os.getpid()))

@@ -158,7 +158,7 @@ class Grammars:
         """Those that have finished since the last call and that somebody waits for."""
         now_s = self._clock()
         for wanted in list(self._compiling.values()):
-            self._look(wanted, now_s)
+            self._look(wanted)
         for wanted in list(self._wanted.values()):
             self._expire(wanted, now_s)
         self._start_next()
@@ -239,7 +239,7 @@ class Grammars:
 
     # -- while it compiles, and after --------------------------------------------------------------
 
-    def _look(self, wanted: _Wanted, now_s: float) -> None:
+    def _look(self, wanted: _Wanted) -> None:
         host = wanted.host
         assert host is not None
         host.pump()
