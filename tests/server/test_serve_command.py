@@ -178,7 +178,7 @@ def test_settings_that_can_not_be(
     (tmp_path / "headrace.toml").write_text("[server]\nprot = 1\n")
     result = invoke()
     assert result.exit_code == 2
-    assert "headrace.toml:2: 'prot' is no setting of [server]" in result.stderr
+    assert "headrace.toml:2: unknown setting 'prot' in [server]" in result.stderr
     assert "Did you mean port?" in result.stderr
     (tmp_path / "headrace.toml").unlink()
     monkeypatch.setenv("HEADRACE_MAX_BATCH_TOKEN", "1")

@@ -29,6 +29,7 @@ from headrace.server.startup import Serving, StartUp
 from headrace.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from headrace.server.fingerprint import Identity
     from headrace.server.http_server import HttpServer
     from headrace.server.room import Room
     from headrace.server.service import Service
@@ -45,7 +46,6 @@ def serve(
     name: str,
     config: ServerConfig,
     engine: EngineConfig,
-    backend: str,
     *,
     typed: str | None = None,
     sock: socket.socket | None = None,
@@ -62,7 +62,7 @@ def serve(
     ):
         start_up = start_up or StartUp(config.log_format)
         found = checked or Checked()
-        life = _Life(path, name, typed, config, engine, backend, sock, admin, start_up, found)
+        life = _Life(path, name, typed, config, engine, sock, admin, start_up, found)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -83,7 +83,6 @@ class _Life:
         typed: str | None,
         config: ServerConfig,
         engine: EngineConfig,
-        backend: str,
         sock: socket.socket,
         admin: socket.socket | None,
         start_up: StartUp,
@@ -94,12 +93,12 @@ class _Life:
         self._typed = typed
         self._config = config
         self._engine = engine
-        self._backend = backend
         self._socket = sock
         self._admin_socket = admin
         self._start_up = start_up
         self._checked = checked
         self._service: Service | None = None
+        self._identity: Identity | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
         self._announced = False
@@ -107,7 +106,6 @@ class _Life:
         self._supervisor = Supervisor(
             wire.Configure(
                 model_path=str(path),
-                backend=backend,
                 engine=engine,
                 log_level=config.log_level,
                 log_format=config.log_format,
@@ -196,7 +194,6 @@ class _Life:
         served = read_served(
             self._path,
             self._name,
-            backend=self._backend,
             server=self._config,
             engine=self._engine,
             typed=self._typed,
@@ -217,9 +214,9 @@ class _Life:
             responses=ResponseStore.from_config(self._config),
             bodies=Bodies(self._config.max_bodies_bytes),
             watchers=[keys],
-            fingerprint=served.fingerprint,
-            identity=served.identity,
         )
+        self._identity = served.identity
+        self._identify()
         self._stop_watching = watch(service)
         what = f"{served.model.tokenizer.vocab_size:,} tokens"
         if served.model.template is None:
@@ -246,7 +243,19 @@ class _Life:
             Room(ADMIN_CONNECTIONS, ADMIN_SPARE, dropped),
         )
 
+    def _identify(self) -> None:
+        """Once the model was read and the engine says what computes: after a restart it may be
+        something else. Either of the two may come last."""
+        from headrace.server.fingerprint import complete, fingerprint
+
+        facts, service = self._supervisor.facts, self._service
+        if facts is None or service is None or self._identity is None:
+            return
+        service.identity = complete(self._identity, facts.backend)
+        service.fingerprint = fingerprint(service.identity)
+
     def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
+        self._identify()
         if self._announced:
             log.info("the engine is back after %.2f s", seconds, extra={"event": "engine_back"})
             return
