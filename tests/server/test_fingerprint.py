@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import torch
 from safetensors.numpy import save_file
 from tests.weights.packers import checkpoint, pack_awq
 
+from headrace.backends.cuda import device
 from headrace.backends.registry import choose_backend
 from headrace.core.config import EngineConfig
 from headrace.core.habits import NEUTRAL, Habits
@@ -101,6 +103,18 @@ def test_what_changes_answers_or_limits_counts(
     plain: Read, default_model_path: Path, settings: dict[str, Any]
 ) -> None:
     assert read(default_model_path, **settings).fingerprint != plain.fingerprint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it can be used")
+def test_a_driver_whose_gpu_can_not_be_used_is_not_taken_for_one(
+    plain: Read, default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was: the fingerprint guessed by the driver, and said that a CPU's answers were a GPU's."""
+    monkeypatch.setattr(device, "driver_is_present", lambda: True)
+    found = read(default_model_path, device="auto").identity
+    assert found["backend"] == plain.identity["backend"]
+    assert found["backend"]["name"] == "cpu"
+    assert found["kv_dtype"] == "f16"
 
 
 @pytest.fixture

@@ -29,7 +29,6 @@ from headrace.server.startup import Serving, StartUp
 from headrace.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from headrace.server.fingerprint import Identity
     from headrace.server.http_server import HttpServer
     from headrace.server.room import Room
     from headrace.server.service import Service
@@ -98,7 +97,6 @@ class _Life:
         self._start_up = start_up
         self._checked = checked
         self._service: Service | None = None
-        self._identity: Identity | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
         self._announced = False
@@ -214,8 +212,8 @@ class _Life:
             responses=ResponseStore.from_config(self._config),
             bodies=Bodies(self._config.max_bodies_bytes),
             watchers=[keys],
+            identity=served.identity,
         )
-        self._identity = served.identity
         self._identify()
         self._stop_watching = watch(service)
         what = f"{served.model.tokenizer.vocab_size:,} tokens"
@@ -244,14 +242,14 @@ class _Life:
         )
 
     def _identify(self) -> None:
-        """Once the model was read and the engine says what computes: after a restart it may be
-        something else. Either of the two may come last."""
+        """Once the model was read and the engine has said what computes, whichever comes last.
+        After a restart it may be something else."""
+        facts, service = self._supervisor.facts, self._service
+        if facts is None or service is None:
+            return
         from headrace.server.fingerprint import complete, fingerprint
 
-        facts, service = self._supervisor.facts, self._service
-        if facts is None or service is None or self._identity is None:
-            return
-        service.identity = complete(self._identity, facts.backend)
+        service.identity = complete(service.identity, facts.backend)
         service.fingerprint = fingerprint(service.identity)
 
     def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
