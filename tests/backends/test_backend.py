@@ -157,28 +157,24 @@ def test_a_backend_that_can_not_run_here_is_passed_over_only_by_auto(
 _IMPORTED = """
 import sys
 import headrace.assemble
-from headrace.backends.cuda import device
 from headrace.backends.registry import choose_backend
 from headrace.core.config import EngineConfig
-device.driver_is_present = lambda: False
+if sys.argv[1] == "auto":
+    from headrace.backends.cuda import device
+    device.driver_is_present = lambda: False
 choose_backend(EngineConfig.from_mapping({"device": sys.argv[1]}))
-loaded = {".".join(name.split(".")[:3]) for name in sys.modules}
-print(*sorted(n.rpartition(".")[2] for n in loaded if n.startswith("headrace.backends.")))
-print("torch" in sys.modules, "triton" in sys.modules)
+backends = [f"headrace.backends.{name}" for name in ("cpu", "cuda", "reference")]
+print([name for name in (*backends, "torch", "triton") if name in sys.modules])
 """
 
 
 @pytest.mark.parametrize(
     ("device", "loaded"),
-    [
-        ("cpu", "backend cpu cuda draws registry shared"),
-        ("reference", "backend cuda reference registry shared"),
-        ("auto", "backend cpu cuda draws registry shared"),
-    ],
+    [("cpu", ["cpu"]), ("reference", ["reference"]), ("auto", ["cpu", "cuda"])],
 )
-def test_a_backend_is_imported_when_it_is_chosen(device: str, loaded: str) -> None:
-    """`cuda` is the module that says whether there is a driver; the test itself imports it."""
+def test_a_backend_is_imported_when_it_is_chosen(device: str, loaded: list[str]) -> None:
+    """`auto` asks the CUDA backend whether there is a driver; that takes no torch."""
     command = [sys.executable, "-c", _IMPORTED, device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [loaded, "False False"]
+    assert done.stdout.strip() == str([f"headrace.backends.{name}" for name in loaded])
