@@ -1,6 +1,6 @@
 """Facts about this installation, this machine and a model, as one plain dictionary.
 
-Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is cli.py's
+Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is commands.py's
 affair.
 """
 

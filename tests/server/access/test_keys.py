@@ -147,7 +147,7 @@ def ask(prompt_tokens: int, max_tokens: int | None, **more: Any) -> GenerateRequ
 
 
 def begin(keys: Keys, one: KeyedCall, *requests: GenerateRequest) -> list[RequestRecord]:
-    """As generation.py begins with the requests of a call."""
+    """As server/request/generation.py begins with the requests of a call."""
     keys.reserve(one, requests)
     records = []
     for request in requests:
