@@ -56,6 +56,7 @@ FUSES: dict[str, Fuse] = {
     "cuda": cuda.fuse,
 }
 ROWS, WANTED = 5, (1, 4)
+NOTHING: Floats = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class Weight(ReferenceWeight):
 
     @property
     def outputs(self) -> int:
-        return self.values.shape[0]
+        return len(self.values)
 
     @property
     def columns(self) -> int:
-        return self.values.shape[-1]
+        return int(self.values.shape[-1])
 
 
 def reference(spec: ModelSpec) -> ReferenceOps:
@@ -79,47 +80,45 @@ def reference(spec: ModelSpec) -> ReferenceOps:
     return ops
 
 
-def compute(ops: ReferenceOps, instruction: Instruction, inputs: list[Floats]) -> Floats:
-    """What an instruction means, a backend's joined ones included."""
+def compute(ops: ReferenceOps, instruction: Instruction, x: Floats, *more: Floats) -> Floats:
+    """What an instruction means, a backend's joined ones included; an Embed has no use for x."""
     match instruction:
         case Embed(table=table, scale=scale):
             return ops.embed(table, scale)
         case Norm(weight=weight, eps=eps):
-            return ops.norm(*inputs, weight, eps)
+            return ops.norm(x, weight, eps)
         case cpu.JoinedMultiply(matrix=matrix, before=before):
-            x, *added = inputs
-            product = ops.linear(x if before is None else compute(ops, before, [x]), matrix)
-            return ops.add(added[0], product) if added else product
+            product = ops.linear(x if before is None else compute(ops, before, x), matrix)
+            return ops.add(more[0], product) if more else product
         case cuda.JoinedMultiply(matrix=matrix, norm=norm, activation=activation):
-            x, *added = inputs
-            product = ops.linear(x if norm is None else compute(ops, norm, [x]), matrix)
+            product = ops.linear(x if norm is None else compute(ops, norm, x), matrix)
             product = product if activation is None else ops.gated(product, activation)
-            return ops.add(added[0], product) if added else product
+            return ops.add(more[0], product) if more else product
         case Multiply(matrix=matrix):
-            return ops.linear(*inputs, matrix)
+            return ops.linear(x, matrix)
         case cuda.AddNormed(weight=weight, eps=eps):
-            return ops.add(inputs[0], ops.norm(inputs[1], weight, eps))
+            return ops.add(x, ops.norm(more[0], weight, eps))
         case HeadNorm(q_weight=q_weight, k_weight=k_weight, attention=attention):
-            return ops.head_norm(*inputs, q_weight, k_weight, attention)
+            return ops.head_norm(x, q_weight, k_weight, attention)
         case cuda.NormedRotate(attention=attention, head_norm=head_norm):
-            return ops.rope(compute(ops, head_norm, inputs), attention)
+            return ops.rope(compute(ops, head_norm, x), attention)
         case Rotate(attention=attention):
-            return ops.rope(*inputs, attention)
-        case cuda.RotatedAttend(attention=attention, head_norm=head_norm):
-            qkv = inputs[0] if head_norm is None else compute(ops, head_norm, inputs)
+            return ops.rope(x, attention)
+        case cuda.RotatedAttend(attention=attention, head_norm=normed):
+            qkv = x if normed is None else compute(ops, normed, x)
             out = ops.attention(ops.rope(qkv, attention), attention)
-            inputs[0][:] = np.nan  # it says that it spoils them
+            x[:] = np.nan  # it says that it spoils its input
             return out
         case Attend(attention=attention):
-            return ops.attention(*inputs, attention)
-        case Gate(activation=activation):
-            return ops.gated(*inputs, activation)
+            return ops.attention(x, attention)
+        case Gate(activation=gate):
+            return ops.gated(x, gate)
         case Add():
-            return ops.add(*inputs)
+            return ops.add(x, more[0])
         case Select():
-            return ops.select(*inputs)
+            return ops.select(x)
         case Softcap(cap=cap):
-            return ops.softcap(*inputs, cap)
+            return ops.softcap(x, cap)
     raise AssertionError(type(instruction).__name__)
 
 
@@ -128,7 +127,7 @@ def run(
 ) -> Floats:
     """The result, each value in its slot; an Input is `first`."""
     slots = assign_slots(instructions, result)
-    memory = {
+    memory: dict[int, Floats] = {
         slot: np.full((len(WANTED) if value.head else ROWS, value.width), np.nan, np.float32)
         for slot, value in enumerate(slot_values(slots))
     }
@@ -138,7 +137,7 @@ def run(
             out = first
         else:
             inputs = [memory[slots[value]] for value in instruction.inputs]
-            out = compute(ops, instruction, inputs)
+            out = compute(ops, instruction, *(inputs or [NOTHING]))
         memory[slots[instruction.output]][:] = out
     return memory[slots[result]]
 
