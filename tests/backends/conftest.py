@@ -13,7 +13,7 @@ from headrace.weights.tensor import FORMATS, Tensor
 
 if TYPE_CHECKING:
     from headrace.backends.cpu import _native
-    from headrace.backends.cpu.ops import Value
+    from headrace.backends.shared.recorder import Value
 
 Floats = NDArray[np.float32]
 
@@ -83,7 +83,8 @@ def run_op(path: str) -> RunOp:
     """run_op(inputs, record): write each input to a slot, run what `record(ops, *values)` records,
     and read its result."""
     from headrace.backends.cpu import _native
-    from headrace.backends.cpu.ops import RecordingOps
+    from headrace.backends.cpu.ops import emit
+    from headrace.backends.shared.recorder import RecordingOps
 
     def run(
         inputs: list[Floats],
@@ -102,10 +103,10 @@ def run_op(path: str) -> RunOp:
         ops = RecordingOps()
         values = [ops.input(x.shape[1]) for x in inputs]
         result = record(ops, *values)
-        slot = ops.emit(program, result)
+        slots = emit(program, ops.instructions, result)
         program.finish()
         for value, x in zip(values, inputs, strict=True):
-            program.slot_view(ops.slots[value], rows)[:] = x
+            program.slot_view(slots[value], rows)[:] = x
         program.run(
             np.array(tokens or [0] * rows, np.int32),
             np.array(positions or [0] * rows, np.int32),
@@ -118,6 +119,6 @@ def run_op(path: str) -> RunOp:
             np.zeros(0, np.int32),
             np.zeros(0, np.float32),
         )
-        return program.slot_view(slot, rows).copy()
+        return program.slot_view(slots[result], rows).copy()
 
     return run

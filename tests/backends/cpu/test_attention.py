@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.kv import KV_DTYPES, kv_bytes_per_token
-from headrace.backends.cpu.ops import RecordingOps, Value
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
+from headrace.backends.shared.recorder import RecordingOps, Value
 from headrace.core.step import StepEntry
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
 

@@ -18,7 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.draws import DrawArrays
 from headrace.backends.cpu.kv import KV_DTYPES
-from headrace.backends.cpu.ops import RecordingOps, Value
+from headrace.backends.cpu.ops import emit
+from headrace.backends.shared.recorder import RecordingOps, Value
 from headrace.core.step import Draw, StepEntry
 from headrace.models.spec import Activation, AttentionSpec, RopeSpec
 from headrace.weights.tensor import FORMATS, Tensor
@@ -222,8 +223,10 @@ def test_draws(path: str) -> None:
     program = _native.Program(_native.Pool(2), None, 6, 3, 16, path)
     ops = RecordingOps()
     value: Value = ops.input(1000)
-    program.finish(ops.emit(program, ops.select(value)))
-    program.slot_view(ops.slots[value], 6)[:] = logits
+    selected = ops.select(value)
+    slots = emit(program, ops.instructions, selected)
+    program.finish(slots[selected])
+    program.slot_view(slots[value], 6)[:] = logits
     zeros = np.zeros(6, np.int32)
     arrays = DrawArrays(entries)
     arrays.run(program, zeros, zeros, zeros, np.zeros((1, 1), np.int32))

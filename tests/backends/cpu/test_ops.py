@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.ops import RecordingOps, Value
+from headrace.backends.cpu.ops import fuse
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
+from headrace.backends.shared.recorder import RecordingOps, Value, assign_slots, slot_values
 from headrace.core.step import StepEntry
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.dequantize import dequantize
@@ -222,7 +223,9 @@ def test_what_is_fused(random_tensor: RandomTensor) -> None:
         ops = RecordingOps()
         x = ops.input(64)
         gate_up = ops.linear(ops.norm(x, weight, 1e-5), up)
-        return ops.assign_slots(ops.add(x, ops.linear(ops.gated(gate_up, Activation.SILU), down)))
+        result = ops.add(x, ops.linear(ops.gated(gate_up, Activation.SILU), down))
+        taken = slot_values(assign_slots(fuse(ops.instructions, result), result))
+        return [(value.width, value.head) for value in taken]
 
     assert slots("Q4_0") == [(64, False), (128, False)]  # x, and the sum in its place; gate and up
     assert slots("F32") == [

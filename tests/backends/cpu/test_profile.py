@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.ops import RecordingOps
+from headrace.backends.cpu.ops import emit
 from headrace.backends.cpu.profile import OperationProfile, Peaks, measure_peaks, read_profile
+from headrace.backends.shared.recorder import RecordingOps
 from headrace.models.spec import AttentionSpec, RopeSpec
 from headrace.weights.tensor import Tensor
 
@@ -32,7 +33,8 @@ def make_program(random_tensor: RandomTensor, threads: int) -> _native.Program:
     program = _native.Program(_native.Pool(threads), kv, 64, 4, 128, None)
     ops = RecordingOps()
     normed = ops.norm(ops.input(64), np.ones(64, np.float32), 1e-5)
-    ops.emit(program, ops.attention(ops.rope(ops.linear(normed, matrix), ATTENTION), ATTENTION))
+    result = ops.attention(ops.rope(ops.linear(normed, matrix), ATTENTION), ATTENTION)
+    emit(program, ops.instructions, result)
     program.finish()
     return program
 

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.draws import DrawArrays
-from headrace.backends.cpu.ops import RecordingOps
+from headrace.backends.cpu.ops import emit
 from headrace.backends.reference.sampling import adjust, log_probability, top_log_probabilities
 from headrace.backends.reference.sampling import draw as reference_draw
+from headrace.backends.shared.recorder import RecordingOps
 from headrace.core.errors import HeadraceError
 from headrace.core.step import Draw, EntryResult, StepEntry
 
@@ -31,8 +32,10 @@ def native(logits: Floats, entries: list[StepEntry], path: str | None = None) ->
     program = _native.Program(_native.Pool(2), None, rows, 3, 16, path)
     ops = RecordingOps()
     value = ops.input(width)
-    program.finish(ops.emit(program, ops.select(value)))
-    program.slot_view(ops.slots[value], rows)[:] = logits
+    selected = ops.select(value)
+    slots = emit(program, ops.instructions, selected)
+    program.finish(slots[selected])
+    program.slot_view(slots[value], rows)[:] = logits
     zeros = np.zeros(rows, np.int32)
     arrays = DrawArrays(entries)
     arrays.run(program, zeros, zeros, zeros, np.zeros((1, 1), np.int32))

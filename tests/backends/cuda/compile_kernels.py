@@ -43,7 +43,6 @@ from headrace.backends.cuda.kv import KvPool
 from headrace.backends.cuda.loading import Loader
 from headrace.backends.cuda.products import launches, matrix
 from headrace.backends.cuda.products.choice import Choices
-from headrace.backends.cuda.products.gated import ACTIVATION_SILU
 from headrace.backends.cuda.products.matrix import MatrixFormat, quantize_matrix
 from headrace.backends.cuda.products.product import Workspace
 from headrace.backends.cuda.program import Program, attention_windows
@@ -237,12 +236,9 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
 
 
 def launch_by_hand(architecture: int) -> None:
-    """What no model above comes to: no product leaves its gate to another launch today, and only a
-    table that a user measured would have INT8 widened for the library."""
+    """What no model above comes to: only a table that a user measured would have INT8 widened for
+    the library."""
     pdl = is_dependent(architecture)
-    gate_up = torch.empty((16, 2 * 14336), dtype=torch.bfloat16, device=META)
-    out = torch.empty((16, 14336), dtype=torch.bfloat16, device=META)
-    launches.gated(gate_up, out, ACTIVATION_SILU, interleaved=True, pdl=pdl)
     int8 = quantize_matrix(torch.empty((4096, 4096), device=META), META, MatrixFormat.INT8)
     launches.widen(int8, Workspace([int8], max_rows=512, device=META, pdl=pdl))
 

@@ -24,10 +24,11 @@ from headrace.backends.cpu.flight import (
     previous_rows,
 )
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
-from headrace.backends.cpu.ops import Prepared, RecordingOps
+from headrace.backends.cpu.ops import Prepared, emit
 from headrace.backends.cpu.plain import PlainStep, is_plain
 from headrace.backends.cpu.pooling import Pooling
 from headrace.backends.cpu.profile import OperationProfile, read_profile
+from headrace.backends.shared.recorder import record
 from headrace.core.step import (
     Drawn,
     EntryResult,
@@ -36,7 +37,7 @@ from headrace.core.step import (
     StepPlan,
     StepResult,
 )
-from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.dummy import DummyTensor
@@ -89,13 +90,10 @@ class CpuRunner:
             self._pool, self._kv, max_batch_tokens, LOGIT_ROWS, context, path
         )
         prepared = weights.map(lambda role, weight: _prepare(role, weight, threads, release))
-        ops = RecordingOps()
-        hidden = hidden_states(ops, spec, prepared)
-        result = logits(ops, spec, prepared, hidden)
-        self._program.finish(ops.emit(self._program, result))
-        self._pooling = Pooling(
-            self._program, ops.slots[hidden], prepared.final_norm, spec.norm_eps
-        )
+        instructions, hidden, result = record(spec, prepared)
+        slots = emit(self._program, instructions, result)
+        self._program.finish(slots[result])
+        self._pooling = Pooling(self._program, slots[hidden], prepared.final_norm, spec.norm_eps)
         self._flight = Flight(self._limits.steps_in_flight)
         self.weight_bytes = _packed_bytes(prepared)
 

@@ -1,0 +1,1 @@
+"""What backends have in common; it knows none of them."""
