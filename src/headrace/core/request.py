@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from headrace.core import bounds
 from headrace.core.bounds import Bound, shown
@@ -230,6 +231,22 @@ class GenerateRequest:
     embed: bool = False
 
 
+class TokenExtras(Protocol):
+    """What few tokens have; see SampledToken."""
+
+    @property
+    def top(self) -> Sequence[tuple[int, float]]: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def prompt_scores(self) -> Sequence[tuple[float, Sequence[tuple[int, float]]]] | None: ...
+
+    @property
+    def embedding(self) -> list[float] | None: ...
+
+
 @dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
 class SampledToken:
     """What the engine gives: a token of a request, and the end where it is the last."""
@@ -245,6 +262,11 @@ class SampledToken:
     # asked for: for each prompt token but the first, its logprob and the likeliest in its place.
     prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
+
+    @property
+    def row(self) -> tuple[int, int, float, FinishReason | None, TokenExtras]:
+        """As text.RequestText.push takes it."""
+        return self.index, self.token_id, self.logprob, self.finish_reason, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
