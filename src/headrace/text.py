@@ -18,6 +18,7 @@ from headrace.core.request import (
     GenerateRequest,
     Logprob,
     Logprobs,
+    PromptScore,
     RequestOutput,
     SamplingParams,
     TokenEvent,
@@ -170,10 +171,12 @@ class RequestText:
             text += stops.finish()
         if reason is not None:
             self._ended.add(index)
-        logprobs = None
+        logprobs = prompt_logprobs = None
         if params.logprobs is not None and token_id >= 0:
             top = () if extras is None else extras.top[: params.logprobs]
             logprobs = self._logprobs(token_id, logprob, top)
+        if params.prompt_logprobs is not None and extras is not None:
+            prompt_logprobs = self._prompt_logprobs(extras.prompt_scores, params.prompt_logprobs)
         return TokenEvent(
             request_id=self._request.request_id,
             token_id=token_id if token_id >= 0 else None,
@@ -181,21 +184,23 @@ class RequestText:
             logprob=logprob,
             index=index,
             logprobs=logprobs,
-            prompt_logprobs=None if extras is None else self._prompt_logprobs(extras),
+            prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
             stop_string=stops.met,
             embedding=None if extras is None else extras.embedding,
         )
 
-    def _prompt_logprobs(self, extras: TokenExtras) -> list[Logprobs | None] | None:
-        wanted = self._request.params.prompt_logprobs
-        if wanted is None or extras.prompt_scores is None:
+    def _prompt_logprobs(
+        self, scores: Sequence[PromptScore] | None, wanted: int
+    ) -> list[Logprobs | None] | None:
+        if scores is None:
             return None
-        scored = zip(self._request.prompt_token_ids[1:], extras.prompt_scores, strict=True)
-        return [
-            None,
-            *(self._logprobs(token_id, p, top[:wanted]) for token_id, (p, top) in scored),
-        ]
+        found: list[Logprobs | None] = [None]
+        for token_id, (logprob, top) in zip(
+            self._request.prompt_token_ids[1:], scores, strict=True
+        ):
+            found.append(self._logprobs(token_id, logprob, top[:wanted]))
+        return found
 
     def _logprobs(
         self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]

@@ -231,6 +231,10 @@ class GenerateRequest:
     embed: bool = False
 
 
+# A prompt's token: its logprob, and the likeliest in its place with theirs.
+PromptScore = tuple[float, Sequence[tuple[int, float]]]
+
+
 class TokenExtras(Protocol):
     """What few tokens have; see SampledToken."""
 
@@ -241,7 +245,7 @@ class TokenExtras(Protocol):
     def error(self) -> str | None: ...
 
     @property
-    def prompt_scores(self) -> Sequence[tuple[float, Sequence[tuple[int, float]]]] | None: ...
+    def prompt_scores(self) -> Sequence[PromptScore] | None: ...
 
     @property
     def embedding(self) -> list[float] | None: ...
@@ -259,8 +263,8 @@ class SampledToken:
     finish_reason: FinishReason | None = None
     error: str | None = None
     # With the first token of a request's first continuation, which comes before all others, if
-    # asked for: for each prompt token but the first, its logprob and the likeliest in its place.
-    prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
+    # asked for: one for each prompt token but the first.
+    prompt_scores: list[PromptScore] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 
     @property
@@ -292,7 +296,7 @@ class Logprob:
 Logprobs = dict[int, Logprob]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take twice the time to make
 class TokenEvent:
     """What streams out to a caller: a token and the text that it completed. A last event that
     brings no token (a timeout) has a token_id of None."""

@@ -12,7 +12,13 @@ from itertools import count, repeat
 import msgspec
 
 from headrace.core.config import EngineConfig
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
+from headrace.core.request import (
+    FinishReason,
+    GenerateRequest,
+    PromptScore,
+    SampledToken,
+    Started,
+)
 from headrace.models.verify import Checked
 from headrace.server.frames import Decoder
 from headrace.server.snapshot import EngineSnapshot
@@ -109,7 +115,7 @@ class Extra(Message, frozen=True, gc=False):
 
     top: Sequence[tuple[int, float]] = ()
     error: str | None = None
-    prompt_scores: Sequence[tuple[float, Sequence[tuple[int, float]]]] | None = None
+    prompt_scores: Sequence[PromptScore] | None = None
     embedding: list[float] | None = None
 
     @property
