@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.core.request import FinishReason, SampledToken
-from headrace.server import wire
-from headrace.server.frames import Encoder
+from headrace.server.link import wire
+from headrace.server.link.frames import Encoder
 
 SIZES = 1, 64, 256
 ALTERNATIVES = 0, 5

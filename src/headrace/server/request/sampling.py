@@ -1,0 +1,171 @@
+"""A request's sampling fields as SamplingParams, with the server's bounds and the model's habits.
+
+Knows names and ranges; no endpoint.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from headrace.core import bounds
+from headrace.core.errors import BoundError, InvalidRequestError, ModelNotFoundError
+from headrace.core.request import MAX_SEED, SamplingParams
+from headrace.server.request.schema import SamplingFields
+from headrace.server.request.service import Service
+
+# Sent under the same name, and with the same meaning.
+_SAME = (
+    *("n", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p"),
+    *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"),
+    *("ignore_eos", "stop", "skip_special_tokens", "include_stop_str_in_output"),
+)
+
+MAX_COUNT = 2**31 - 1  # of anything counted: far beyond every context, and fit for any integer
+
+
+def check_model(service: Service, name: str | None) -> None:
+    if name is not None and not service.model.answers_to(name):
+        expected = " or ".join(map(repr, service.model.names))
+        raise ModelNotFoundError(
+            f"The model {name[:100]!r} is not served here; expected {expected}.",
+            "GET /v1/models lists what is served.",
+            param="model",
+        )
+
+
+def check_stream_options(sent: SamplingFields) -> None:
+    if sent.stream_options is not None and not sent.stream:
+        raise InvalidRequestError(
+            "stream_options is given without stream.", "Set stream to true.", param="stream_options"
+        )
+
+
+def sampling_params(
+    service: Service,
+    sent: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    logprobs_param: str = "logprobs",
+    best_of: int | None = None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Refuses with `param` what the server's bounds, or what is possible at all, do not allow."""
+    check_model(service, sent.model)
+    config, model = service.config, service.model
+    check_most("n", sent.n, config.max_n)
+    check_most("best_of", best_of, config.max_n, flag="max-n")
+    for param, count in ((logprobs_param, logprobs), ("prompt_logprobs", sent.prompt_logprobs)):
+        check_most(param, count, config.max_logprobs, flag="max-logprobs")
+        if count is not None and count < 0:
+            raise InvalidRequestError(
+                f"{param} is {count}; expected 0 to {config.max_logprobs}.",
+                "Correct it, or leave it out.",
+                param=param,
+            )
+    if sent.prompt_logprobs and sent.stream:
+        raise InvalidRequestError(
+            "prompt_logprobs is given with stream: they come with whole answers only.",
+            "Leave out one of the two.",
+            param="prompt_logprobs",
+        )
+    if isinstance(sent.stop, list):
+        check_most("stop", len(sent.stop), config.max_stop)
+    if sent.allowed_token_ids is not None:
+        # Before they are walked; each of them is checked where the request is made.
+        bounds.ALLOWED_TOKENS.check(
+            "allowed_token_ids", len(sent.allowed_token_ids), most=model.vocab_size
+        )
+    bounds.BIASED_TOKENS.check("logit_bias", len(sent.logit_bias or ()))
+    for name in ("top_k", "min_tokens", "priority"):
+        check_count(name, getattr(sent, name))
+    check_count("max_tokens", max_tokens)
+    fields: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(sent, name)) is not None
+    }
+    _, penalty = one_number(sent, "repetition_penalty", "repeat_penalty")
+    if penalty is not None:
+        fields["repetition_penalty"] = penalty
+    if sent.seed is not None and -(2**63) <= sent.seed < 0:
+        fields["seed"] = sent.seed & MAX_SEED  # OpenAI's are signed
+    return SamplingParams(
+        temperature=sent.temperature,
+        top_p=sent.top_p,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        best_of=best_of,
+        logit_bias=_logit_bias(sent.logit_bias or {}),
+        **fields,
+    ).settled(model.habits)
+
+
+def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:
+    """Of fields that are one thing under several names: the name that was sent, and its value."""
+    found = [(name, value) for name in names if (value := getattr(sent, name)) is not None]
+    if not found:
+        return names[0], None
+    for name, value in found[1:]:
+        if value != found[0][1]:
+            raise InvalidRequestError(
+                f"{found[0][0]} is {found[0][1]} and {name} is {value}; expected one number.",
+                f"Send {names[0]} alone: it is the same thing.",
+                param=found[0][0],
+            )
+    return found[0]
+
+
+def asked_tokens(sent: SamplingFields, *names: str) -> tuple[str, int | None]:
+    """The longest answer that was asked for, under one of the names or llama.cpp's, and that name;
+    None where none was."""
+    if sent.n_predict in (-1, -2):  # llama.cpp's words for "to the end of the context"
+        sent.n_predict = None
+    name, asked = one_number(sent, *names, "n_predict")
+    if asked is not None and asked < 1 and name not in ("max_tokens",):
+        raise InvalidRequestError(
+            f"{name} is {asked}; expected an integer of at least 1.",
+            "Leave it out for an answer of any length.",
+            param=name,
+        )
+    return name, asked
+
+
+def cache_salt_of(sent: SamplingFields) -> str:
+    """Under which prefixes are shared. A salt that nobody else has shares none: nothing is found,
+    and what is left behind is found by nobody."""
+    return secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
+
+
+def check_count(param: str, found: int | None) -> None:
+    if found is not None and abs(found) > MAX_COUNT:
+        raise InvalidRequestError(
+            f"{param} is {found}; expected at most {MAX_COUNT} either way.",
+            "Change it.",
+            param=param,
+        )
+
+
+def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:
+    """A bound that the server's operator may have moved."""
+    if found is not None and found > most:
+        name = flag or f"max-{param}"
+        raise BoundError(
+            f"{param} is {found}; this server takes at most {most}.",
+            f"Lower it, or start the server with --{name}.",
+            param=param,
+            bound=name.removeprefix("max-").replace("-", "_"),
+        )
+
+
+def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for token, value in sent.items():
+        if not token.isascii() or not token.isdigit() or len(token) > 9:
+            raise InvalidRequestError(
+                f"logit_bias has the key {token[:40]!r}; expected token ids as digits.",
+                "POST /tokenize gives the ids of a text.",
+                param="logit_bias",
+            )
+        bias[int(token)] = value
+    return bias
