@@ -207,7 +207,7 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
     asyncio.run(play())
 
 
-def test_an_engine_that_sends_no_message_is_killed_and_replaced() -> None:
+def test_an_engine_whose_message_can_not_be_decoded_is_killed_and_replaced() -> None:
     async def play() -> None:
         supervisor = make("garbled", max_restarts=50)
         async with running(supervisor):

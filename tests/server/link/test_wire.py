@@ -107,7 +107,7 @@ def test_columns_of_different_lengths_are_refused(short: int) -> None:
 @pytest.mark.parametrize("place", [-1, 1, 2**40])
 def test_an_extra_of_no_token_is_refused(place: int) -> None:
     columns: list[list[Any]] = [[1], [0], [5], [-1.0], [None]]
-    assert "has an extra beside them" in refused(*columns, {place: [[[5, -1.0]]]})
+    assert "outside the step's 1 tokens" in refused(*columns, {place: [[[5, -1.0]]]})
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ class EngineLink:
         except ConnectionError:
             log.debug("the engine's socket was reset")
         except (msgspec.MsgspecError, HeadraceError) as error:
-            log.error("the engine is killed: it sent what is no message: %s", error)
+            log.error("the engine sent a message that could not be decoded; killing it: %s", error)
             self.kill()
         finally:
             self._writer.close()

@@ -149,7 +149,7 @@ class Tokens(Message, tag="tokens", frozen=True):
         ):
             raise ValueError("a step's columns differ in length")
         if self.extras and not (min(self.extras) >= 0 and max(self.extras) < size):
-            raise ValueError(f"a step of {size} tokens has an extra beside them")
+            raise ValueError(f"an extra has a place outside the step's {size} tokens")
 
     @classmethod
     def of(
