@@ -158,7 +158,6 @@ def chat(
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Keep nothing of what is typed.")
     ] = False,
-    backend: options.Backend = "auto",
     offline: options.Offline = False,
     *,
     engine: EngineConfig,
@@ -178,7 +177,7 @@ def chat(
         seed=seed,
         stop=stop,
     )
-    llm = open_llm(model, backend, options.for_one(engine), offline)
+    llm = open_llm(model, options.for_one(engine), offline)
     history = None if no_history else History(history_path())
     ChatSession(llm, params, system=system, history=history).run()
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from headrace.cli.options import named_as_flags
-from headrace.core.config import EngineConfig
+from headrace.core.config import RENAMED, EngineConfig, renamed
 from headrace.core.settings import Setting, all_settings, split_list
 
 ENGINE, GIVEN = "engine", "given"
@@ -74,16 +74,28 @@ def _replaced(
 ) -> Callable[..., None]:
     @wraps(command)
     def call(**given: Any) -> None:
+        for old in RENAMED:
+            if (value := given.pop(old)) is not None:
+                raise renamed(old, value, "--{} {}".format)
         taken = take(given)
         command(**given, **taken)
 
     own = inspect.signature(command, eval_str=True)
-    parameters = [p for name, p in own.parameters.items() if name != parameter] + list(flags)
+    parameters = [p for name, p in own.parameters.items() if name != parameter]
+    parameters += [*flags, *(_old_flag(old) for old in RENAMED)]
     # Typer reads a command's signature, and its annotations once more.
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     del call.__wrapped__  # whose annotations would be read instead
     return call
+
+
+def _old_flag(name: str) -> inspect.Parameter:
+    """One that is taken to answer with the new name."""
+    option = typer.Option(f"--{name}", hidden=True)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
 
 
 def _engine_flag(setting: Setting) -> inspect.Parameter:

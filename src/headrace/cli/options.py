@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,10 +56,6 @@ RepetitionPenalty = Annotated[
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given again.")]
 System = Annotated[str | None, typer.Option(help="The system prompt.")]
-Backend = Annotated[
-    Literal["auto", "cpu", "reference"],
-    typer.Option(help="reference: slow and exact; auto: what --device says."),
-]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 

@@ -53,7 +53,6 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
     return Supervisor(
         wire.Configure(
             model_path="none",
-            backend="cpu",
             engine=EngineConfig(),
             log_level="info",
             log_format="json",
@@ -68,12 +67,12 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
 def tiny(folder: Path, settings: dict[str, Any], command: Sequence[str]) -> Supervisor:
     """Over a real engine process with a model of nearly nothing."""
     (folder / "config.json").write_text(json.dumps(TINY))
-    sizes = {"load_format": "dummy", "max_batch_tokens": 16, "kv_tokens": 512}
+    sizes = {"max_batch_tokens": 16, "kv_tokens": 512}
+    small = {"device": "reference", "load_format": "dummy", **sizes}
     return Supervisor(
         wire.Configure(
             model_path=str(folder),
-            backend="reference",
-            engine=EngineConfig.from_mapping(sizes | settings),
+            engine=EngineConfig.from_mapping(small | settings),
             log_level="info",
             log_format="json",
             grammars_bytes=1 << 30,

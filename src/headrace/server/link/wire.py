@@ -35,7 +35,6 @@ class Configure(Message, tag="configure", frozen=True):
     """The first message: what to load."""
 
     model_path: str
-    backend: str
     engine: EngineConfig
     log_level: str
     log_format: str
@@ -88,6 +87,7 @@ class Ready(Message, tag="ready", frozen=True):
     ledger_bytes: dict[str, dict[str, int]]  # predicted, allocated -> part -> bytes
     notes: list[str]
     pid: int
+    backend: dict[str, str]  # what computes: part of the fingerprint
 
 
 class Broken(Message, tag="broken", frozen=True):

@@ -13,7 +13,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.fetch.catalog import entry_of
 from headrace.server.request.service import ServedModel
-from headrace.server.start.fingerprint import Identity, fingerprint, identify
+from headrace.server.start.fingerprint import Identity, identify
 from headrace.weights.describe import describe_file
 from headrace.weights.habits import read_habits
 from headrace.weights.load import open_weights
@@ -22,15 +22,13 @@ from headrace.weights.load import open_weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifiedModel:
     model: ServedModel
-    fingerprint: str
-    identity: Identity
+    identity: Identity  # but for what computes
 
 
 def read_model(
     path: Path,
     name: str,
     *,
-    backend: str,
     server: ServerConfig,
     engine: EngineConfig,
     typed: str | None = None,
@@ -41,9 +39,7 @@ def read_model(
         spec, _ = describe_file(file, engine.context_tokens)
         tokenizer = read_tokenizer(file)
         habits = read_habits(path, file, engine.generation_config)
-        identity = identify(
-            file, spec, tokenizer.chat_template, backend=backend, server=server, engine=engine
-        )
+        identity = identify(file, spec, tokenizer.chat_template, server=server, engine=engine)
     finally:
         file.close()
     entry = entry_of(path)
@@ -61,4 +57,4 @@ def read_model(
     )
     # Where a request says nothing, these are part of its answer.
     identity["sampling"] = asdict(habits)
-    return IdentifiedModel(model=model, fingerprint=fingerprint(identity), identity=identity)
+    return IdentifiedModel(model=model, identity=identity)
