@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,17 +108,16 @@ def run_op(path: str) -> RunOp:
         program.finish()
         for value, x in zip(values, inputs, strict=True):
             program.slot_view(slots[value], rows)[:] = x
+        # Neighbouring rows of one sequence are one share of the step.
+        places = list(zip(entries or [0] * rows, positions or [0] * rows, strict=True))
+        firsts = [r for r, (e, p) in enumerate(places) if not r or places[r - 1] != (e, p - 1)]
         program.run(
-            np.array(tokens or [0] * rows, np.int32),
-            np.array(positions or [0] * rows, np.int32),
-            np.array(entries or [0] * rows, np.int32),
-            np.array(tables or [[0]], np.int32),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.int32),
-            np.zeros((0, 5), np.float64),
-            np.zeros(0, np.float64),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.float32),
+            tokens or [0] * rows,
+            [end - first for first, end in pairwise([*firsts, rows])],
+            [places[first][1] for first in firsts],
+            [(tables or [[0]])[places[first][0]] for first in firsts],
+            [None] * len(firsts),
+            [0.0] * len(firsts),
         )
         return program.slot_view(slots[result], rows).copy()
 

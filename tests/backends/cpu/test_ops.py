@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.ops import fuse
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
 from headrace.backends.shared.recorder import RecordingOps, Value, assign_slots, slot_values
-from headrace.core.step import StepEntry
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.dequantize import dequantize
 from headrace.weights.tensor import FORMATS, Tensor
@@ -283,8 +283,8 @@ def reference(rows: int) -> ReferenceOps:
         norm_eps=1e-5,
         attention=(attention,),
     )
-    entry = StepEntry(sequence_id=0, token_ids=[0] * rows, start=0, block_table=[0])
-    return ReferenceOps(KvBlocks(spec, 1, 16), [entry])
+    entry = Row(sequence_id=0, token_ids=[0] * rows, start=0, block_table=[0])
+    return ReferenceOps(KvBlocks(spec, 1, 16), plan_of(entry))
 
 
 @pytest.mark.parametrize("width", [16, 40, 576])

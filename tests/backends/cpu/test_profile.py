@@ -40,13 +40,7 @@ def make_program(random_tensor: RandomTensor, threads: int) -> _native.Program:
 
 
 def run(program: _native.Program, rows: int) -> None:
-    positions = np.arange(rows, dtype=np.int32)
-    zeros = np.zeros(rows, np.int32)
-    none, nothing = np.zeros(0, np.int32), np.zeros(0, np.float64)
-    program.run(
-        zeros, positions, zeros, np.arange(8, dtype=np.int32)[None], none, none,
-        np.zeros((0, 5)), nothing, none, np.zeros(0, np.float32),
-    )  # fmt: skip
+    program.run([0] * rows, [rows], [0], [list(range(8))], [None], [0.0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -34,6 +34,7 @@ import torch
 from tests.backends.cuda import mistaken_kernels
 from tests.backends.cuda.no_device import Watch, name_of
 from tests.backends.cuda.served_shapes import META, MODELS, SERVED, Served
+from tests.plans import Draw, Row, plan_of
 from triton.runtime.jit import JITFunction
 
 import headrace.backends.cuda as backend
@@ -48,7 +49,7 @@ from headrace.backends.cuda.products.product import Workspace
 from headrace.backends.cuda.program import Program, attention_windows
 from headrace.backends.cuda.runner import CudaRunner, logit_rows, work_shape
 from headrace.backends.cuda.step.inputs import StepInputs
-from headrace.core.step import PREVIOUS, Draw, RunnerLimits, StepEntry, StepPlan
+from headrace.core.step import PREVIOUS, RunnerLimits, StepPlan
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.describe import describe_file
@@ -197,17 +198,15 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
     scored = list(range(23))
     for count in (1, max_sequences):
         chosen = [draws[n % len(draws)] for n in range(1, count + 1)]
-        yield StepPlan(
-            entries=[
-                StepEntry(
-                    sequence_id=n, token_ids=history, start=0, block_table=[n], draw=chosen[n]
-                )
+        yield plan_of(
+            *[
+                Row(sequence_id=n, token_ids=history, start=0, block_table=[n], draw=chosen[n])
                 for n in range(count)
             ]
         )
-        yield StepPlan(
-            entries=[
-                StepEntry(
+        yield plan_of(
+            *[
+                Row(
                     sequence_id=n,
                     token_ids=[PREVIOUS],
                     start=len(history),
@@ -220,9 +219,9 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
             copies=[(0, 60)],
         )
         for pool in (False, True):  # more rows of logits than exist at one time, and others
-            yield StepPlan(
-                entries=[
-                    StepEntry(
+            yield plan_of(
+                *[
+                    Row(
                         sequence_id=100,
                         token_ids=scored,
                         start=0,

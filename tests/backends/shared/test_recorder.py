@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.cpu import ops as cpu
 from headrace.backends.cuda import ops as cuda
@@ -41,7 +42,6 @@ from headrace.backends.shared.recorder import (
     slot_values,
     write_in_place,
 )
-from headrace.core.step import StepEntry
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.refs import WeightRef
 from headrace.models.registry import CONFIG_FAMILIES, describe_config
@@ -74,8 +74,8 @@ class Weight(ReferenceWeight):
 
 def reference(spec: ModelSpec) -> ReferenceOps:
     """Of a step with five tokens of one sequence, two of which want logits."""
-    entry = StepEntry(sequence_id=0, token_ids=[3, 1, 4, 1, 5], start=0, block_table=[0])
-    ops = ReferenceOps(KvBlocks(spec, 1, 16), [entry])
+    entry = Row(sequence_id=0, token_ids=[3, 1, 4, 1, 5], start=0, block_table=[0])
+    ops = ReferenceOps(KvBlocks(spec, 1, 16), plan_of(entry))
     ops.wanted = WANTED
     return ops
 
