@@ -108,7 +108,7 @@ class AsyncEngine:
             self._assembled.spec.vocab_size,
             request_id if request_id is not None else f"request-{next(self._numbers)}",
             prompt,
-            (params or SamplingParams()).settled(self._assembled.habits),
+            (params or SamplingParams()).settled(self._assembled.sampling_defaults),
             beam=beam,
             priority=priority,
             cache_salt=cache_salt,

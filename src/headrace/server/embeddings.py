@@ -31,7 +31,7 @@ from headrace.server.ending import check_time_left, check_timeout
 from headrace.server.generation import generate
 from headrace.server.interleave import gather_all
 from headrace.server.prompts import encode_text
-from headrace.server.sampling import check_count, check_model
+from headrace.server.sampling import check_model
 from headrace.server.schema import EmbeddingRequest
 from headrace.server.service import Service
 from headrace.server.truncation import truncation_of
@@ -87,7 +87,6 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
 
 def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
     check_model(service, sent.model)
-    check_count("priority", sent.priority)
     size = service.model.hidden_size
     if sent.dimensions is not None and sent.dimensions != size:
         raise InvalidRequestError(
