@@ -110,6 +110,10 @@ def test_a_pool_has_one_size(settings: dict[str, Any]) -> None:
 
 
 def test_flags_say_what_they_are_for() -> None:
-    flags = {field.name: field.metadata["help"] for field in fields(EngineConfig) if field.metadata}
+    flags = {
+        field.name: field.metadata["help"]
+        for field in fields(EngineConfig)
+        if "help" in field.metadata
+    }
     assert {"kv_memory", "kv_tokens", "kv_fraction", "policy", "threads"} <= set(flags)
     assert all(text.endswith(".") for text in flags.values())

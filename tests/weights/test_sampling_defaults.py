@@ -11,6 +11,7 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.core.config import EngineConfig, GenerationConfig
 from headrace.core.errors import ConfigError, WeightsError
+from headrace.core.request import GenerateRequest
 from headrace.core.sampling import NEUTRAL, DrawNumbers, model_defaults
 from headrace.core.server_config import ServerConfig
 from headrace.models.catalog import CATALOG, DEFAULT_NAME
@@ -149,6 +150,18 @@ def test_library_and_server_sample_alike(default_model_path: Path, setting: str)
             llm.chat(messages, params)[0].outputs[0].text for params in (spoken, left_open, other)
         ]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_who_gives_no_parameters_gets_the_models(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """generate() without any was at temperature 1, unlike generate(prompts, SamplingParams())."""
+    asked: list[GenerateRequest] = []
+    monkeypatch.setattr(LLM, "_complete", lambda llm, requests, prompts: asked.extend(requests))
+    with LLM(default_model_path, kv_tokens=512) as llm:
+        llm.generate("Once")
+        llm.generate("Once", SamplingParams())
+    assert [request.params.chosen for request in asked] == [OWN, OWN]
 
 
 def test_the_setting_is_checked() -> None:
