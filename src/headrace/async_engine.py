@@ -117,6 +117,7 @@ class AsyncEngine:
         )
         if params is None:
             request.params = default_params(
+                request.params,
                 prompt_tokens=len(request.prompt_token_ids),
                 context_tokens=self._assembled.runner.limits.context_tokens,
             )

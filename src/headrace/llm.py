@@ -140,8 +140,10 @@ class LLM:
         ]
         for request in requests if params is None else ():
             request.params = default_params(
-                prompt_tokens=len(request.prompt_token_ids), context_tokens=self.context_tokens
-            ).settled(self.sampling_defaults)
+                request.params,
+                prompt_tokens=len(request.prompt_token_ids),
+                context_tokens=self.context_tokens,
+            )
         return self._complete(requests, listed)
 
     def chat(

@@ -211,14 +211,15 @@ def test_a_field_without_metadata_is_checked_by_its_type() -> None:
         maybe: int | None = field(default=None, metadata=within(at_least=1))
 
     check_fields(Owner())
-    for name, value, expected in (
+    wrong: list[tuple[str, Any, str]] = [
         ("count", 1.5, "a whole number"),
         ("share", math.inf, "a finite number"),
         ("is_on", 1, "true or false"),
         ("name", "", "some text"),
         ("salt", None, "some text"),
         ("maybe", 0, "1 or more"),
-    ):
+    ]
+    for name, value, expected in wrong:
         with pytest.raises(InvalidRequestError) as caught:
             check_fields(Owner(**{name: value}))
         assert caught.value.cause == f"{name} is {value!r}; expected {expected}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.async_engine import AsyncEngine
 from headrace.core.config import EngineConfig, GenerationConfig
 from headrace.core.errors import ConfigError, WeightsError
 from headrace.core.request import GenerateRequest
@@ -162,6 +164,26 @@ def test_who_gives_no_parameters_gets_the_models(
         llm.generate("Once")
         llm.generate("Once", SamplingParams())
     assert [request.params.chosen for request in asked] == [OWN, OWN]
+
+
+def test_an_async_engine_does_too(default_model_path: Path) -> None:
+    asked: list[GenerateRequest] = []
+
+    async def ask() -> None:
+        async with AsyncEngine(default_model_path, kv_tokens=512) as engine:
+            loop = engine._loop
+            taken = loop.add
+
+            def add(request: GenerateRequest, caller: Any, constraint: Any) -> None:
+                asked.append(request)
+                taken(request, caller, constraint)
+
+            loop.add = add  # type: ignore[method-assign]
+            async for _ in engine.generate("Once"):
+                break
+
+    asyncio.run(ask())
+    assert [request.params.chosen for request in asked] == [OWN]
 
 
 def test_the_setting_is_checked() -> None:
