@@ -16,10 +16,8 @@ import numpy as np
 
 from headrace.backends.reference.sampling import draw as reference_draw
 from headrace.backends.reference.sampling import masked_in
-from headrace.core.sampling import NEUTRAL, filters_of, penalties_of
 from headrace.core.step import Draw, TopLogprobs
 
-_NO_FILTERS, _NO_PENALTIES = filters_of(NEUTRAL), penalties_of(NEUTRAL)
 RANKED = 32  # tokens with a probability of their own
 _MASK = (1 << 64) - 1
 _SURE = 1e-6  # falling off so fast, the first token is all but certain
@@ -91,7 +89,13 @@ class Distribution:
             if not _limits(how):
                 return self._vocabulary.eos_id if self._ends else self._token(self._first)
             return self._likeliest(how)
-        if not _limits(how) and filters_of(how) == _NO_FILTERS:
+        if (
+            not _limits(how)
+            and how.temperature == 1
+            and how.top_k == 0
+            and how.min_p == 0
+            and how.top_p == how.typical_p == 1
+        ):
             return self._drawn(how.uniform)
         return self._drawn_by_reference(how)
 
@@ -198,4 +202,9 @@ def _limits(how: Draw) -> bool:
 
 def _adjusts(how: Draw) -> bool:
     """Whether the order of tokens may change."""
-    return bool(how.bias) or penalties_of(how) != _NO_PENALTIES
+    return bool(
+        how.bias
+        or how.repetition_penalty != 1
+        or how.presence_penalty != 0
+        or how.frequency_penalty != 0
+    )
