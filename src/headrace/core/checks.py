@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
@@ -210,9 +210,9 @@ def check_fields(values: Any, error: ErrorType = InvalidRequestError) -> None:
     """Refuses a dataclass whose fields have a value that they do not take, and gives the others
     their one shape. None passes where the type allows it."""
     owner: type = type(values)
-    for name, is_optional, rule in _rules(owner):
+    for name, is_optional, rule, good in _rules(owner):
         value = getattr(values, name)
-        if value is None and is_optional:
+        if value is good or (value is None and is_optional):
             continue
         settled = rule.settled(name, value, error)
         if settled is not value:
@@ -230,7 +230,7 @@ def check_value(
 
 def rule_of(owner: type, name: str) -> tuple[bool, Rule]:
     """Whether None is allowed, and what else is."""
-    return next((is_optional, rule) for each, is_optional, rule in _rules(owner) if each == name)
+    return next(found[1:3] for found in _rules(owner) if found[0] == name)
 
 
 def metadata_of(owner: type, name: str) -> Mapping[str, Any]:
@@ -249,14 +249,21 @@ def plain_types(hint: Any) -> tuple[list[Any], bool]:
 
 
 @cache
-def _rules(owner: type) -> tuple[tuple[str, bool, Rule], ...]:
+def _rules(owner: type) -> tuple[tuple[str, bool, Rule, object], ...]:
+    """A field's name, whether it may be None, its rule, and its default where that needs no check:
+    most fields of most requests have it."""
     hints = get_type_hints(owner)
-    found: list[tuple[str, bool, Rule]] = []
+    found: list[tuple[str, bool, Rule, object]] = []
     for each in fields(owner):
         kinds, is_optional = plain_types(hints[each.name])
         given = metadata_of(owner, each.name).get(RULE)
-        if each.init and (rule := _rule(kinds, given, each.default)) is not None:
-            found.append((each.name, is_optional, rule))
+        if not each.init or (rule := _rule(kinds, given, each.default)) is None:
+            continue
+        good: object = _NOTHING
+        if each.default not in (MISSING, None):
+            settled = rule.settled(each.name, each.default, HeadraceError)
+            good = settled if settled is each.default else _NOTHING
+        found.append((each.name, is_optional, rule, good))
     return tuple(found)
 
 
@@ -279,4 +286,5 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
+_NOTHING = object()  # no value is it
 _TOKEN_ID = Range(at_least=0, is_whole=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -27,7 +27,16 @@ from headrace.core.checks import (
 )
 from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import InvalidRequestError
-from headrace.core.sampling import MODEL_DEFAULTS, NEUTRAL, DrawFields, DrawNumbers, Taken, row
+from headrace.core.sampling import (
+    FILTERS,
+    MODEL_DEFAULTS,
+    NEUTRAL,
+    PENALTIES,
+    DrawFields,
+    DrawNumbers,
+    Taken,
+    row,
+)
 
 MAX_N = bounds.CONTINUATIONS.most
 MAX_SEED = 2**64 - 1
@@ -139,9 +148,7 @@ class SamplingParams(DrawFields):
     @property
     def chosen(self) -> DrawNumbers:
         """A number for every draw parameter: the neutral one where nobody chose."""
-        return DrawNumbers(
-            **{each.name: _first(self, NEUTRAL, each.name) for each in fields(DrawNumbers)}
-        )
+        return DrawNumbers(**{name: _first(self, NEUTRAL, name) for name in (*FILTERS, *PENALTIES)})
 
     def settled(self, defaults: DrawNumbers) -> SamplingParams:
         """The same with nothing left open: the model's `defaults` where this says nothing."""
