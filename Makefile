@@ -38,7 +38,7 @@ test-floors: model
 CLIENTS_FLAGS ?=
 
 test-clients: $(VENV)/.dev model
-	$(BIN)/python -m pytest tests/clients $(wildcard tests/server/test_prometheus.py) -rs $(CLIENTS_FLAGS)
+	$(BIN)/python -m pytest tests/clients $(wildcard tests/server/observe/test_prometheus.py) -rs $(CLIENTS_FLAGS)
 
 # Odd requests to a real server for as long as you like; `make test` has a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.assemble import Assembled, assemble
-from headrace.models.resolve import resolve_model
+from headrace.fetch.resolve import resolve_model
 from peers.environments import prepare_llama_cpp
 from speed import blocks_for, entry, fill, step_s
 

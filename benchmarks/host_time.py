@@ -119,7 +119,7 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
 
 
 def watch(parts: Parts, engine: Any, runner: Any) -> None:
-    from headrace.backends.cuda import results
+    from headrace.backends.cuda.step import results
 
     parts.wrap(engine.scheduler, "schedule", "schedule")
     parts.wrap(engine.scheduler, "commit", "commit")
@@ -212,7 +212,7 @@ def mixed(engine: Any, parts: Parts, args: argparse.Namespace, sequences: int) -
 
 
 def measure(args: argparse.Namespace, name: str, sequences: int) -> dict[str, Any]:
-    from headrace.backends.cuda.results import StepInFlight
+    from headrace.backends.cuda.step.results import StepInFlight
     from headrace.core import collector
     from headrace.core.config import SchedulerConfig
     from headrace.engine.loop import Engine

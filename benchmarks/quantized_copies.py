@@ -26,9 +26,9 @@ from headrace.models.spec import ModelSpec
 from headrace.tokenizer.gguf_vocabulary import read_gguf_vocabulary
 from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import find_weights
-from headrace.weights.quantized import E4M3
+from headrace.weights.methods.quantized import E4M3
 
 Floats = NDArray[np.float32]
 Array = NDArray[Any]

@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.models.resolve import resolve_model
+from headrace.fetch.resolve import resolve_model
 from headrace.weights.describe import describe_file
 from headrace.weights.load import open_weights
 from peers.adapter import HttpServer, free_port

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.resolve import resolve_model
+from headrace.fetch.resolve import resolve_model
 
 # They install dozens of packages: collected only where they are named, as by `make test-clients`.
 collect_ignore = ["clients"]

@@ -21,8 +21,8 @@ from headrace.core.settings import (
     all_settings,
     resolve_settings,
 )
-from headrace.server.keys_file import read_keys_file
-from headrace.server.limits import Key
+from headrace.server.access.keys_file import read_keys_file
+from headrace.server.access.limits import Key
 
 DOCUMENT = Path(__file__).parents[1] / "docs/configuration.md"
 

@@ -6,7 +6,6 @@ import re
 
 from tests.floors import (  # fmt: skip
     EXTRAS,
-    HUB_TESTS,
     ROOT,
     TESTS,
     TOOLS,
@@ -44,7 +43,7 @@ def test_every_floor_is_one_that_was_tested() -> None:
 
 def test_what_the_floors_are_tested_with_exists() -> None:
     assert {*TOOLS} <= {name_of(each) for each in project()["dev"]}
-    assert [path for path in (*TESTS, HUB_TESTS) if not (ROOT / path).exists()] == []
+    assert [path for path in TESTS if not (ROOT / path).exists()] == []
     left_out = needing_oracles()
     assert left_out  # and not most of it
     assert len(left_out) < 8

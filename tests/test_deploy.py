@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import OTHER_VARIABLES, all_settings
-from headrace.server.exposition import Exposition
-from headrace.server.key_metrics import KeyMetrics
-from headrace.server.metrics import Metrics
-from headrace.server.routes import all_routes
-from headrace.server.snapshot import EngineSnapshot
-from headrace.server.supervisor import SHUT_DOWN_S, State
-from headrace.server.wire import Ready
+from headrace.server.api.routes import all_routes
+from headrace.server.link.snapshot import EngineSnapshot
+from headrace.server.link.supervisor import SHUT_DOWN_S, State
+from headrace.server.link.wire import Ready
+from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.key_metrics import KeyMetrics
+from headrace.server.observe.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"

@@ -45,7 +45,7 @@ NOT_RUN = {
 }
 # Samples by their command and document -> why their output is not looked for.
 NO_SUCH_OUTPUT = {
-    ("headrace info", "docs/gpu.md"): "needs a GPU; the command runs, its words are test_cli_info's"
+    ("headrace info", "docs/gpu.md"): "needs a GPU; its words are tests/cli/test_info.py's"
 }
 
 _NUMBER = re.compile(r"\d[\d,.]*(?:e-?\d+)?")

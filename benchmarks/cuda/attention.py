@@ -32,14 +32,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.backends.cuda.attention_plan import FIELDS, Tile, WorkShape, plan_attention
-from headrace.backends.cuda.triton.attention import (
+from headrace.backends.cuda.attention.kernel import (
     AttentionKernel,
     AttentionWorkspace,
     default_tile,
 )
-from headrace.backends.cuda.triton.launch import Launch
-from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
+from headrace.backends.cuda.attention.plan import FIELDS, Tile, WorkShape, plan_attention
+from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
+from headrace.backends.cuda.launch import Launch
 from headrace.models.spec import AttentionSpec, RopeSpec
 
 READ_BYTES_PER_S = 4.57e12

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.sampling import Sampler
-from headrace.backends.cuda.triton import draw as kernels
+from headrace.backends.cuda.draws import draw_kernels as kernels
+from headrace.backends.cuda.draws.sampling import Sampler
 from headrace.backends.draws import Wanted
 from headrace.backends.reference.sampling import draw
 from headrace.core.step import Draw, StepEntry

@@ -25,35 +25,40 @@ from pathlib import Path
 
 import torch
 
-from headrace.backends.cuda.choice import (
+from headrace.backends.cuda.products.choice import (
     MEASURED_ROWS,
     Choices,
-    Launch,
+    KernelChoice,
     candidates,
     key_of,
     save,
 )
-from headrace.backends.cuda.matrix import (
-    Format,
+from headrace.backends.cuda.products.matrix import (
     Matrix,
+    MatrixFormat,
     dense_matrix,
     dequantize_matrix,
     int4_matrix,
     quantize_matrix,
 )
-from headrace.backends.cuda.measure import copy_of, graph_seconds, time_launches
-from headrace.backends.cuda.products import Norm, Product, Workspace
+from headrace.backends.cuda.products.measure import copy_of, graph_seconds, time_launches
+from headrace.backends.cuda.products.product import Norm, Product, Workspace
 from headrace.models.spec import Activation
 
 READ_BYTES_A_SECOND = 4.57e12  # measured on this kind of device
 L2_BYTES = 60 << 20
-FORMATS = (Format.BF16, Format.FP8, Format.INT4, Format.INT8)  # fp8_block: only when asked for
+FORMATS = (
+    MatrixFormat.BF16,
+    MatrixFormat.FP8,
+    MatrixFormat.INT4,
+    MatrixFormat.INT8,
+)  # fp8_block: only when asked for
 TOLERANCE = {
-    Format.BF16: 0.01,
-    Format.FP8: 0.06,
-    Format.FP8_BLOCK: 0.06,
-    Format.INT4: 0.015,
-    Format.INT8: 0.02,
+    MatrixFormat.BF16: 0.01,
+    MatrixFormat.FP8: 0.06,
+    MatrixFormat.FP8_BLOCK: 0.06,
+    MatrixFormat.INT4: 0.015,
+    MatrixFormat.INT8: 0.02,
 }
 EPS = 1e-5
 
@@ -108,20 +113,20 @@ MODELS = (
 )
 
 
-def models_of(format: Format) -> tuple[Model, ...]:
-    return MODELS if format is Format.BF16 else MODELS[:1]
+def models_of(format: MatrixFormat) -> tuple[Model, ...]:
+    return MODELS if format is MatrixFormat.BF16 else MODELS[:1]
 
 
-def format_of(shape: Shape, format: Format) -> Format:
+def format_of(shape: Shape, format: MatrixFormat) -> MatrixFormat:
     """Output layers stay bf16 beside INT4 and INT8, as in the checkpoints."""
-    return Format.BF16 if shape.logits and format is not Format.FP8 else format
+    return MatrixFormat.BF16 if shape.logits and format is not MatrixFormat.FP8 else format
 
 
-def make_matrix(shape: Shape, format: Format) -> Matrix:
+def make_matrix(shape: Shape, format: MatrixFormat) -> Matrix:
     values = torch.randn(shape.outputs, shape.columns, device="cuda") / shape.columns**0.5
     if format.dense:
         return dense_matrix(values, "cuda", gated=shape.gated)
-    if format is Format.INT4:  # with zero points: what AWQ checkpoints have
+    if format is MatrixFormat.INT4:  # with zero points: what AWQ checkpoints have
         codes = torch.randint(0, 16, values.shape, dtype=torch.uint8, device="cuda")
         groups = shape.columns // 128
         scales = torch.rand(shape.outputs, groups, device="cuda").half() * 0.01 + 0.005
@@ -155,14 +160,14 @@ def make_rows(shape: Shape, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 @dataclass(frozen=True)
 class Case:
     shape: Shape
-    format: Format
+    format: MatrixFormat
     rows: int
-    launch: Launch
+    launch: KernelChoice
     pdl: bool = True
 
 
 @cache
-def small_matrix(shape: Shape, format: Format) -> Matrix:
+def small_matrix(shape: Shape, format: MatrixFormat) -> Matrix:
     return make_matrix(shape, format)
 
 
@@ -199,7 +204,7 @@ def reference(product: Product, x: torch.Tensor, shape: Shape) -> torch.Tensor:
     return sums
 
 
-def small_cases(formats: Sequence[Format]) -> list[Case]:
+def small_cases(formats: Sequence[MatrixFormat]) -> list[Case]:
     """Each kernel that will be timed, once, on a shape of its kind that is soon checked. Its
     outputs end inside a tile of 64 or more; all sizes are multiples of 16, as those that will be
     timed are, or the kernels compiled here would not be theirs."""
@@ -212,7 +217,7 @@ def small_cases(formats: Sequence[Format]) -> list[Case]:
     return list(found)
 
 
-def check_all(formats: Sequence[Format]) -> list[dict[str, object]]:
+def check_all(formats: Sequence[MatrixFormat]) -> list[dict[str, object]]:
     cases = small_cases(formats)
     workers = min(14, os.cpu_count() or 1)
     failures = []
@@ -240,8 +245,8 @@ def copies_for(matrix: Matrix) -> int:
 
 
 def time_shape(
-    shape: Shape, format: Format, banned: set[tuple[object, ...]], deadline: float
-) -> dict[int, dict[Launch, float]]:
+    shape: Shape, format: MatrixFormat, banned: set[tuple[object, ...]], deadline: float
+) -> dict[int, dict[KernelChoice, float]]:
     matrix = make_matrix(shape, format)
     matrices = [matrix, *(copy_of(matrix) for _ in range(copies_for(matrix) - 1))]
     workspace = Workspace(matrices[:1], max_rows=512, device="cuda", pdl=True)
@@ -265,7 +270,7 @@ def time_shape(
 class Step:
     """All products of a step, with distinct weights a layer."""
 
-    def __init__(self, model: Model, format: Format, choices: Choices) -> None:
+    def __init__(self, model: Model, format: MatrixFormat, choices: Choices) -> None:
         made = {s.name: make_matrix(s, format_of(s, format)) for s in model.shapes}
         self._workspace = Workspace(
             made.values(), max_rows=MEASURED_ROWS[-1], device="cuda", choices=choices
@@ -293,13 +298,13 @@ class Step:
         return graph_seconds(work)
 
 
-def step_bytes(model: Model, format: Format) -> float:
+def step_bytes(model: Model, format: MatrixFormat) -> float:
     item = {
-        Format.BF16: 2.0,
-        Format.FP8: 1.0,
-        Format.FP8_BLOCK: 1.0 + 4 / 128,
-        Format.INT8: 1.0,
-        Format.INT4: 0.5 + 4 / 128,
+        MatrixFormat.BF16: 2.0,
+        MatrixFormat.FP8: 1.0,
+        MatrixFormat.FP8_BLOCK: 1.0 + 4 / 128,
+        MatrixFormat.INT8: 1.0,
+        MatrixFormat.INT4: 0.5 + 4 / 128,
     }
     return sum(
         item[format_of(s, format)] * s.outputs * s.columns * (1 if s.logits else model.layers)
@@ -312,17 +317,17 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--limit-s", type=float, default=280.0)
     arguments = parser.parse_args()
-    formats = [Format(name) for name in arguments.formats.split(",")]
+    formats = [MatrixFormat(name) for name in arguments.formats.split(",")]
     deadline = time.monotonic() + arguments.limit_s
     out = Path(os.environ.get("OUT", "."))
     started = time.monotonic()
     failures = check_all(formats)
     checked_s = time.monotonic() - started
     banned: set[tuple[object, ...]] = {
-        (one["format"], Shape(**one["shape"]).kind, Launch(**one["launch"]))  # type: ignore[arg-type]
+        (one["format"], Shape(**one["shape"]).kind, KernelChoice(**one["launch"]))  # type: ignore[arg-type]
         for one in failures
     }
-    winners: dict[str, Launch] = {}
+    winners: dict[str, KernelChoice] = {}
     figures: list[dict[str, object]] = []
     for format in formats:
         for model in models_of(format):
@@ -350,7 +355,7 @@ def main() -> None:
 
 
 def time_steps(
-    formats: Sequence[Format], winners: dict[str, Launch], deadline: float
+    formats: Sequence[MatrixFormat], winners: dict[str, KernelChoice], deadline: float
 ) -> list[dict[str, object]]:
     """Of INT4 also with kernels that let the next one start late: which is better shows only in a
     step, where kernels of different sizes follow each other. The better ones become winners."""
@@ -366,10 +371,10 @@ def time_steps(
                     return steps
                 on = whole.seconds(rows, pdl=True)
                 # Kernels of their own: few, or compiling them would take the time there is.
-                compared = format is Format.BF16 and rows in (1, 16)
+                compared = format is MatrixFormat.BF16 and rows in (1, 16)
                 off = whole.seconds(rows, pdl=False) if compared else None
                 late_s = None
-                if format is Format.INT4 and rows <= 64:
+                if format is MatrixFormat.INT4 and rows <= 64:
                     late = late_winners(model, winners, rows)
                     late_s = whole.seconds(rows, pdl=True, choices=shipped.replaced(winners | late))
                     if late_s < on:
@@ -382,8 +387,10 @@ def time_steps(
     return steps
 
 
-def late_winners(model: Model, winners: dict[str, Launch], rows: int) -> dict[str, Launch]:
-    keys = (key_of(Format.INT4, s.outputs, s.columns, rows) for s in model.shapes)
+def late_winners(
+    model: Model, winners: dict[str, KernelChoice], rows: int
+) -> dict[str, KernelChoice]:
+    keys = (key_of(MatrixFormat.INT4, s.outputs, s.columns, rows) for s in model.shapes)
     return {key: replace(winners[key], late=True) for key in keys if key in winners}
 
 

@@ -6,7 +6,7 @@
 In a step a product begins while the one before it still runs, and finds its own weights partly
 asked for: what is fastest by itself (products.py) need not be so here. One matrix after the other,
 each launch worth timing takes the place of the present one; what makes the step faster twice stays.
-The table can be merged into headrace/backends/cuda/choices.json.
+The table can be merged into headrace/backends/cuda/products/choices.json.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from runner import Shape  # type: ignore[import-not-found]
 
-from headrace.backends.cuda.choice import (
+from headrace.backends.cuda.products.choice import (
     Choices,
-    Launch,
+    KernelChoice,
     bucket_of,
     candidates,
     key_of,
     save,
 )
-from headrace.backends.cuda.matrix import Matrix
-from headrace.backends.cuda.products import Product
+from headrace.backends.cuda.products.matrix import Matrix
+from headrace.backends.cuda.products.product import Product
 from headrace.backends.cuda.program import find_matrices
 
 STEPS = 30
@@ -73,9 +73,9 @@ def _distinct(matrices: list[Matrix]) -> list[Matrix]:
     return sorted(found.values(), key=lambda m: -m.data.nbytes)
 
 
-def improve(steps: Steps, rows: int, until_s: float) -> dict[str, Launch]:
+def improve(steps: Steps, rows: int, until_s: float) -> dict[str, KernelChoice]:
     """What was changed, by key."""
-    changed: dict[str, Launch] = {}
+    changed: dict[str, KernelChoice] = {}
     bucket = bucket_of(rows)
     assert bucket is not None
     steps.choices = steps.choices

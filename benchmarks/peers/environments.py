@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.models.cache import cache_folder
+from headrace.fetch.model_folder import cache_folder
 from peers.conversation import BENCHMARKS, PeerFailure
 
 LLAMA_PROGRAMS = ("llama-batched-bench", "llama-server")

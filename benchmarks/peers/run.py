@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headrace.models.resolve import resolve_model
+from headrace.fetch.resolve import resolve_model
 from peers import environments
 from peers.clients import Load, run_clients
 from peers.conversation import Conversation, PeerFailure

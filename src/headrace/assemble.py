@@ -15,16 +15,16 @@ from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
-from headrace.models.catalog import Progress, silent
+from headrace.fetch.catalog import Progress, silent
+from headrace.fetch.resolve import resolve_model
+from headrace.fetch.verify import Checked, check_model
 from headrace.models.decoder import DecoderWeights
-from headrace.models.resolve import resolve_model
 from headrace.models.spec import ModelSpec
-from headrace.models.verify import Checked, check_model
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.weight import Weight

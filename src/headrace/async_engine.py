@@ -36,7 +36,7 @@ from headrace.core.request import (
     TokenEvent,
 )
 from headrace.engine.stats import EngineStats
-from headrace.models.catalog import Progress, silent
+from headrace.fetch.catalog import Progress, silent
 from headrace.text import Prompt, RequestText, make_request
 
 log = logging.getLogger(__name__)

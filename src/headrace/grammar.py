@@ -14,8 +14,9 @@ A grammar comes from whoever sends a request, so compiling one is bounded:
 
 Not bounded here are a processor's time and memory: nobody can interrupt a compiler from within. A
 server, whose grammars come from anybody, therefore compiles in processes that can be killed
-(server/grammar_process.py); a program that calls this by itself knows where its grammars come from.
-Whatever can't be compiled is the request's mistake. Knows tokenizers; neither engine nor HTTP.
+(server/grammars/process.py); a program that calls this by itself knows where its grammars come
+from. Whatever can't be compiled is the request's mistake. Knows tokenizers; neither engine nor
+HTTP.
 """
 
 from __future__ import annotations

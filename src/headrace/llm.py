@@ -32,7 +32,7 @@ from headrace.core.request import (
 from headrace.core.sampling import DrawNumbers
 from headrace.core.step import Threaded
 from headrace.engine.stats import EngineStats
-from headrace.models.catalog import Progress, silent
+from headrace.fetch.catalog import Progress, silent
 from headrace.models.spec import ModelSpec
 from headrace.text import OutputBuilder, Prompt, RequestText, make_request
 from headrace.tokenizer.chat_template import ChatTemplate

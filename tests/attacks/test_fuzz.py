@@ -18,9 +18,9 @@ from attack_wire import Answer
 from fuzz_bodies import CHAT, MESSAGES, RESPONSES
 from fuzz_cases import Case, Cases
 from fuzz_requests import FLAGS, Plan, fuzz
-from headrace.server.call import encode_json
-from headrace.server.openapi import describe
-from headrace.server.routes import all_routes
+from headrace.server.api.openapi import describe
+from headrace.server.api.routes import all_routes
+from headrace.server.request.call import encode_json
 
 FUZZ_S = float(os.environ.get("HEADRACE_TEST_FUZZ_S", "60"))
 GROWN_BYTES = 150 << 20  # generous: an allocator keeps what a large body needed

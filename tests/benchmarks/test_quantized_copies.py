@@ -15,9 +15,9 @@ import perplexity
 import quantized_copies
 from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import find_weights, open_weights
-from headrace.weights.quantized import E4M3, QuantizedTensor
+from headrace.weights.methods.quantized import E4M3, QuantizedTensor
 
 WIDTH, HEADS, KV_HEADS, FEED_FORWARD, LAYERS = 64, 4, 2, 192, 2
 # Of the largest value in a group or an output: half a step, and half precision.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.cache import cache_folder
+from headrace.fetch.model_folder import cache_folder
 
 INSTALL_LIMIT_S = 1500  # the largest brings torch along
 # A bare "torch" takes a CUDA build of several gigabytes on some indexes.

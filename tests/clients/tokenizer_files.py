@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from headrace.tokenizer.gguf_vocabulary import read_gguf_vocabulary
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
 
 
 def write_tokenizer_files(model: Path, folder: Path) -> Path:

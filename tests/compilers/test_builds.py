@@ -36,7 +36,7 @@ def test_a_build(tmp_path: Path, compiler: str) -> None:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     package = builds.package(tmp_path / "package", builds.build(tmp_path / "build"), suffix)
     folders = os.pathsep.join([str(package), str(builds.ROOT), *site.getsitepackages()])
-    tests = [f"tests/backends/test_cpu_{name}.py" for name in TESTS]
+    tests = [f"tests/backends/cpu/test_{name}.py" for name in TESTS]
     words = (sys.executable, "-S", "-c", START, folders, "-q", *tests)
     said = builds.run(*words, env={"PYTHONPATH": ""})
     print(said)

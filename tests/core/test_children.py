@@ -32,7 +32,7 @@ def test_a_planted_module_is_not_imported(tmp_path: Path) -> None:
     for name in ("msgspec", "socket", "headrace"):
         (tmp_path / f"{name}.py").write_text("print('PLANTED')\n")
     # The engine process reads the number of its socket, and there is none.
-    said = run_child("headrace.server.engine_process", tmp_path, {"PYTHONPATH": str(SOURCE)})
+    said = run_child("headrace.server.link.engine_process", tmp_path, {"PYTHONPATH": str(SOURCE)})
     assert "PLANTED" not in said
     assert "IndexError" in said
 

@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headrace.models.counting import Chunk, StepCount, count_step, size_weights
 from headrace.models.dims import Dims, make_spec
-from headrace.models.hub_names import HubNames, hub_weights
+from headrace.models.families.hub_names import HubNames, hub_weights
 from headrace.models.registry import describe_config
 from headrace.models.spec import ModelSpec, RopeSpec
-from headrace.weights.safetensors import SafetensorsFolder
+from headrace.weights.files.safetensors import SafetensorsFolder
 
 DIMS = Dims(
     vocab_size=1000, hidden_size=64, intermediate_size=96, layers=2, heads=4, kv_heads=2,

@@ -19,8 +19,8 @@ from headrace.core.request import BeamParams, FinishReason, GenerateRequest, Sam
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
 from headrace.models.registry import describe_config
+from headrace.weights.files.safetensors import SafetensorsFolder
 from headrace.weights.load import find_weights
-from headrace.weights.safetensors import SafetensorsFolder
 
 MakeTiny = Callable[[str], tuple[torch.nn.Module, Path]]
 Floats = NDArray[np.float64]

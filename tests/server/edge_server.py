@@ -13,16 +13,16 @@ import uvloop
 
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
-from headrace.server.admission import Admission
-from headrace.server.app import App
-from headrace.server.bodies import Bodies
-from headrace.server.call import AnyReply, Call, StreamReply, json_reply
-from headrace.server.http_server import HttpServer, make_server
-from headrace.server.keys_file import read_keys
-from headrace.server.operators import admin_routes
-from headrace.server.room import Room
-from headrace.server.route import Route
-from headrace.server.service import Service
+from headrace.server.access.keys_file import read_keys
+from headrace.server.access.operators import admin_routes
+from headrace.server.access.queue import QueueBounds
+from headrace.server.api.route import Route
+from headrace.server.edge.app import App
+from headrace.server.edge.bodies import Bodies
+from headrace.server.edge.http_server import HttpServer, make_server
+from headrace.server.edge.room import Room
+from headrace.server.request.call import AnyReply, Call, StreamReply, json_reply
+from headrace.server.request.service import Service
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
@@ -39,7 +39,7 @@ class EdgeServer:
             engine_config=EngineConfig(),
             model=cast("Any", None),
             supervisor=cast("Any", None),
-            admission=Admission.from_config(self.config),
+            queue=QueueBounds.from_config(self.config),
             bodies=Bodies(self.config.max_bodies_bytes),
             keys=keys,
         )

@@ -284,7 +284,7 @@ class Beat:
 
 def serve(path: str, arguments: list[str]) -> None:
     from headrace.cli.commands import main
-    from headrace.server import serve as serving
+    from headrace.server.start import run as serving
 
     make = serving._new_loop
 

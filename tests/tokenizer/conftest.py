@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 
 from headrace.tokenizer.tokenizer import Tokenizer
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
 
 CORPUS = [
     "",

@@ -22,7 +22,7 @@ from headrace.models.registry import describe_config
 from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
-from headrace.weights.quantized import QuantizedTensor
+from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.weight import Weight
 
 CONFIG: dict[str, object] = {

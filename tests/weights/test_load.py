@@ -15,9 +15,9 @@ from headrace.core.errors import ModelNotFoundError, UnsupportedModelError, Weig
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.refs import TensorRef, WeightRef
 from headrace.weights.dequantize import dequantize
-from headrace.weights.gguf import GgufFile
+from headrace.weights.files.gguf import GgufFile
+from headrace.weights.files.safetensors import SafetensorsFolder
 from headrace.weights.load import find_weights, open_weights
-from headrace.weights.safetensors import SafetensorsFolder
 
 
 def _ref(name: str, *shape: int) -> WeightRef:

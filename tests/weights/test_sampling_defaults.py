@@ -16,9 +16,9 @@ from headrace.core.errors import ConfigError, WeightsError
 from headrace.core.request import GenerateRequest
 from headrace.core.sampling import NEUTRAL, DrawNumbers, model_defaults
 from headrace.core.server_config import ServerConfig
-from headrace.models.catalog import CATALOG, DEFAULT_NAME
-from headrace.server.served import read_served
-from headrace.weights.gguf import GgufFile
+from headrace.fetch.catalog import CATALOG, DEFAULT_NAME
+from headrace.server.start.model import read_model
+from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
 
@@ -135,7 +135,7 @@ def test_library_and_server_sample_alike(default_model_path: Path, setting: str)
     """LLM().chat was at temperature 1 where `headrace run` and the server were at 0.2."""
     expected = OWN if setting == "auto" else NEUTRAL
     engine = EngineConfig(generation_config=GenerationConfig(setting), kv_tokens=512)
-    served = read_served(
+    served = read_model(
         default_model_path, "x", backend="cpu", server=ServerConfig(), engine=engine
     )
     assert served.model.sampling_defaults == expected

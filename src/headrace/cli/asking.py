@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from headrace.core.terminal import paint
-from headrace.models.catalog import CatalogEntry, Terms
+from headrace.fetch.catalog import CatalogEntry, Terms
 
 
 def is_somebody_there() -> bool:

@@ -189,7 +189,7 @@ def info(
 ) -> None:
     """Version, machine, threads, memory, the GPU and a model. Fetches and loads nothing."""
     from headrace.cli import info as facts_of
-    from headrace.models.resolve import resolve_model
+    from headrace.fetch.resolve import resolve_model
 
     model = one_model(name, model)
     facts = {

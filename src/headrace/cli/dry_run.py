@@ -15,8 +15,8 @@ from headrace.cli.info import gpu_facts, model_facts, shown_lines
 from headrace.core.config import Device
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
-from headrace.models.resolve import name_model, resolve_model
-from headrace.server.listen import bind, bind_admin
+from headrace.fetch.resolve import name_model, resolve_model
+from headrace.server.edge.listen import bind, bind_admin
 
 
 def show_dry_run(settings: Settings, *, as_json: bool) -> None:
@@ -35,10 +35,10 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.assemble import choose_backend, plan_memory
-    from headrace.server.browsers import browser_warnings
-    from headrace.server.keys_file import read_keys
-    from headrace.server.operators import operator_warnings
-    from headrace.server.served import read_served
+    from headrace.server.access.keys_file import read_keys
+    from headrace.server.access.operators import operator_warnings
+    from headrace.server.edge.browsers import browser_warnings
+    from headrace.server.start.model import read_model
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
@@ -59,7 +59,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes
-    served = read_served(
+    served = read_model(
         path,
         name_model(path, settings.model),
         backend=settings.backend,

@@ -1,6 +1,6 @@
 """Facts about this installation, this machine and a model, as one plain dictionary.
 
-Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is cli.py's
+Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is commands.py's
 affair.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from headrace.core.config import GenerationConfig, LoadFormat
 from headrace.core.sampling import model_defaults
 from headrace.core.version import headrace_version
-from headrace.models.cache import cache_folder
-from headrace.models.catalog import CatalogEntry
+from headrace.fetch.catalog import CatalogEntry
+from headrace.fetch.model_folder import cache_folder
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger
 from headrace.weights.tensor import Tensor
@@ -51,7 +51,7 @@ def installation_facts() -> Facts:
 
 def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
     """`verified`: hashed since it last changed, and right; None: nobody knows its hash."""
-    from headrace.models.verify import is_verified
+    from headrace.fetch.verify import is_verified
     from headrace.weights.describe import describe_file
     from headrace.weights.load import open_weights
 

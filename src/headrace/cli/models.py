@@ -1,6 +1,6 @@
 """`headrace models`, `ls`, `rm` and `show`: what can be fetched by name, and what is here.
 
-Shows; models/catalog.py and models/here.py know.
+Shows; fetch/catalog.py and fetch/here.py know.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from headrace.cli.tables import show_age, show_size, show_table
 from headrace.core.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.models.catalog import CatalogEntry
-    from headrace.models.here import LocalModel
+    from headrace.fetch.catalog import CatalogEntry
+    from headrace.fetch.here import LocalModel
 
 models_app = typer.Typer(help="What can be fetched by name, and what is here.")
 
@@ -32,8 +32,8 @@ def _models(ctx: typer.Context, as_json: AsJson = False) -> None:
 @models_app.command("list")
 def models_list(as_json: AsJson = False) -> None:
     """The catalog: name, size, licence, whether it is cached."""
-    from headrace.models.cache import models_folder
-    from headrace.models.catalog import CATALOG
+    from headrace.fetch.catalog import CATALOG
+    from headrace.fetch.model_folder import models_folder
 
     facts = [_entry_facts(entry) for entry in CATALOG.values()]
     if as_json:
@@ -81,11 +81,11 @@ def models_pull(
     """Fetch a model of the catalog or of the hub (ORG/NAME); its files' hashes are checked."""
     from headrace.cli.asking import agree, say, show_terms
     from headrace.cli.progress import shown_progress
-    from headrace.models.catalog import DEFAULT_NAME, find_entry, get_entry
-    from headrace.models.hub import parse_hub_id
-    from headrace.models.pull import pull
-    from headrace.models.resolve import refuse_offline, resolve_model
-    from headrace.models.verify import check_model
+    from headrace.fetch.catalog import DEFAULT_NAME, find_entry, get_entry
+    from headrace.fetch.hub import parse_hub_id
+    from headrace.fetch.pull import pull
+    from headrace.fetch.resolve import refuse_offline, resolve_model
+    from headrace.fetch.verify import check_model
 
     wanted = one_model(name, model) or DEFAULT_NAME
     if find_entry(wanted) is None and parse_hub_id(wanted) is not None:
@@ -123,7 +123,7 @@ def models_rm(
 ) -> None:
     """Delete a model's file from the cache; never one that is elsewhere."""
     from headrace.cli.asking import confirm, is_somebody_there, say
-    from headrace.models.here import find_ours, remove_ours
+    from headrace.fetch.here import find_ours, remove_ours
 
     wanted = one_model(name, model)
     if wanted is None:
@@ -147,7 +147,7 @@ def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
     published."""
     from headrace.cli.asking import say
     from headrace.cli.progress import shown_progress
-    from headrace.models.verify import check_model
+    from headrace.fetch.verify import check_model
 
     wanted = one_model(name, model)
     paths = _paths_here() if wanted is None else [_path_of(wanted)]
@@ -172,15 +172,15 @@ def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
 
 
 def _paths_here() -> list[Path]:
-    from headrace.models.here import models_here
+    from headrace.fetch.here import models_here
 
     return [path for each in models_here() for path in each.loadable or (each.path,)]
 
 
 def _path_of(wanted: str) -> Path:
-    from headrace.models.catalog import find_entry
-    from headrace.models.resolve import resolve_model
-    from headrace.models.verify import cached_file
+    from headrace.fetch.catalog import find_entry
+    from headrace.fetch.resolve import resolve_model
+    from headrace.fetch.verify import cached_file
 
     entry = find_entry(wanted)
     return resolve_model(wanted, offline=True) if entry is None else cached_file(entry)
@@ -199,7 +199,7 @@ def models_ls(as_json: AsJson = False) -> None:
     """Models that are on this machine: in the cache, and in the hub's; and whether they were hashed
     since they changed."""
     from headrace.cli.info import shown_verified
-    from headrace.models.here import models_here
+    from headrace.fetch.here import models_here
 
     found = models_here()
     if as_json:
@@ -233,8 +233,8 @@ def models_show(
     """What a model is: family, size, context, quantization, licence, how it is sampled. Fetches
     nothing."""
     from headrace.cli.info import catalog_facts, habit_facts, model_facts, shown_lines
-    from headrace.models.catalog import DEFAULT_NAME, find_entry
-    from headrace.models.resolve import resolve_model
+    from headrace.fetch.catalog import DEFAULT_NAME, find_entry
+    from headrace.fetch.resolve import resolve_model
 
     wanted = one_model(name, model) or DEFAULT_NAME
     entry = find_entry(wanted)
@@ -249,14 +249,14 @@ def models_show(
 
 
 def _is_cached(entry: CatalogEntry) -> bool:
-    from headrace.models.catalog import is_cached
+    from headrace.fetch.catalog import is_cached
 
     return is_cached(entry)
 
 
 def _entry_facts(entry: CatalogEntry) -> dict[str, Any]:
     from headrace.cli.info import catalog_facts
-    from headrace.models.catalog import cached_bytes
+    from headrace.fetch.catalog import cached_bytes
 
     found_bytes = cached_bytes(entry)
     cached = "no" if found_bytes is None else "yes" if _is_cached(entry) else "damaged"

@@ -19,8 +19,8 @@ from headrace.core.errors import ConfigError, HeadraceError
 
 def complete_model(incomplete: str) -> list[str]:
     """For a shell's completion: names of the catalog, and GGUF files beside us and in the cache."""
-    from headrace.models.catalog import catalog_names
-    from headrace.models.resolve import local_files
+    from headrace.fetch.catalog import catalog_names
+    from headrace.fetch.resolve import local_files
 
     return sorted(n for n in {*catalog_names(), *local_files()} if n.startswith(incomplete))
 

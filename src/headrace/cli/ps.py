@@ -1,6 +1,6 @@
 """`headrace ps`: the servers of this user that run on this machine, and how each is doing.
 
-Reads their notes (server/run_file.py) and asks each; no server is started, stopped or changed.
+Reads their notes (server/start/run_file.py) and asks each; starts, stops and changes none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 
 from headrace.cli.options import AsJson
 from headrace.cli.tables import show_age, show_table
-from headrace.server.run_file import Running, running_servers
+from headrace.server.start.run_file import Running, running_servers
 
 _TIMEOUT_S = 2.0
 

@@ -104,7 +104,7 @@ def run(
 
 def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: bool) -> LLM:
     from headrace.cli.progress import shown_progress
-    from headrace.models.resolve import resolve_model
+    from headrace.fetch.resolve import resolve_model
 
     with shown_progress() as progress:
         path = resolve_model(model, offline=offline, progress=progress, accept=agree)
@@ -158,8 +158,8 @@ def _note_a_models_name(prompt: str | None) -> None:
 def _names_a_model(text: str) -> bool:
     from pathlib import Path
 
-    from headrace.models.catalog import find_entry
-    from headrace.models.hub import parse_hub_id
+    from headrace.fetch.catalog import find_entry
+    from headrace.fetch.hub import parse_hub_id
 
     if find_entry(text) is not None or parse_hub_id(text) is not None:
         return True
@@ -180,7 +180,7 @@ def _several_words(words: list[str]) -> InvalidRequestError:
 
 
 def _facts(answer: Answer, llm: LLM, model: str | None) -> dict[str, Any]:
-    from headrace.models.resolve import name_model
+    from headrace.fetch.resolve import name_model
 
     return {
         "text": answer.text,

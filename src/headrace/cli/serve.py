@@ -83,8 +83,8 @@ def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
 
 
 def _serve(settings: Settings, offline: bool, began_s: float) -> int:
-    from headrace.server.listen import bind, bind_admin
-    from headrace.server.startup import StartUp
+    from headrace.server.edge.listen import bind, bind_admin
+    from headrace.server.start.banner import StartUp
 
     server = settings.server
     with (
@@ -93,14 +93,14 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
     ):
         from headrace.cli.asking import agree
         from headrace.cli.progress import shown_progress
-        from headrace.models.resolve import name_model, resolve_model
-        from headrace.models.verify import check_model
+        from headrace.fetch.resolve import name_model, resolve_model
+        from headrace.fetch.verify import check_model
 
         start_up = StartUp(settings.server.log_format, began_s)
         resolving_s = time.perf_counter()
         as_log = server.log_format is LogFormat.JSON
         if as_log:  # sooner than it is needed: what reads the log expects nothing else
-            from headrace.server.logs import set_up_logging
+            from headrace.server.observe.logs import set_up_logging
 
             set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
         with shown_progress(log.info if as_log else None) as progress:
@@ -111,8 +111,8 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
                 else check_model(path, again=settings.engine.verify, progress=progress)
             )
         resolved_s = time.perf_counter()
-        from headrace.server.logs import set_up_logging
-        from headrace.server.serve import serve as serve_model
+        from headrace.server.observe.logs import set_up_logging
+        from headrace.server.start.run import serve as serve_model
 
         set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
         start_up.phase("model", resolved_s - resolving_s, str(path))

@@ -1,6 +1,6 @@
 """How this program starts Python processes of its own: what they import, what they are told.
 
-    process = Popen(python_command("headrace.server.engine_process"), env=child_environment())
+    process = Popen(python_command("headrace.server.link.engine_process"), env=child_environment())
 
 A child imports nothing from the current folder, which others may be able to write to, and its
 environment is made, not inherited: what runs a model has no use for keys and passwords of whoever

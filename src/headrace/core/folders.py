@@ -1,7 +1,7 @@
 """Where a user's files lie that nobody is asked about: a variable says it, or else the platform.
 
 Knows the rules of each platform; what is kept there is its owners' affair (core/state.py,
-models/cache.py).
+fetch/model_folder.py).
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class ServerConfig:
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")
     )
-    # What tells of everybody's requests: /metrics, /load, most of /version (server/operators.py).
+    # What tells of everybody's requests (server/access/operators.py): /metrics, /load, most of
+    # /version.
     metrics_key: str | None = field(
         default=None,
         repr=False,
@@ -112,7 +113,7 @@ class ServerConfig:
     admin_host: str = field(
         default="127.0.0.1", metadata=flag("The address that --admin-port is on.")
     )
-    # Web pages, and names that they may have brought: server/browsers.py.
+    # Web pages, and names that they may have brought: server/edge/browsers.py.
     cors_origin: tuple[str, ...] = field(
         default=(),
         metadata=flag("A web page's origin that may use this server, https://app.example; *: any.")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headrace.core.errors import UnsupportedModelError, WeightsError
-from headrace.models import gemma, gguf_names, hub_names, llama, mistral, phi, qwen
 from headrace.models.decoder import DecoderWeights
 from headrace.models.dims import MAX_CONTEXT
+from headrace.models.families import gemma, gguf_names, hub_names, llama, mistral, phi, qwen
+from headrace.models.families.hub_names import HubNames
 from headrace.models.fields import Fields
-from headrace.models.hub_names import HubNames
 from headrace.models.refs import WeightRef
 from headrace.models.spec import ModelSpec
 

@@ -1,0 +1,1 @@
+"""From a model's files to weights: opening, finding, and what their values mean."""

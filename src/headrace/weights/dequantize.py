@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import UnsupportedModelError
 from headrace.weights.dummy import DummyTensor, dummy_values
-from headrace.weights.mapped import shown
-from headrace.weights.quantized import QuantizedTensor, value_rows
-from headrace.weights.tensor import FORMATS, Format, Tensor
+from headrace.weights.files.mapped import shown
+from headrace.weights.methods.quantized import QuantizedTensor, value_rows
+from headrace.weights.tensor import FORMATS, Tensor, TensorFormat
 from headrace.weights.weight import Part
 
 Bytes = NDArray[np.uint8]
@@ -41,7 +41,7 @@ def dequantize_plain(tensor: Tensor) -> Floats:
     return _decode(tensor, _blocks(tensor)).reshape(tensor.shape)
 
 
-def plain_format(part: Part) -> Format:
+def plain_format(part: Part) -> TensorFormat:
     """Of what `plain_tensor` gives."""
     return FORMATS["F16"] if isinstance(part, QuantizedTensor) else part.format
 

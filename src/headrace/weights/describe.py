@@ -12,9 +12,9 @@ from headrace.models.registry import describe_config, describe_gguf, rope_factor
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyFolder
+from headrace.weights.files.safetensors import SafetensorsFolder
 from headrace.weights.load import OpenFile
-from headrace.weights.quantization import FIELD, read_method
-from headrace.weights.safetensors import SafetensorsFolder
+from headrace.weights.methods.quantization import FIELD, read_method
 
 
 def describe_file(

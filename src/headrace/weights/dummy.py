@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.models.refs import TensorRef
-from headrace.weights.safetensors import read_config
-from headrace.weights.tensor import FORMATS, Format, Tensor
+from headrace.weights.files.safetensors import read_config
+from headrace.weights.tensor import FORMATS, Tensor, TensorFormat
 
 # Of a matrix: what models are initialised with. Sums stay small, so that no value of a deep
 # decoder leaves the range of a bfloat16.
@@ -36,7 +36,7 @@ class DummyTensor:
     std: float = DUMMY_STD
 
     @property
-    def format(self) -> Format:
+    def format(self) -> TensorFormat:
         return FORMATS["BF16"]
 
     @property

@@ -16,11 +16,11 @@ from headrace.core.errors import ModelNotFoundError, UnsupportedModelError, Weig
 from headrace.models.decoder import DecoderWeights
 from headrace.models.refs import TensorRef, WeightRef
 from headrace.weights.dummy import DummyFolder, dummy_tensor
-from headrace.weights.gguf import MAGIC, GgufFile
-from headrace.weights.mapped import MappedFile, describe_content, shown
-from headrace.weights.quantization import read_method
-from headrace.weights.quantized import OTHER_MODEL, Method
-from headrace.weights.safetensors import FLOAT_DTYPES, SafetensorsFolder
+from headrace.weights.files.gguf import MAGIC, GgufFile
+from headrace.weights.files.mapped import MappedFile, describe_content, shown
+from headrace.weights.files.safetensors import FLOAT_DTYPES, SafetensorsFolder
+from headrace.weights.methods.quantization import read_method
+from headrace.weights.methods.quantized import OTHER_MODEL, Method
 from headrace.weights.tensor import FORMATS, Tensor
 from headrace.weights.weight import Part, Weight
 

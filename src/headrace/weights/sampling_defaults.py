@@ -20,9 +20,9 @@ from headrace.core.checks import check_fields
 from headrace.core.config import GenerationConfig
 from headrace.core.errors import HeadraceError, WeightsError
 from headrace.core.sampling import MODEL_DEFAULTS, NEUTRAL, DrawFields, DrawNumbers, rows_of
-from headrace.models.catalog import entry_of
-from headrace.weights.gguf import GgufFile
-from headrace.weights.json_file import read_object
+from headrace.fetch.catalog import entry_of
+from headrace.weights.files.gguf import GgufFile
+from headrace.weights.files.json_file import read_object
 from headrace.weights.load import OpenFile
 
 FILE_NAME = "generation_config.json"

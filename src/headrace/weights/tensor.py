@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class TensorFormat:
     name: str
     block_values: int
     block_bytes: int
@@ -24,24 +24,25 @@ class Format:
 FORMATS = {
     f.name: f
     for f in (
-        Format("F32", 1, 4),
-        Format("F16", 1, 2),
-        Format("BF16", 1, 2),
-        Format("Q4_0", 32, 18),
-        Format("Q4_1", 32, 20),
-        Format("Q5_0", 32, 22),
-        Format("Q5_1", 32, 24),
-        Format("Q8_0", 32, 34),
-        Format("Q4_K", 256, 144),
-        Format("Q5_K", 256, 176),
-        Format("Q6_K", 256, 210),
+        TensorFormat("F32", 1, 4),
+        TensorFormat("F16", 1, 2),
+        TensorFormat("BF16", 1, 2),
+        TensorFormat("Q4_0", 32, 18),
+        TensorFormat("Q4_1", 32, 20),
+        TensorFormat("Q5_0", 32, 22),
+        TensorFormat("Q5_1", 32, 24),
+        TensorFormat("Q8_0", 32, 34),
+        TensorFormat("Q4_K", 256, 144),
+        TensorFormat("Q5_K", 256, 176),
+        TensorFormat("Q6_K", 256, 210),
     )
 }
 
 # What quantized checkpoints keep their codes in, under safetensors' names. Numbers without a
-# meaning of their own: awq.py, gptq.py and fp8.py know what they stand for.
+# meaning of their own: weights/methods/ knows what they stand for.
 CODE_FORMATS = {
-    f.name: f for f in (Format("I8", 1, 1), Format("I32", 1, 4), Format("F8_E4M3", 1, 1))
+    f.name: f
+    for f in (TensorFormat("I8", 1, 1), TensorFormat("I32", 1, 4), TensorFormat("F8_E4M3", 1, 1))
 }
 
 
@@ -51,7 +52,7 @@ class Tensor:
     say. Rows (the last axis) hold whole blocks. Shape is outermost first, as numpy's."""
 
     name: str
-    format: Format
+    format: TensorFormat
     shape: tuple[int, ...]
     data: memoryview
 

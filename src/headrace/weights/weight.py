@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.weights.dummy import DummyTensor
-from headrace.weights.quantized import QuantizedTensor
+from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
 
 # A tensor of a file, a quantized matrix over several of them, or one that is yet to be made: each

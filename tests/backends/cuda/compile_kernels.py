@@ -36,17 +36,18 @@ from tests.backends.cuda.no_device import Watch, name_of
 from tests.backends.cuda.served_shapes import META, MODELS, SERVED, Served
 from triton.runtime.jit import JITFunction
 
-import headrace.backends.cuda.triton as kernels
-from headrace.backends.cuda import device, launches, matrix
-from headrace.backends.cuda.choice import Choices
-from headrace.backends.cuda.inputs import StepInputs
+import headrace.backends.cuda as backend
+from headrace.backends.cuda import device
 from headrace.backends.cuda.kv import KvPool
 from headrace.backends.cuda.loading import Loader
-from headrace.backends.cuda.matrix import Format, quantize_matrix
-from headrace.backends.cuda.products import Workspace
+from headrace.backends.cuda.products import launches, matrix
+from headrace.backends.cuda.products.choice import Choices
+from headrace.backends.cuda.products.gated import ACTIVATION_SILU
+from headrace.backends.cuda.products.matrix import MatrixFormat, quantize_matrix
+from headrace.backends.cuda.products.product import Workspace
 from headrace.backends.cuda.program import Program, attention_windows
 from headrace.backends.cuda.runner import CudaRunner, logit_rows, work_shape
-from headrace.backends.cuda.triton.gated import ACTIVATION_SILU
+from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.core.config import DEVICE_SIZES, Device
 from headrace.core.step import PREVIOUS, Draw, RunnerLimits, StepEntry, StepPlan
 from headrace.models.decoder import DecoderWeights
@@ -242,7 +243,7 @@ def launch_by_hand(architecture: int) -> None:
     gate_up = torch.empty((16, 2 * 14336), dtype=torch.bfloat16, device=META)
     out = torch.empty((16, 14336), dtype=torch.bfloat16, device=META)
     launches.gated(gate_up, out, ACTIVATION_SILU, interleaved=True, pdl=pdl)
-    int8 = quantize_matrix(torch.empty((4096, 4096), device=META), META, Format.INT8)
+    int8 = quantize_matrix(torch.empty((4096, 4096), device=META), META, MatrixFormat.INT8)
     launches.widen(int8, Workspace([int8], max_rows=512, device=META, pdl=pdl))
 
 
@@ -268,9 +269,9 @@ def launched_kernels() -> set[str]:
     """Every kernel that Python launches: not those that only other kernels call."""
     found: dict[str, Any] = {}
     called: set[str] = set()
-    for module in pkgutil.iter_modules(kernels.__path__, kernels.__name__ + "."):
+    for module in pkgutil.walk_packages(backend.__path__, backend.__name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, JITFunction) and value.fn.__module__.startswith(kernels.__name__):
+            if isinstance(value, JITFunction) and value.fn.__module__.startswith(backend.__name__):
                 found[name_of(value)] = value
     for value in found.values():
         for node in ast.walk(value.parse()):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from headrace.core.errors import HeadraceError
-from headrace.models.resolve import resolve_model
+from headrace.fetch.resolve import resolve_model
 
 
 def _interpret() -> None:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace.backends.cuda.triton.launch import Launch
+from headrace.backends.cuda.launch import Launch
 
 
 @triton.jit

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.backends.cuda.choice import MEASURED_ROWS
-from headrace.backends.cuda.matrix import Format, Matrix, int4_matrix, quantize_matrix
+from headrace.backends.cuda.products.choice import MEASURED_ROWS
+from headrace.backends.cuda.products.matrix import (
+    Matrix,
+    MatrixFormat,
+    int4_matrix,
+    quantize_matrix,
+)
 from headrace.backends.cuda.program import Prepared
 
 META = torch.device("meta")
@@ -135,7 +140,7 @@ def fp8_blocks(role: str, weight: Prepared) -> Prepared:
     if not isinstance(weight, Matrix) or role == "head":
         return weight
     values = torch.empty((weight.rows, weight.columns), device=META)
-    return quantize_matrix(values, META, Format.FP8_BLOCK, gated=weight.gated)
+    return quantize_matrix(values, META, MatrixFormat.FP8_BLOCK, gated=weight.gated)
 
 
 def gptq(role: str, weight: Prepared) -> Prepared:

@@ -85,6 +85,6 @@ def test_mistakes_are_found(mistakes: Any) -> None:
 def test_a_kernel_that_nobody_launched_is_found(mistakes: Any) -> None:
     """Here all of them; but not what only kernels call."""
     missing = mistakes["never_launched"]
-    assert "headrace.backends.cuda.triton.dot.dot_kernel" in missing
-    assert "headrace.backends.cuda.triton.prepare._prepare_kernel" in missing
-    assert "headrace.backends.cuda.triton.epilogue.finish" not in missing
+    assert "headrace.backends.cuda.products.dot.dot_kernel" in missing
+    assert "headrace.backends.cuda.step.prepare._prepare_kernel" in missing
+    assert "headrace.backends.cuda.products.epilogue.finish" not in missing

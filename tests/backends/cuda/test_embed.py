@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from headrace.backends.cuda.triton.embed import embed, select_rows
+from headrace.backends.cuda.embed import embed, select_rows
 
 
 @pytest.mark.parametrize("width", [1, 48, 1024, 1500])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.backends.cuda.triton.launch import Launch, dependent_launch
+from headrace.backends.cuda.launch import Launch, dependent_launch
 
 
 class Recorder:

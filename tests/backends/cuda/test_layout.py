@@ -14,7 +14,7 @@ from headrace.backends.cuda import layout
 from headrace.backends.cuda.device import Gpu
 from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
 from headrace.backends.cuda.loading import prepared_bytes
-from headrace.backends.cuda.matrix import Format, Matrix
+from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError
@@ -53,7 +53,7 @@ def test_predicted_is_allocated(name: str, quantization: str, device: torch.devi
     runner.close()
 
 
-def shaped(weight: object) -> tuple[Format, int]:
+def shaped(weight: object) -> tuple[MatrixFormat, int]:
     assert isinstance(weight, Matrix)
     return weight.format, weight.group
 
@@ -63,13 +63,13 @@ def test_small_matrices_become_fp8_in_small_groups() -> None:
     spec = tiny.SPECS["llama"]
     small = layout.shape_weights(tiny.make_weights(spec), "fp8").layers
     for weight in (small[0].qkv, small[0].attn_out, small[0].down, small[-1].gate_up):
-        assert shaped(weight) == (Format.FP8_BLOCK, 32)
-    assert shaped(small[-1].down) == (Format.BF16, 0)
+        assert shaped(weight) == (MatrixFormat.FP8_BLOCK, 32)
+    assert shaped(small[-1].down) == (MatrixFormat.BF16, 0)
     int8 = layout.shape_weights(tiny.make_weights(spec), "int8").layers
-    assert shaped(int8[-1].down) == (Format.INT8, 0)
+    assert shaped(int8[-1].down) == (MatrixFormat.INT8, 0)
     wide = tiny.resized(spec, hidden=1024, mlp=2112)
     large = layout.shape_weights(tiny.make_weights(wide), "fp8").layers
-    assert shaped(large[-1].gate_up) == shaped(large[-1].down) == (Format.FP8, 0)
+    assert shaped(large[-1].gate_up) == shaped(large[-1].down) == (MatrixFormat.FP8, 0)
 
 
 def test_int4_layers_are_a_quarter() -> None:

@@ -15,7 +15,7 @@ from tests.weights.packers import Packed, checkpoint, pack_awq, pack_eight_bit, 
 
 from headrace.backends.cuda.layout import shape_weights
 from headrace.backends.cuda.loading import Loader, prepared_bytes
-from headrace.backends.cuda.matrix import Format, Matrix, dequantize_matrix
+from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat, dequantize_matrix
 from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.step import Runner, StepEntry, StepPlan
@@ -23,7 +23,7 @@ from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.load import find_weights, open_weights
-from headrace.weights.quantized import Beside, CodeKind, QuantizedMatrix, QuantizedTensor
+from headrace.weights.methods.quantized import Beside, CodeKind, QuantizedMatrix, QuantizedTensor
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Weight
 
@@ -56,47 +56,47 @@ def in_blocks(outputs: int, inputs: int) -> Packed:
     )
 
 
-Kind = tuple[Callable[[int, int], Packed], dict[str, Any], dict[str, Format]]
+Kind = tuple[Callable[[int, int], Packed], dict[str, Any], dict[str, MatrixFormat]]
 
 
-def all_of(format_: Format) -> dict[str, Format]:
+def all_of(format_: MatrixFormat) -> dict[str, MatrixFormat]:
     return dict.fromkeys(("qkv", "attn_out", "gate_up", "down"), format_)
 
 
 # What a matrix becomes, by role: its own codes, or floats where no kernel has its layout.
 KINDS: dict[str, Kind] = {
-    "awq": (lambda o, i: pack_awq(RNG, o, i, 32), AWQ, all_of(Format.INT4)),
+    "awq": (lambda o, i: pack_awq(RNG, o, i, 32), AWQ, all_of(MatrixFormat.INT4)),
     "awq, small groups": (
         lambda o, i: pack_awq(RNG, o, i, 16),
         AWQ | {"group_size": 16},
-        all_of(Format.F32),
+        all_of(MatrixFormat.F32),
     ),
-    "gptq": (in_one_order, GPTQ, all_of(Format.INT4)),
+    "gptq": (in_one_order, GPTQ, all_of(MatrixFormat.INT4)),
     "gptq, an order each": (
         lambda o, i: pack_gptq(RNG, o, i, 32, act_order=True),
         GPTQ,
-        all_of(Format.INT4) | {"qkv": Format.F32, "gate_up": Format.F32},
+        all_of(MatrixFormat.INT4) | {"qkv": MatrixFormat.F32, "gate_up": MatrixFormat.F32},
     ),
     "gptq_v2, symmetric": (
         lambda o, i: pack_gptq(RNG, o, i, 32, symmetric=True, less_one=False),
         GPTQ | {"checkpoint_format": "gptq_v2"},
-        all_of(Format.INT4),
+        all_of(MatrixFormat.INT4),
     ),
     "gptq, 8 bits": (
         lambda o, i: pack_gptq(RNG, o, i, 32, bits=8),
         GPTQ | {"bits": 8},
-        all_of(Format.F32),
+        all_of(MatrixFormat.F32),
     ),
     "int8": (
         lambda o, i: pack_eight_bit(RNG, o, i, dtype="int8", shape=(o, 1)),
         INT8,
-        all_of(Format.INT8),
+        all_of(MatrixFormat.INT8),
     ),
-    "fp8, a tensor": (lambda o, i: pack_eight_bit(RNG, o, i), FP8, all_of(Format.FP8)),
+    "fp8, a tensor": (lambda o, i: pack_eight_bit(RNG, o, i), FP8, all_of(MatrixFormat.FP8)),
     "fp8, an output": (
         lambda o, i: pack_eight_bit(RNG, o, i, shape=(o, 1)),
         FP8,
-        all_of(Format.FP8),
+        all_of(MatrixFormat.FP8),
     ),
     # The parts of qkv and gate_up end inside a block, or each is a block of its own.
     "fp8, a block": (in_blocks, FP8 | {"weight_block_size": [128, 128]}, {}),
@@ -184,14 +184,14 @@ def in_fp8(weight: Weight, group: tuple[int, int]) -> Weight:
 @pytest.mark.parametrize(
     ("mlp", "group", "gate_up"),
     [
-        (256, (128, 128), Format.FP8_BLOCK),
-        (192, (128, 128), Format.BF16),  # gate ends inside a block
-        (256, (64, 64), Format.BF16),
-        (256, (1, 256), Format.FP8),
+        (256, (128, 128), MatrixFormat.FP8_BLOCK),
+        (192, (128, 128), MatrixFormat.BF16),  # gate ends inside a block
+        (256, (64, 64), MatrixFormat.BF16),
+        (256, (1, 256), MatrixFormat.FP8),
     ],
 )
 def test_blocks_are_kept_where_parts_are_whole_blocks(
-    device: torch.device, mlp: int, group: tuple[int, int], gate_up: Format
+    device: torch.device, mlp: int, group: tuple[int, int], gate_up: MatrixFormat
 ) -> None:
     plain = tiny.make_weights(tiny.resized(tiny.SPECS["llama"], hidden=256, mlp=mlp))
 
@@ -205,7 +205,7 @@ def test_blocks_are_kept_where_parts_are_whole_blocks(
     assert isinstance(predicted, Matrix)
     assert found.format is gate_up
     assert outline(predicted) == outline(found)
-    if gate_up is not Format.BF16:
+    if gate_up is not MatrixFormat.BF16:
         expected = np.concatenate([dequantize(p) for p in weights.layers[0].gate_up.parts])
         assert np.array_equal(values_of(found), expected)
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.backends.cuda.choice import Choices, Launch
-from headrace.backends.cuda.matrix import Matrix
+from headrace.backends.cuda.products.choice import Choices, KernelChoice
+from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.runner import CudaRunner, has_dependent_launches
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import HeadraceError
@@ -33,8 +33,8 @@ GREEDY = Draw(temperature=0.0)
 class LibraryChoices(Choices):
     """Products by torch: other kernels have tests of their own, and the interpreter is slow."""
 
-    def launch(self, matrix: Matrix, rows: int) -> Launch:
-        return Launch(kernel="library")
+    def launch(self, matrix: Matrix, rows: int) -> KernelChoice:
+        return KernelChoice(kernel="library")
 
 
 def make(

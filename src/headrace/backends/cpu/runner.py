@@ -40,7 +40,7 @@ from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.dummy import DummyTensor
-from headrace.weights.quantized import QuantizedTensor
+from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Part, Weight
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from headrace.backends.cuda.attention_plan import WorkShape
+from headrace.backends.cuda.attention.plan import WorkShape
 from headrace.backends.cuda.device import FP8_CAPABILITY, Gpu
-from headrace.backends.cuda.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
-from headrace.backends.cuda.inputs import StepInputs
+from headrace.backends.cuda.draws.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
 from headrace.backends.cuda.kv import KvPool, check_kv_dtype
 from headrace.backends.cuda.loading import (
     FLOATS,
@@ -22,12 +21,13 @@ from headrace.backends.cuda.loading import (
     kept_format,
     made_format,
 )
-from headrace.backends.cuda.matrix import (
+from headrace.backends.cuda.products.matrix import (
     INT4_CHUNK,
-    Format,
     Matrix,
+    MatrixFormat,
     dense_matrix,
 )
+from headrace.backends.cuda.products.rounding import FP8_BLOCK
 from headrace.backends.cuda.program import (
     Prepared,
     Program,
@@ -35,16 +35,16 @@ from headrace.backends.cuda.program import (
     attention_windows,
     find_matrices,
 )
-from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.backends.cuda.runner import logit_rows, work_shape
-from headrace.backends.cuda.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
+from headrace.backends.cuda.step.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
+from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import MIB
 from headrace.core.step import RunnerLimits
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
-from headrace.weights.quantized import QuantizedTensor
+from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.weight import Weight
 
 META = torch.device("meta")
@@ -83,7 +83,7 @@ def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None
     if kv_dtype == "fp8":
         raise ConfigError(f"{has}; {needed}.", "Set --kv-dtype bf16.", param="kv_dtype")
     formats = {weight.format for weight in find_matrices(shapes)}
-    if formats & {Format.FP8, Format.FP8_BLOCK}:
+    if formats & {MatrixFormat.FP8, MatrixFormat.FP8_BLOCK}:
         raise ConfigError(
             f"{has}; {needed}, and the layers would be FP8.",
             "Set --quantization int8, or use a checkpoint in BF16, AWQ or GPTQ.",
@@ -178,18 +178,18 @@ def _shape_matrix(role: str, weight: Weight, quantization: str, last: bool) -> M
     bias = _empty(rows, dtype=torch.float32) if weight.bias else None
     format = kept_format(weight)
     parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
-    group = FP8_BLOCK if format is Format.FP8_BLOCK else 0
+    group = FP8_BLOCK if format is MatrixFormat.FP8_BLOCK else 0
     if format is None and (made := made_format(role, weight, quantization, last)) is not None:
         format, group = made
-    if format is Format.INT4:
+    if format is MatrixFormat.INT4:
         return _shape_int4(parts, rows, columns, bias, role == "gate_up")
     scales: torch.Tensor | None = None
-    if format is Format.FP8_BLOCK:
+    if format is MatrixFormat.FP8_BLOCK:
         scales = _empty(rows, -(-columns // group), dtype=torch.float32)
     elif format is not None:
         scales = _empty(rows, dtype=torch.float32)
     return Matrix(
-        format=format or Format.BF16,
+        format=format or MatrixFormat.BF16,
         rows=rows,
         columns=columns,
         data=_empty(rows, columns, dtype=DTYPE if format is None else torch.uint8),
@@ -212,7 +212,7 @@ def _shape_int4(
     scale_dtype = _scale_dtype(parts)
     order = parts[0].look().permutation if parts else None
     return Matrix(
-        format=Format.INT4,
+        format=MatrixFormat.INT4,
         rows=rows,
         columns=columns,
         data=_empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16),

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from headrace.backends.cuda.matrix import (
+from headrace.backends.cuda.products.matrix import (
     SMALL_FP8_GROUP,
-    Format,
     Matrix,
+    MatrixFormat,
     dense_matrix,
     fp8_matrix,
     int4_matrix,
@@ -23,12 +23,12 @@ from headrace.backends.cuda.matrix import (
     is_small,
     quantize_matrix,
 )
+from headrace.backends.cuda.products.rounding import FP8_BLOCK
 from headrace.backends.cuda.program import Prepared, Table
-from headrace.backends.cuda.rounding import FP8_BLOCK
 from headrace.models.decoder import DecoderWeights
 from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyTensor
-from headrace.weights.quantized import Beside, CodeKind, QuantizedTensor
+from headrace.weights.methods.quantized import Beside, CodeKind, QuantizedTensor
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Part, Weight
 
@@ -39,7 +39,7 @@ VECTORS = frozenset(
 # Of the layers alone: embedding and output layer stay as they are, as models that come quantized
 # keep them.
 QUANTIZED_ROLES = frozenset(("qkv", "attn_out", "gate_up", "down"))
-FORMATS = {"fp8": Format.FP8, "int8": Format.INT8, "int4": Format.INT4}
+FORMATS = {"fp8": MatrixFormat.FP8, "int8": MatrixFormat.INT8, "int4": MatrixFormat.INT4}
 
 
 class Loader:
@@ -96,7 +96,7 @@ class Loader:
         scales = np.concatenate([part.scales for part in parts])
         for part in sources:
             self._let_go(part)
-        if format is Format.INT4:
+        if format is MatrixFormat.INT4:
             zeros = [part.zeros for part in parts if part.zeros is not None]
             return int4_matrix(
                 codes,
@@ -107,7 +107,7 @@ class Loader:
                 bias=bias,
                 gated=gated,
             )
-        make = int8_matrix if format is Format.INT8 else fp8_matrix
+        make = int8_matrix if format is MatrixFormat.INT8 else fp8_matrix
         return make(codes, scales, self._device, bias=bias, gated=gated)
 
     def _values(self, weight: Weight) -> torch.Tensor:
@@ -141,7 +141,7 @@ class Loader:
         return values.normal_(part.mean, part.std, generator=generator)
 
 
-def kept_format(weight: Weight) -> Format | None:
+def kept_format(weight: Weight) -> MatrixFormat | None:
     """The format of a quantized checkpoint's matrix that keeps its codes; None if it has none, or
     its parts do not go together or are laid out as no kernel reads them: then its values are
     loaded. Decided before the codes are read, so that memory can be predicted."""
@@ -165,27 +165,27 @@ def kept_format(weight: Weight) -> Format | None:
     if not _agree(beside):
         return None
     if kind is CodeKind.INT4:
-        return Format.INT4
+        return MatrixFormat.INT4
     if beside[0].has_zeros or beside[0].permutation is not None:
         return None
     if kind is CodeKind.INT8:
-        return Format.INT8
-    return Format.FP8 if whole else Format.FP8_BLOCK
+        return MatrixFormat.INT8
+    return MatrixFormat.FP8 if whole else MatrixFormat.FP8_BLOCK
 
 
 def made_format(
     role: str, weight: Weight, quantization: str, last: bool
-) -> tuple[Format, int] | None:
+) -> tuple[MatrixFormat, int] | None:
     """The format that a weight of floats becomes, and the columns that share a scale (0: all of
     an output's); None: it stays dense. `last`: no other weight of the layers comes after it."""
     if quantization == "none" or role not in QUANTIZED_ROLES:
         return None
     format = FORMATS[quantization]
-    if format is Format.FP8 and is_small(weight.rows, weight.columns):
+    if format is MatrixFormat.FP8 and is_small(weight.rows, weight.columns):
         # What the last product gets wrong nothing makes good: a sixth of all that FP8 costs the
         # default model, for a hundred-and-twentieth of its matrices.
-        return None if last else (Format.FP8_BLOCK, SMALL_FP8_GROUP)
-    return format, int4_group(weight.columns) if format is Format.INT4 else 0
+        return None if last else (MatrixFormat.FP8_BLOCK, SMALL_FP8_GROUP)
+    return format, int4_group(weight.columns) if format is MatrixFormat.INT4 else 0
 
 
 def _agree(parts: Sequence[Beside]) -> bool:

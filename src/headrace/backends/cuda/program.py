@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.backends.cuda import launches
-from headrace.backends.cuda.attention_plan import WorkShape
-from headrace.backends.cuda.choice import Choices
-from headrace.backends.cuda.inputs import StepInputs, StepShape
+from headrace.backends.cuda.attention.kernel import AttentionKernel, AttentionWorkspace
+from headrace.backends.cuda.attention.plan import WorkShape
+from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
+from headrace.backends.cuda.draws.logits_kernels import launch_softcap
+from headrace.backends.cuda.embed import embed, select_rows
 from headrace.backends.cuda.kv import KvPool
-from headrace.backends.cuda.matrix import Matrix
 from headrace.backends.cuda.ops import (
     AddNormed,
     Attend,
@@ -33,12 +33,12 @@ from headrace.backends.cuda.ops import (
     assign_slots,
     fuse,
 )
-from headrace.backends.cuda.products import Norm as ProductNorm
-from headrace.backends.cuda.products import Product, Workspace
-from headrace.backends.cuda.triton.attention import AttentionKernel, AttentionWorkspace
-from headrace.backends.cuda.triton.embed import embed, select_rows
-from headrace.backends.cuda.triton.rope import RopeKernel, rope_table
-from headrace.backends.cuda.triton.sampling import launch_softcap
+from headrace.backends.cuda.products import launches
+from headrace.backends.cuda.products.choice import Choices
+from headrace.backends.cuda.products.matrix import Matrix
+from headrace.backends.cuda.products.product import Norm as ProductNorm
+from headrace.backends.cuda.products.product import Product, Workspace
+from headrace.backends.cuda.step.inputs import StepInputs, StepShape
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec, RopeSpec
 

@@ -19,18 +19,18 @@ from types import TracebackType
 
 import torch
 
-from headrace.backends.cuda.attention_plan import WorkShape
-from headrace.backends.cuda.block_tables import mistaken
-from headrace.backends.cuda.choice import Choices, InvariantChoices
+from headrace.backends.cuda.attention.plan import WorkShape
 from headrace.backends.cuda.device import DEPENDENT_CAPABILITY, taking
-from headrace.backends.cuda.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
-from headrace.backends.cuda.inputs import StepInputs, StepShape
+from headrace.backends.cuda.draws.sampling import Sampler, Tops
 from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
 from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.pooling import Pooling
+from headrace.backends.cuda.products.choice import Choices, InvariantChoices
 from headrace.backends.cuda.program import Program, attention_windows
-from headrace.backends.cuda.results import Landing, StepInFlight
-from headrace.backends.cuda.sampling import Sampler, Tops
+from headrace.backends.cuda.step.block_tables import mistaken
+from headrace.backends.cuda.step.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
+from headrace.backends.cuda.step.inputs import StepInputs, StepShape
+from headrace.backends.cuda.step.results import Landing, StepInFlight
 from headrace.backends.draws import Wanted
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.step import RunnerLimits, StepPlan, StepResult

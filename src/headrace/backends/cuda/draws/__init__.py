@@ -1,0 +1,1 @@
+"""Drawing tokens: adjusted logits, filters, the draw itself and its kernels."""

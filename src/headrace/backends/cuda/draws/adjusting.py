@@ -1,0 +1,231 @@
+"""Adjusted copies of logits: bias, masks and penalties, by what is kept on the device.
+
+A sequence that is adjusted has a slot, with a history (how often each token came) that goes on from
+step to step on the device, and a mask that is sent when it is another one. So most steps send
+nothing but slots. Bias and banned tokens are added to the logits in place, and taken back after the
+copy was made. Knows what draws ask for; nothing of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.backends.cuda.draws import adjust_kernel
+from headrace.backends.cuda.draws.adjust_kernel import PROMPTED, launch_adjust
+from headrace.backends.cuda.draws.drawing import AskedRows
+from headrace.backends.cuda.draws.logits_kernels import pieces_of
+from headrace.backends.cuda.step.block_tables import mistaken
+from headrace.backends.draws import Wanted, flat_bias, flat_ids, penalizes
+from headrace.core.errors import HeadraceError
+from headrace.core.step import PREVIOUS, Draw, StepEntry
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Send = Callable[[NDArray[np.generic]], torch.Tensor]
+
+_MOST_COUNTED = 32767  # of one token: an int16
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Of one sequence: what the device has of it."""
+
+    number: int
+    counted: int = -1  # positions before this one are in its history; -1: it has none
+    # The very objects that its mask and bias were made of, held so that no other can take their
+    # identity.
+    allowed: Collection[int] | None = None
+    mask: bytes | None = None
+    bias: Mapping[int, float] | None = None
+    bias_ids: Ints | None = None
+    bias_values: Floats | None = None
+
+
+class Adjusting:
+    def __init__(self, rows: int, slots: int, vocab: int, device: torch.device) -> None:
+        self._vocab = vocab
+        self.adjusted = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
+        self._histories = torch.zeros((slots, vocab), dtype=torch.int16, device=device)
+        self._masks = torch.zeros((slots, -(-vocab // 8)), dtype=torch.uint8, device=device)
+        self._slots: dict[int, _Slot] = {}  # by sequence
+        self._free = list(range(slots - 1, -1, -1))
+
+    @property
+    def nbytes(self) -> int:
+        return self.adjusted.nbytes + self._histories.nbytes + self._masks.nbytes
+
+    def launch(
+        self,
+        wanted: Wanted,
+        logits: torch.Tensor,
+        offset: int,
+        host: AskedRows,
+        send: Send,
+        send_asked: Callable[[], torch.Tensor],
+        step_rows: torch.Tensor,
+        inputs: torch.Tensor,
+        scratch: torch.Tensor,
+    ) -> None:
+        """Copies of all rows that are drawn from, those in `wanted.adjusting` adjusted. What is
+        asked of the rows is completed in `host` and then sent."""
+        end = offset + len(logits)
+        some = [(number - offset, e) for number, e in wanted.adjusting if offset <= number < end]
+        try:
+            changes = self._read(some, host)
+        except HeadraceError:
+            self._forget()
+            raise
+        changes.send(self._histories, self._masks, send)
+        asked = send_asked()
+        flat = logits.view(-1)
+        at, saved = None, None
+        if changes.bias_at:
+            at = send(np.concatenate(changes.bias_at))
+            saved = flat.index_select(0, at)
+            flat.index_copy_(0, at, saved + send(np.concatenate(changes.bias_values)))
+        self.launch_kernel(logits, asked, step_rows, inputs, scratch)
+        if at is not None and saved is not None:
+            flat.index_copy_(0, at, saved)
+
+    def launch_kernel(
+        self,
+        logits: torch.Tensor,
+        asked: torch.Tensor,
+        step_rows: torch.Tensor,
+        inputs: torch.Tensor,
+        scratch: torch.Tensor,
+    ) -> None:
+        launch_adjust(
+            logits,
+            self.adjusted[: len(logits)],
+            asked[: len(logits)],
+            self._histories,
+            self._masks,
+            step_rows,
+            inputs,
+            scratch,
+            *pieces_of(self._vocab),
+        )
+
+    def _read(self, some: Sequence[tuple[int, StepEntry]], host: AskedRows) -> _Changes:
+        changes = _Changes(self._vocab)
+        here = {entry.sequence_id for _, entry in some}
+        for row, entry in some:
+            draw = entry.draw
+            assert draw is not None
+            slot = self._slots.get(entry.sequence_id) or self._take_slot(entry.sequence_id, here)
+            if penalizes(draw):
+                host.f32[row, 12:15] = (
+                    draw.repetition_penalty,
+                    draw.presence_penalty,
+                    draw.frequency_penalty,
+                )
+                host.i32[row, adjust_kernel.HISTORY.value] = slot.number
+                host.i32[row, adjust_kernel.ADVANCE.value] = self._follow(
+                    slot, entry, draw, changes
+                )
+            if draw.allowed is not None or draw.mask is not None:
+                host.i32[row, adjust_kernel.MASK.value] = slot.number
+                if draw.allowed is not slot.allowed or draw.mask is not slot.mask:
+                    slot.allowed, slot.mask = draw.allowed, draw.mask
+                    changes.take_mask(slot.number, draw)
+            if draw.bias or len(draw.banned):
+                self._bias(slot, draw, row, changes)
+        return changes
+
+    def _follow(self, slot: _Slot, entry: StepEntry, draw: Draw, changes: _Changes) -> bool:
+        """Whether the device has the history but for the entry's own token, which it adds."""
+        start, tokens = entry.start, entry.token_ids
+        before, slot.counted = slot.counted, start + len(tokens)
+        if before == start and len(tokens) == 1 and start >= draw.prompt_tokens:
+            return True
+        changes.take_history(slot.number, draw.history, draw.prompt_tokens)
+        return tokens[0] == PREVIOUS
+
+    def _bias(self, slot: _Slot, draw: Draw, row: int, changes: _Changes) -> None:
+        if slot.bias is not draw.bias or slot.bias_ids is None or slot.bias_values is None:
+            slot.bias = draw.bias
+            ids, slot.bias_values = flat_bias(draw.bias)
+            slot.bias_ids = _checked(ids, self._vocab)
+        ids, values = slot.bias_ids, slot.bias_values
+        if len(draw.banned):
+            banned = _checked(np.unique(flat_ids(draw.banned)), self._vocab)
+            others = ~np.isin(ids, banned)  # each token once: its logit is put back afterwards
+            ids = np.concatenate([ids[others], banned])
+            dropped = np.full(len(banned), -np.inf, np.float32)
+            values = np.concatenate([values[others], dropped])
+        changes.bias_at.append(ids.astype(np.int64) + row * self._vocab)
+        changes.bias_values.append(values)
+
+    def _take_slot(self, sequence_id: int, here: set[int]) -> _Slot:
+        if not self._free:
+            for other in [each for each in self._slots if each not in here]:
+                self._free.append(self._slots.pop(other).number)
+        slot = self._slots[sequence_id] = _Slot(self._free.pop())
+        return slot
+
+    def _forget(self) -> None:
+        """A plan was refused, perhaps half-way: everything is sent anew."""
+        self._free += [slot.number for slot in self._slots.values()]
+        self._slots.clear()
+
+
+class _Changes:
+    """What a step has to send before its rows are adjusted."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._mask_bytes = -(-vocab // 8)
+        self._new: list[int] = []  # slots whose histories begin anew
+        self._history_at: list[NDArray[np.int64]] = []
+        self._histories: list[NDArray[np.int16]] = []
+        self._mask_slots: list[int] = []
+        self._masks: list[NDArray[np.uint8]] = []
+        self.bias_at: list[NDArray[np.int64]] = []
+        self.bias_values: list[Floats] = []
+
+    def take_history(self, slot: int, history: Sequence[int], prompt_tokens: int) -> None:
+        ids = _checked(flat_ids(history), self._vocab)
+        tokens, places = np.unique(ids, return_inverse=True)
+        often = np.bincount(places[prompt_tokens:], minlength=len(tokens))
+        values = np.minimum(often, _MOST_COUNTED)
+        values[places[:prompt_tokens]] += PROMPTED * (values[places[:prompt_tokens]] >= 0)
+        self._new.append(slot)
+        self._history_at.append(tokens.astype(np.int64) + slot * self._vocab)
+        self._histories.append(values.astype(np.int16))
+
+    def take_mask(self, slot: int, draw: Draw) -> None:
+        packed = np.zeros(self._mask_bytes, np.uint8)
+        if draw.allowed is None:
+            packed[:] = 255
+        else:
+            may = np.zeros(8 * self._mask_bytes, bool)
+            may[_checked(flat_ids(draw.allowed), self._vocab)] = True
+            packed = np.packbits(may, bitorder="little")
+        if draw.mask is not None:
+            given = np.frombuffer(draw.mask, np.uint8)[: self._mask_bytes]
+            packed[: len(given)] &= given
+            packed[len(given) :] = 0
+        self._mask_slots.append(slot)
+        self._masks.append(packed)
+
+    def send(self, histories: torch.Tensor, masks: torch.Tensor, send: Send) -> None:
+        if self._new:
+            histories.index_fill_(0, send(np.array(self._new, np.int64)), 0)
+            at = send(np.concatenate(self._history_at))
+            histories.view(-1).index_copy_(0, at, send(np.concatenate(self._histories)))
+        if self._masks:
+            slots = send(np.array(self._mask_slots, np.int64))
+            masks.index_copy_(0, slots, send(np.stack(self._masks)))
+
+
+def _checked(ids: Ints, vocab: int) -> Ints:
+    """A kernel must not meet a token that is not there."""
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
+        raise mistaken("a draw that names a token outside the vocabulary", f"0 to {vocab - 1}")
+    return ids

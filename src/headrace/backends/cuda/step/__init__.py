@@ -1,0 +1,1 @@
+"""A step's inputs, block tables, graphs and results on the device."""

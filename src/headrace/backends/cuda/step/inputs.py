@@ -1,0 +1,288 @@
+"""A plan as arrays on the device: one packed buffer, one copy a step.
+
+    packed  | count | wanted rows | token ids | positions | slots | changed blocks | work lists |
+
+The buffer's parts lie where the step's shape (its bucket of rows, and the tile of its attention)
+says, so that a graph captured for a shape finds them and nothing more than the step needs is
+copied. Of block tables (block_tables.py) only changes are sent, and attention's work lists
+(backends/cuda/attention/work_lists.py) with them.
+
+Plans are checked here and there: a kernel must not meet a block or a token that is not there. Knows
+no weights, no graphs, and nothing of what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.backends.cuda.attention.kernel import default_tile
+from headrace.backends.cuda.attention.plan import (
+    FIELDS,
+    LONG_TOKENS,
+    Tile,
+    WorkShape,
+)
+from headrace.backends.cuda.attention.work_lists import WorkLists
+from headrace.backends.cuda.step.block_tables import BlockTables, mistaken
+from headrace.backends.cuda.step.prepare import launch_prepare
+from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+_HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
+_CHANGES = 256  # of block tables in one step, beyond one a row
+_COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
+
+
+def _aligned(count: int) -> int:
+    """Parts begin at 16 bytes: kernels are compiled anew for pointers that do not."""
+    return -(-count // 4) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a graph is captured for."""
+
+    rows: int  # a bucket: the step's own rows, and padding
+    tile_rows: int  # of its attention
+    is_decode: bool = False  # every sequence computes one token
+
+
+@dataclass(frozen=True, slots=True)
+class StepViews:
+    """The parts of the packed buffer for one shape; on the host with `numpy` arrays in mind."""
+
+    shape: StepShape
+    tile: Tile
+    items: int  # the capacity of each work list
+    used: torch.Tensor  # of the buffer, from its beginning on
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor  # i64
+    places: torch.Tensor
+    blocks: torch.Tensor
+    work: tuple[torch.Tensor, ...]  # one for each window, [items, FIELDS]
+
+
+class StepInputs:
+    def __init__(
+        self,
+        limits: RunnerLimits,
+        shape: WorkShape,
+        *,
+        head_dim: int,
+        windows: Sequence[int | None],
+        wanted_rows: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._limits = limits
+        self._work_shape = shape
+        self._head_dim = head_dim
+        self._windows = tuple(windows)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._wanted_rows = wanted_rows
+        self._header = _COUNT + _aligned(wanted_rows)
+        size = max(
+            self._measure(StepShape(limits.max_batch_tokens, rows)) for rows in self._tile_sizes()
+        )
+        self.packed = torch.zeros(size, dtype=torch.int32, device=device)
+        pinned = device.type == "cuda"
+        self._hosts = [
+            torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(_HOST_BUFFERS)
+        ]
+        self._turn = 0
+        self.tokens = torch.zeros(limits.max_batch_tokens, dtype=torch.int32, device=device)
+        self._tables = BlockTables(limits, device)
+        self._work_lists = WorkLists(windows, shape)
+        self._views: dict[StepShape, StepViews] = {}
+        self._host_views: dict[tuple[int, StepShape], _HostViews] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """On the device."""
+        return self.packed.nbytes + self.tokens.nbytes + self.tables.nbytes
+
+    @property
+    def tables(self) -> torch.Tensor:
+        """Block tables, a row for each sequence that was computed lately: i32 [sequences, width]"""
+        return self._tables.on_device
+
+    @property
+    def wanted(self) -> torch.Tensor:
+        """Which rows of the step the logits are wanted of: i32 [wanted_rows]"""
+        return self.packed[_COUNT : _COUNT + self._wanted_rows]
+
+    def shape_of(self, longest: int, rows: int) -> StepShape:
+        """For a step whose longest chunk has so many tokens; its rows are padded to `rows`."""
+        return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
+
+    def views(self, shape: StepShape) -> StepViews:
+        """On the device."""
+        if shape not in self._views:
+            self._views[shape] = self._cut(self.packed, shape)
+        return self._views[shape]
+
+    def launch(self, shape: StepShape, drawn: torch.Tensor) -> None:
+        """Tokens and block tables are ready after this; `drawn` is what the step before drew."""
+        views = self.views(shape)
+        launch_prepare(
+            views.token_ids,
+            drawn,
+            self.tokens,
+            self.packed[:1],
+            views.places,
+            views.blocks,
+            self.tables,
+        )
+
+    def fill(
+        self,
+        entries: Sequence[StepEntry],
+        token_counts: list[int],
+        wanted: Ints,
+        drawn_before: Mapping[int, int],
+        shape: StepShape,
+    ) -> None:
+        """Write a step and send it. `token_counts` are its entries'; `wanted` may be longer than
+        there is room for: then whoever computes the logits sends its rows himself."""
+        counts = np.array(token_counts, np.int64)
+        starts = np.array([entry.start for entry in entries], np.int64)
+        ids = [entry.sequence_id for entry in entries]
+        tokens = self._tokens(entries, ids, drawn_before)
+        tables = [entry.block_table for entry in entries]
+        table_rows, places, blocks = self._tables.update(ids, tables, starts, counts)
+        positions, slots = self._positions(starts, counts, table_rows)
+        self._turn = (self._turn + 1) % _HOST_BUFFERS
+        host, views = self._host(shape), self.views(shape)
+        total = len(tokens)
+        host.token_ids[:total], host.token_ids[total:] = tokens, 0
+        host.positions[:total], host.positions[total:] = positions, 0
+        host.slots[:total], host.slots[total:] = slots, -1
+        some = wanted[: self._wanted_rows]
+        host.wanted[: len(some)], host.wanted[len(some) :] = some, 0
+        fits = len(places) <= len(host.places)
+        host.count[0] = len(places) if fits else 0
+        if fits:
+            host.places[: len(places)], host.blocks[: len(places)] = places, blocks
+        self._work_lists.write(host.work, starts, counts, table_rows, views.tile)
+        views.used.copy_(host.used, non_blocking=True)
+        if not fits:
+            self._tables.send(places, blocks)
+
+    def clear(self, shape: StepShape) -> None:
+        """A step of nothing but padding, sent: to capture graphs with."""
+        views = self.views(shape)
+        views.used.zero_()
+        views.slots.fill_(-1)
+
+    # -- the buffer --------------------------------------------------------------------------------
+
+    def _tile_sizes(self) -> list[int]:
+        """Every tile that a step may get."""
+        shape, most = self._work_shape, self._limits.max_batch_tokens
+        return sorted(
+            {shape.tile_rows(min(tokens, most)) for tokens in (1, 2, 4, 8, 16, 32, LONG_TOKENS)}
+        )
+
+    def _tile(self, shape: StepShape) -> Tile:
+        return default_tile(shape.tile_rows, self._head_dim)
+
+    def _measure(self, shape: StepShape) -> int:
+        tile = self._tile(shape)
+        work = self._work_shape.capacity(shape.rows, tile) * FIELDS * len(self._windows)
+        rows = _aligned(shape.rows)
+        return self._header + 4 * rows + 2 * (rows + _CHANGES) + work
+
+    def _cut(self, buffer: torch.Tensor, shape: StepShape) -> StepViews:
+        rows, padded = shape.rows, _aligned(shape.rows)
+        tile = self._tile(shape)
+        items = self._work_shape.capacity(rows, tile)
+        at = self._header
+
+        def take(count: int) -> torch.Tensor:
+            nonlocal at
+            at += count
+            return buffer[at - count : at]
+
+        slots = take(2 * padded).view(torch.int64)[:rows]
+        token_ids, positions = take(padded)[:rows], take(padded)[:rows]
+        places, blocks = take(padded + _CHANGES), take(padded + _CHANGES)
+        work = tuple(take(items * FIELDS).view(items, FIELDS) for _ in self._windows)
+        parts = (token_ids, positions, slots, places, blocks, work)
+        return StepViews(shape, tile, items, buffer[:at], *parts)
+
+    def _host(self, shape: StepShape) -> _HostViews:
+        key = (self._turn, shape)
+        if key not in self._host_views:
+            buffer = self._hosts[self._turn]
+            wanted = buffer[_COUNT : _COUNT + self._wanted_rows]
+            self._host_views[key] = _HostViews(buffer[:1], wanted, self._cut(buffer, shape))
+        return self._host_views[key]
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def _tokens(
+        self, entries: Sequence[StepEntry], ids: list[int], drawn_before: Mapping[int, int]
+    ) -> Ints:
+        listed = list(chain.from_iterable([entry.token_ids for entry in entries]))
+        least = min(listed)
+        if max(listed) >= self._vocab_size or least < PREVIOUS:
+            raise mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
+        tokens = np.array(listed, np.int32)
+        if least == PREVIOUS:
+            unknown = np.flatnonzero(tokens == PREVIOUS)
+            if len(unknown) < len(ids) or len(listed) > len(ids):
+                ids = [e.sequence_id for e in entries if e.token_ids == [PREVIOUS]]
+            tokens[unknown] = self._unknown_tokens(ids, len(unknown), drawn_before)
+        return tokens
+
+    def _unknown_tokens(
+        self, asking: list[int], count: int, drawn_before: Mapping[int, int]
+    ) -> Ints:
+        """Where on the device the tokens are that the step before drew for the sequences `asking`,
+        as -1 - its wanted row."""
+        if self._limits.steps_in_flight == 1:
+            raise mistaken("PREVIOUS", "token ids, as only one step is in flight")
+        if len(asking) != count:
+            raise mistaken("PREVIOUS among several tokens", "it as the only one")
+        try:
+            return -1 - np.array(list(map(drawn_before.__getitem__, asking)), np.int32)
+        except KeyError as error:
+            raise mistaken(
+                f"PREVIOUS for sequence {error.args[0]}",
+                "a token id, as the step before drew none for it",
+            ) from None
+
+    def _positions(self, starts: Longs, counts: Longs, table_rows: Ints) -> tuple[Longs, Longs]:
+        size = self._limits.block_tokens
+        positions = starts
+        if len(starts) != (total := int(counts.sum())):
+            first_rows = np.cumsum(counts) - counts
+            positions = np.arange(total) + np.repeat(starts - first_rows, counts)
+            table_rows = np.repeat(table_rows, counts)
+        at, inside = np.divmod(positions, size)
+        return positions, self._tables.blocks(table_rows, at) * size + inside
+
+
+class _HostViews:
+    """The parts of a host buffer as numpy arrays."""
+
+    def __init__(self, count: torch.Tensor, wanted: torch.Tensor, views: StepViews) -> None:
+        self.used = views.used
+        self.count: Ints = count.numpy()
+        self.wanted: Ints = wanted.numpy()
+        self.token_ids: Ints = views.token_ids.numpy()
+        self.positions: Ints = views.positions.numpy()
+        self.slots: Longs = views.slots.numpy()
+        self.places: Ints = views.places.numpy()
+        self.blocks: Ints = views.blocks.numpy()
+        self.work: list[Ints] = [work.numpy() for work in views.work]

@@ -1,0 +1,1 @@
+"""Getting models: from a name to verified files on this machine."""

@@ -1,0 +1,1 @@
+"""One file for each model family, and the names of fields and tensors that they share."""

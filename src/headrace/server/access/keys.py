@@ -1,0 +1,147 @@
+"""Who may ask: keys with names, each held to its limits, and what keeps their caches apart.
+
+Decides over a clock that is handed in; knows nothing of HTTP beyond a header's text. Keys are held
+as SHA-256 digests and compared in constant time. How much each may use is limits.py's, where they
+are read keys_file.py's. Watches requests to settle what they set aside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from headrace.core.errors import AuthenticationError
+from headrace.core.request import GenerateRequest
+from headrace.server.access.limits import Cost, Key, Reservation, Use
+from headrace.server.observe.record import RequestRecord
+
+
+class KeyedCall(Protocol):
+    """What is needed of a call: whose it is, what kind, and a place for headers."""
+
+    method: str
+    key_name: str | None
+    reply_headers: dict[str, str]
+    reservation: Reservation | None
+
+
+class Keys:
+    """All keys; none means that nobody needs one. Watches requests to count their tokens."""
+
+    def __init__(
+        self, keys: Sequence[Key] = (), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._keys = list(keys)
+        self._clock = clock
+        self._uses = {key.name: Use(key, clock()) for key in keys}
+        self.weights = {key.name: key.weight for key in keys}  # whose turns are how many
+        # The process's own, and so the same for every engine that this process starts.
+        self._secret = secrets.token_bytes(32)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def authenticate(self, headers: Mapping[str, str]) -> str | None:
+        """The name of the key that was sent; None where there are none."""
+        if not self._keys:
+            return None
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
+        found: str | None = None
+        for each in sent:  # the bearer's counts where both are good
+            digest = hashlib.sha256(each.strip().encode("latin-1", "replace")).digest()
+            for key in self._keys:  # all of them: how long it takes says nothing
+                if hmac.compare_digest(key.digest, digest):
+                    found = key.name
+        if found is None:
+            raise AuthenticationError(
+                "The key is not one of this server's."
+                if any(sent)
+                else "This server needs a key, and none came with the request.",
+                "Send it as the header 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
+            )
+        return found
+
+    @contextmanager
+    def enter(self, call: KeyedCall) -> Iterator[None]:
+        """A request under its key's limits, from here to its end. What only looks is not counted:
+        a scrape of /metrics should not cost an answer."""
+        use = None if call.key_name is None else self._uses[call.key_name]
+        if use is None or call.method != "POST":
+            yield
+            return
+        now_s = self._clock()
+        try:
+            use.check(now_s)
+            if use.requests is not None:
+                use.requests.spend(1, now_s)
+        finally:
+            call.reply_headers.update(use.headers(now_s))
+        use.open_places += 1
+        try:
+            yield
+        finally:
+            use.open_places -= 1
+            if call.reservation is not None:
+                use.settle(call.reservation, self._clock())
+                call.reservation = None
+
+    def reserve(
+        self,
+        call: KeyedCall,
+        requests: Sequence[GenerateRequest],
+        at_a_time: int | None = None,
+    ) -> int:
+        """Set aside what the engine requests of a call may take, all of them or none. Once for a
+        call: those that follow are part of it. Where they need not run together, `at_a_time` is
+        how many would; the answer is how many may."""
+        places = len(requests) if at_a_time is None else min(at_a_time, len(requests))
+        use = None if call.key_name is None else self._uses.get(call.key_name)
+        if use is None or call.reservation is not None:
+            return places
+        cost, now_s = Cost.of(requests), self._clock()
+        if at_a_time is None:
+            places = cost.continuations
+        elif (free := use.free_places()) is not None:
+            places = min(places, free)
+        try:
+            call.reservation = use.reserve(cost, places, now_s)
+        finally:
+            call.reply_headers.update(use.headers(now_s))
+        return places
+
+    def cache_salt(self, key_name: str | None, sent: str) -> str:
+        """Keys do not find each other's prefixes in the cache, by whose speed one could read the
+        other's prompts. A lone key's requests are all of one tenant's."""
+        if key_name is None or len(self._keys) < 2:
+            return sent
+        text = f"{key_name}\0{sent}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+    # -- as a watcher ----------------------------------------------------------------------------
+
+    def on_arrival(self, record: RequestRecord) -> None:
+        pass
+
+    def on_start(self, record: RequestRecord) -> None:
+        pass
+
+    def on_tokens(self, record: RequestRecord, count: int, gap_s: float | None) -> None:
+        over = count - record.reserved_tokens
+        record.reserved_tokens = max(0, -over)
+        if over > 0:  # more than anybody could know: whoever comes next waits for it
+            self._spend(record.key_name, over)
+
+    def on_end(self, record: RequestRecord) -> None:
+        self._spend(record.key_name, -record.reserved_tokens)
+        record.reserved_tokens = 0
+
+    def _spend(self, key_name: str | None, count: int) -> None:
+        use = None if key_name is None else self._uses.get(key_name)
+        if use is not None:
+            use.spend_tokens(count, self._clock())

@@ -1,0 +1,1 @@
+"""/v1/messages: Anthropic's API over the same chat."""

@@ -1,0 +1,179 @@
+"""Answers of /v1/responses that were kept: fetched, gone on with, deleted, their input listed.
+
+Knows OpenAI's shapes of these; what is kept and how long is store.py's affair.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headrace.core.errors import InvalidRequestError
+from headrace.server.api.responses.store import StoredResponse
+from headrace.server.request.call import (
+    AnyReply,
+    Call,
+    NotFoundError,
+    Reply,
+    encode_json,
+    json_reply,
+)
+from headrace.server.request.service import Service
+
+JsonObject = dict[str, Any]
+
+RESPONSES_PATH = "/v1/responses/"
+INPUT_ITEMS = "/input_items"
+MAX_QUERY_FIELDS = 100
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+
+
+class RetrieveQuery(msgspec.Struct):
+    stream: bool = False
+
+
+class ItemsQuery(msgspec.Struct):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str = ""
+
+
+# -- endpoints -------------------------------------------------------------------------------------
+
+
+async def retrieve_response(service: Service, call: Call) -> AnyReply:
+    """A response that was stored, as it was answered."""
+    if _query(call, RetrieveQuery).stream:
+        raise InvalidRequestError(
+            "stream is true, and the events of a response are not kept.",
+            "Leave it out: the response comes whole.",
+            param="stream",
+        )
+    _, found = _find(service, call)
+    return Reply(body=found.response)
+
+
+async def delete_response(service: Service, call: Call) -> AnyReply:
+    """Forgets a response. Those that went on from it stay whole."""
+    response_id, _ = _find(service, call)
+    service.responses.delete(response_id, call.key_name)
+    return json_reply({"id": response_id, "object": "response", "deleted": True})
+
+
+async def list_input_items(service: Service, call: Call) -> AnyReply:
+    """All items that led to a response that was stored, the conversation before it too."""
+    query = _query(call, ItemsQuery)
+    _, found = _find(service, call, INPUT_ITEMS)
+    items: list[JsonObject] = msgspec.json.decode(found.input_items)
+    if query.order == "desc":
+        items.reverse()
+    if query.after:
+        places = [place for place, item in enumerate(items) if item["id"] == query.after]
+        if not places:
+            raise InvalidRequestError(
+                f"after is {query.after[:100]!r}, which is no item of this response.",
+                "Send the id of an item that was listed.",
+                param="after",
+            )
+        items = items[places[0] + 1 :]
+    page = items[: query.limit]
+    return json_reply(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(items) > len(page),
+        }
+    )
+
+
+# -- for whoever answers ---------------------------------------------------------------------------
+
+
+def items_before(
+    service: Service, call: Call, previous_id: str | None
+) -> tuple[list[JsonObject], int]:
+    """The conversation that a request goes on with: what led to an earlier answer, and that; and
+    about how many bytes that is."""
+    if previous_id is None:
+        return [], 0
+    found = service.responses.get(previous_id, call.key_name)
+    if found is None:
+        raise InvalidRequestError(
+            f"previous_response_id: there is no response {previous_id[:100]!r}{_why(service)}.",
+            "Send the whole conversation as input items.",
+            param="previous_response_id",
+        )
+    items: list[JsonObject] = msgspec.json.decode(found.input_items)
+    output: list[JsonObject] = msgspec.json.decode(found.response)["output"]
+    return items + output, found.size_bytes
+
+
+def listed_items(sent: str | list[JsonObject]) -> list[JsonObject]:
+    """A request's input in full words, each item with an id. It was read as a chat before."""
+    if isinstance(sent, str):
+        sent = [{"role": "user", "content": sent}]
+    return [_listed(item) for item in sent]
+
+
+def _listed(item: JsonObject) -> JsonObject:
+    kind = item.get("type", "message")
+    listed = {**item, "type": kind}
+    if not isinstance(item.get("id"), str) or not item["id"]:
+        listed["id"] = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(16)}"
+    if kind == "message":
+        listed.setdefault("status", "completed")
+        if isinstance(item.get("content"), str):
+            part: JsonObject = {"type": "input_text", "text": item["content"]}
+            if item.get("role") == "assistant":
+                part |= {"type": "output_text", "annotations": []}
+            listed["content"] = [part]
+    return listed
+
+
+def keep(service: Service, call: Call, response: JsonObject, input_items: list[JsonObject]) -> bool:
+    return service.responses.put(
+        response["id"],
+        owner=call.key_name,
+        response=encode_json(response),
+        input_items=encode_json(input_items),
+    )
+
+
+# -- inside ----------------------------------------------------------------------------------------
+
+
+def _find(service: Service, call: Call, end: str = "") -> tuple[str, StoredResponse]:
+    response_id = call.path.removeprefix(RESPONSES_PATH).removesuffix(end)
+    found = service.responses.get(response_id, call.key_name)
+    if found is None:
+        raise NotFoundError(f"There is no response {response_id[:100]!r}{_why(service)}.")
+    return response_id, found
+
+
+def _why(service: Service) -> str:
+    if service.responses.is_on:
+        return " stored here: it was not to be stored, is another key's, or was there too long ago"
+    return " stored here: this server stores none (--max-stored-responses is 0)"
+
+
+def _query(call: Call, kind: type[Q]) -> Q:
+    try:
+        pairs = parse_qsl(call.query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
+        names = [name for name, _ in pairs]
+        known = [name for name in kind.__struct_fields__ if name in names]
+        for name in known:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is given {names.count(name)} times")
+        return msgspec.convert({n: v for n, v in pairs if n in known}, kind, strict=False)
+    except ValueError as error:  # msgspec's are such too
+        raise InvalidRequestError(
+            f"The query of {call.path[:100]} can't be read: {error}.",
+            f"It may have {', '.join(kind.__struct_fields__)}.",
+        ) from error

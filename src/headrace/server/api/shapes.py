@@ -1,0 +1,96 @@
+"""What the small endpoints answer, for the OpenAPI description alone: they answer with dicts.
+
+tests/server/api/test_schemathesis.py holds that they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Health(msgspec.Struct):
+    status: Literal["ok"]
+
+
+class Ready(msgspec.Struct):
+    ready: bool
+
+
+class Load(msgspec.Struct):
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    tokenizer_class: str
+    model_max_length: int | None
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    eos_token_ids: list[int]
+    chat_template: str | None
+
+
+class Version(msgspec.Struct):
+    version: str
+    fingerprint: str
+    # To operators.
+    identity: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    config: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    kv_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+
+
+class ModelList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(msgspec.Struct):
+    prompt: str
+
+
+class Response(msgspec.Struct):
+    """Of OpenAI's newer API; it has more fields than these."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    usage: dict[str, Any] | None
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemList(msgspec.Struct):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -1,0 +1,1 @@
+"""Sockets and HTTP, up to the point where an endpoint is called."""

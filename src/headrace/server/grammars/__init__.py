@@ -1,0 +1,1 @@
+"""Processes that compile and follow grammars, and who may have one."""

@@ -1,0 +1,284 @@
+"""Grammars' processes as the engine's loop sees them: started, followed token by token, killed.
+
+`Starter` has the process that forks, `Host` is one grammar's process, `RemoteWalk` one continuation
+in it. Nothing here waits longer than it is told to. The other end is process.py; who may
+have a process, and when, is places.py's to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import subprocess
+import time
+
+import msgspec
+
+from headrace.core.children import child_environment, python_command
+from headrace.core.constraint import Allowed, GrammarSpec
+from headrace.core.errors import HeadraceError, InvalidRequestError
+from headrace.server.grammars import messages
+from headrace.server.grammars.process import (
+    ANSWER_CPU_S,
+    COMPILE_CPU_S,
+    KILL,
+    MEMORY_BYTES,
+    ORDER_BYTES,
+    START,
+    Setup,
+)
+from headrace.server.link.frames import Encoder
+
+# On a busy machine a process may have to wait for its share; one that gets none is given up.
+ANSWER_WAIT_S = 4.0 * ANSWER_CPU_S
+READ_BYTES = 1 << 18
+
+
+class Starter:
+    """The process that forks: started when it is first needed, and again should it have ended."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._next = 0
+
+    def start(self, spec: GrammarSpec) -> Host:
+        """A process for this grammar; it may take a while until it is there."""
+        number, self._next = self._next, self._next + 1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            order = START + number.to_bytes(ORDER_BYTES - 1, "little")
+            try:
+                socket.send_fds(self._running(), [order], [theirs.fileno()])
+            except OSError:  # it has ended: once more with another
+                self.close()
+                socket.send_fds(self._running(), [order], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Host(self, number, ours, spec)
+
+    def kill(self, number: int) -> None:
+        """End the process of that number, if it has not ended."""
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.sendall(KILL + number.to_bytes(ORDER_BYTES - 1, "little"))
+
+    def close(self) -> None:
+        """Ends it and all that it started."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=1.0)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _running(self) -> socket.socket:
+        if self._control is None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [
+                        *python_command("headrace.server.grammars.process"),
+                        str(theirs.fileno()),
+                        msgspec.json.encode(self._setup).decode(),
+                    ],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+            self._control = ours
+        return self._control
+
+
+class Host:
+    """One grammar's process. `compiled` or `failed` is set by its first word; `is_gone` when it has
+    ended, of itself or not."""
+
+    def __init__(
+        self, starter: Starter, number: int, sock: socket.socket, spec: GrammarSpec
+    ) -> None:
+        self._starter = starter
+        self._number = number
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._encoder = Encoder()
+        self._decoder = messages.from_grammar_decoder()
+        self._orders: list[messages.Order] = []
+        self._unsent = bytearray(self._encoder.frame(messages.Begin(spec)))
+        self._walks: dict[int, RemoteWalk] = {}
+        self._next_walk = 0
+        self._next_request = 0
+        self.compiled: messages.Compiled | None = None
+        self.failed: messages.Failed | None = None
+        self.is_gone = False
+        self.grown_bytes = 0
+        self.seconds = 0.0  # that the grammar took, compiled and followed
+        self.pump()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody follows it now."""
+        return not self._walks
+
+    def open(self) -> RemoteWalk:
+        """A request's first walk. Only once it is compiled."""
+        assert self.compiled is not None
+        request, self._next_request = self._next_request, self._next_request + 1
+        walk = self._new_walk(Allowed(self.compiled.mask))
+        self._orders.append(messages.Open(walk.number, request))
+        return walk
+
+    def fork(self, source: RemoteWalk) -> RemoteWalk:
+        walk = self._new_walk(source.known)
+        self._orders.append(messages.Fork(walk.number, source.number))
+        return walk
+
+    def accept(self, walk: RemoteWalk, token_id: int) -> None:
+        self._orders.append(messages.Accept(walk.number, token_id))
+
+    def release(self, walk: RemoteWalk) -> None:
+        if self._walks.pop(walk.number, None) is not None:
+            self._orders.append(messages.Close(walk.number))
+            if not self._walks:
+                self.pump()  # there may be nobody left to ask
+
+    def close(self) -> None:
+        """It is not needed any more. Who still walks in it is told so."""
+        if not self.is_gone:
+            self._starter.kill(self._number)  # it might be at work, and not listen
+            self._end()
+
+    def pump(self, wait_s: float = 0.0) -> None:
+        """Say what there is to say and hear what has come, for which it waits that long."""
+        if self.is_gone:
+            return
+        self._flush()
+        if wait_s > 0:
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(wait_s * 1000)
+        while not self.is_gone:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._end()
+                return
+            for message in self._decoder.feed(data):
+                self._hear(message)
+
+    def _new_walk(self, allowed: Allowed | None) -> RemoteWalk:
+        number, self._next_walk = self._next_walk, self._next_walk + 1
+        walk = self._walks[number] = RemoteWalk(self, number, allowed)
+        return walk
+
+    def _flush(self) -> None:
+        if self._orders and self.compiled is not None:
+            self._unsent += self._encoder.frame(self._orders)
+            self._orders = []
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, InterruptedError):
+            pass  # it is busy: later
+        except OSError:
+            self._end()
+
+    def _hear(self, message: messages.FromGrammar) -> None:
+        if isinstance(message, messages.Failed):
+            self.failed = message
+            return
+        self.grown_bytes = message.grown_bytes
+        self.seconds += message.seconds
+        if isinstance(message, messages.Compiled):
+            self.compiled = message
+            return
+        for answer in message.answers:
+            if walk := self._walks.get(answer.walk):
+                walk.hear(answer)
+
+    def _end(self) -> None:
+        self.is_gone = True
+        self._socket.close()
+        self._orders = []
+        for walk in self._walks.values():
+            walk.lose()
+
+
+class RemoteWalk:
+    """Implements `core.constraint.Constraint` by a process that may be slow, or killed."""
+
+    def __init__(self, host: Host, number: int, allowed: Allowed | None) -> None:
+        self._host = host
+        self.number = number
+        self.known = allowed  # None: it was asked, and did not answer yet
+        self._error: HeadraceError | None = None
+        self._asked_s = 0.0
+
+    def accept(self, token_id: int) -> None:
+        if self._error is not None:
+            raise self._error
+        self.known = None
+        self._asked_s = time.monotonic()
+        self._host.accept(self, token_id)
+
+    def allowed(self, wait_s: float = 0.0) -> Allowed | None:
+        until_s = time.monotonic() + wait_s
+        while self.known is None and self._error is None:
+            left_s = until_s - time.monotonic()
+            self._host.pump(left_s)
+            if left_s <= 0:
+                break
+        is_waiting = self.known is None and self._error is None
+        if is_waiting and time.monotonic() - self._asked_s > ANSWER_WAIT_S:
+            self._host.close()
+        if self._error is not None:
+            raise self._error
+        return self.known
+
+    def fork(self) -> RemoteWalk:
+        if self._error is not None:
+            raise self._error
+        return self._host.fork(self)
+
+    def close(self) -> None:
+        self._host.release(self)
+
+    def hear(self, answer: messages.Answer) -> None:
+        if answer.error:
+            kind = InvalidRequestError if answer.is_own_fault else HeadraceError
+            self._error = kind(answer.error, "Simplify the grammar.")
+        else:
+            self.known = Allowed(answer.mask, is_stopped=not answer.mask)
+
+    def lose(self) -> None:
+        """Its process has ended."""
+        self._error = InvalidRequestError(
+            f"The grammar can't be followed any further: a token took more than {ANSWER_CPU_S} s, "
+            f"or all of them more than {MEMORY_BYTES >> 20} MiB.",
+            "Simplify the grammar.",
+        )
+
+
+def too_much(param: str) -> InvalidRequestError:
+    """Of a process that was killed while it compiled."""
+    return InvalidRequestError(
+        f"The grammar takes more than {COMPILE_CPU_S} s or {MEMORY_BYTES >> 20} MiB to compile.",
+        "Simplify it.",
+        param=param,
+    )

@@ -1,0 +1,225 @@
+"""The engine process: a model, the engine's loop, and a socket to the HTTP process.
+
+    python -m headrace.server.link.engine_process FD
+
+Each turn of the loop takes what was said, computes a step, and says what it found. A second thread
+only reports, twice a second, how far loop and runner have come: if that stands still, somebody
+outside will notice. Ends when the socket does. Knows token ids; no text, no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import cast
+
+from headrace.core import collector
+from headrace.core.constraint import Constraint
+from headrace.core.errors import ContextLengthError, HeadraceError, RetryLaterError
+from headrace.core.request import GenerateRequest
+from headrace.server.grammars.host import Starter
+from headrace.server.grammars.places import Grammars
+from headrace.server.grammars.process import Setup
+from headrace.server.link import wire
+from headrace.server.link.frames import Encoder
+from headrace.server.link.snapshot import ledger_parts, take_snapshot
+from headrace.server.observe.logs import set_up_logging
+
+BEAT_S = 0.5
+IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
+READ_BYTES = 1 << 20
+TIDY_TURNS = 16
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """The socket, with whole messages in and out. Two threads send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._encoder = Encoder()
+        self._decoder = wire.to_engine_decoder()
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def send(self, message: wire.FromEngine) -> None:
+        with self._lock:
+            try:
+                self._socket.sendall(self._encoder.frame(message))
+            except OSError:  # the HTTP process is gone
+                self.closed = True
+
+    def receive(self, timeout_s: float, *others: int) -> list[wire.ToEngine]:
+        """What has come; waits for it, or for other descriptors to have something to read, no
+        longer than `timeout_s`."""
+        own = self._socket.fileno()
+        poll = select.poll()  # not select(), which knows no descriptor above 1023
+        for descriptor in (own, *others):
+            poll.register(descriptor, select.POLLIN)
+        if not any(descriptor == own for descriptor, _ in poll.poll(timeout_s * 1000)):
+            return []
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self.closed = True
+        return list(self._decoder.feed(data))
+
+
+class EngineProcess:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._turns = 0
+        self._publish_s = 0.0  # telling what was found, over all steps
+        self._ended = threading.Event()
+        self._grammars: Grammars
+
+    def run(self) -> int:
+        configure = self._first_message()
+        if configure is None:
+            return 0
+        set_up_logging(configure.log_level, configure.log_format)
+        from headrace.assemble import BackendName, assemble
+
+        began = time.perf_counter()
+        try:
+            self._assembled = assemble(
+                configure.model_path,
+                backend=cast("BackendName", configure.backend),
+                config=configure.engine,
+                offline=True,
+                checked=configure.checked,
+            )
+        except HeadraceError as error:
+            self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
+            return 2
+        self._engine = self._assembled.engine
+        setup = Setup(
+            str(self._assembled.model_path),
+            configure.engine.load_format,
+            self._assembled.spec.vocab_size,
+        )
+        self._grammars = Grammars(Starter(setup), most_bytes=configure.grammars_bytes)
+        collector.settle()
+        self._link.send(wire.Phase("weights", time.perf_counter() - began))
+        limits = self._assembled.runner.limits
+        self._link.send(
+            wire.Ready(
+                context_tokens=limits.context_tokens,
+                max_sequences=limits.max_sequences,
+                total_blocks=limits.total_blocks,
+                block_tokens=limits.block_tokens,
+                ledger_bytes=ledger_parts(self._assembled.ledger, self._assembled.allocated),
+                notes=list(self._assembled.notes),
+                pid=os.getpid(),
+            )
+        )
+        beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)
+        beat.start()
+        try:
+            with collector.rarely():
+                self._loop()
+            if self._engine.lost is not None:
+                return 3
+        finally:
+            self._ended.set()
+            self._grammars.close()
+            beat.join()
+            self._assembled.close()
+            collector.unsettle()
+        return 0
+
+    def _first_message(self) -> wire.Configure | None:
+        while not self._link.closed:
+            for message in self._link.receive(IDLE_S):
+                if isinstance(message, wire.Configure):
+                    return message
+        return None
+
+    def _loop(self) -> None:
+        link, engine, grammars = self._link, self._engine, self._grammars
+        while not link.closed:
+            for message in link.receive(0.0 if engine.has_work else IDLE_S, *grammars.filenos()):
+                if isinstance(message, wire.Shutdown):
+                    return
+                self._obey(message)
+            if not grammars.is_idle:
+                self._add_compiled()
+            if engine.has_work:
+                tokens, started = engine.step(), engine.take_started()
+                if tokens or started:
+                    began = time.perf_counter()
+                    link.send(wire.Tokens(tokens, started))
+                    self._publish_s += time.perf_counter() - began
+                if engine.lost is not None:
+                    # Those whose step it was know by now; the rest hear it from the HTTP process.
+                    log.error("the engine ends: %s", engine.lost)
+                    return
+                # Should blocks ever be lost, this process ends here and its successor has them all.
+                engine.idle_check()
+            if self._turns % TIDY_TURNS == 0:
+                grammars.tidy()
+            self._turns += 1
+
+    def _obey(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Add):
+            if message.request.grammar is None:
+                self._add(message.request, None)
+            else:
+                self._grammars.submit(message.request)
+        elif isinstance(message, wire.Cancel):
+            self._grammars.forget(message.request_id)
+            self._engine.cancel(message.request_id)
+        elif isinstance(message, wire.StopOne):
+            self._engine.stop(message.request_id, message.index)
+
+    def _add_compiled(self) -> None:
+        for compiled in self._grammars.take():
+            if isinstance(compiled.result, HeadraceError):
+                self._refuse(compiled.request, compiled.result)
+            else:
+                self._add(compiled.request, compiled.result)
+
+    def _add(self, request: GenerateRequest, constraint: Constraint | None) -> None:
+        try:
+            self._engine.add(request, constraint)
+        except HeadraceError as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: GenerateRequest, error: HeadraceError) -> None:
+        self._link.send(
+            wire.Refused(
+                request_id=request.request_id,
+                status=error.status,
+                cause=error.cause,
+                remedy=error.remedy,
+                param=error.param,
+                is_context_length=isinstance(error, ContextLengthError),
+                retry_after_s=error.retry_after_s if isinstance(error, RetryLaterError) else None,
+            )
+        )
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            progress = self._turns + self._engine.progress
+            snapshot = take_snapshot(self._engine, self._publish_s, self._grammars.stats)
+            self._link.send(wire.Beat(progress, snapshot))
+
+
+def main() -> int:
+    # The HTTP process decides when to stop: a Ctrl-C on the terminal reaches both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return EngineProcess(Link(socket.socket(fileno=int(sys.argv[1])))).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""The engine's numbers at one moment, as they travel from its process to the one that shows them.
+
+Counts are since that engine started: a successor begins at 0 again, and whoever adds them up knows
+one from the other by `engine_pid`. Knows the engine's counters; not their public names.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner without
+    from headrace.engine.loop import Engine
+    from headrace.plan.ledger import Allocated, Ledger
+    from headrace.server.grammars.places import GrammarStats
+
+_STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One key's part of it."""
+
+    running: int = 0  # sequences, now
+    waiting: int = 0
+    computed_tokens: int = 0  # since the engine started
+    gave_way: int = 0
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    engine_pid: int
+    # Now.
+    running_sequences: int
+    waiting_sequences: int
+    waiting_tokens: int
+    free_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    resident_bytes: int
+    # Since the engine started.
+    steps: int
+    computed_prompt_tokens: int  # recomputation counts again
+    generated_tokens: int
+    preemptions: int
+    preempted_tokens: int
+    cow_copies: int
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int
+    prefix_misses: dict[str, int]
+    step_tokens: list[float]  # how many steps had so many, between core/histogram.py's bounds
+    step_tokens_sum: float
+    grammar_processes: int = 0
+    grammar_bytes: int = 0
+    grammar_outcomes: dict[str, int] = {}
+    grammar_s: float = 0.0  # that grammars took, compiled and followed
+    step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
+    tenants: dict[str, TenantSnapshot] = {}
+
+
+def take_snapshot(
+    engine: Engine, publish_s: float = 0.0, grammars: GrammarStats | None = None
+) -> EngineSnapshot:
+    """May be called from a thread beside the loop: each number is read whole, though the loop may
+    move on between two of them."""
+    stats, blocks, scheduler = engine.stats, engine.blocks, engine.scheduler
+    return EngineSnapshot(
+        engine_pid=os.getpid(),
+        running_sequences=scheduler.running_sequences,
+        waiting_sequences=scheduler.waiting_sequences,
+        waiting_tokens=stats.waiting_prompt_tokens,
+        free_blocks=blocks.free_blocks,
+        used_blocks=blocks.used_blocks,
+        cached_blocks=blocks.cached_blocks,
+        resident_bytes=_resident_bytes(),
+        steps=stats.steps,
+        computed_prompt_tokens=stats.prompt_tokens,
+        generated_tokens=stats.generated_tokens,
+        preemptions=stats.preemptions,
+        preempted_tokens=stats.preempted_tokens,
+        cow_copies=stats.cow_copies,
+        prefix_queries_tokens=stats.prefix_queries_tokens,
+        prefix_hits_tokens=stats.prefix_hits_tokens,
+        prefix_misses=dict(stats.prefix_misses),
+        step_tokens=stats.step_tokens.counts,
+        step_tokens_sum=stats.step_tokens.sum,
+        grammar_processes=0 if grammars is None else grammars.processes,
+        grammar_bytes=0 if grammars is None else grammars.bytes,
+        grammar_outcomes={} if grammars is None else dict(grammars.outcomes),
+        grammar_s=0.0 if grammars is None else grammars.seconds,
+        step_s={
+            "schedule": stats.schedule_s,
+            "compute": stats.compute_s,
+            "sample": stats.sample_s,
+            "commit": stats.commit_s,
+            "publish": publish_s,
+        },
+        tenants={
+            turn.tenant: TenantSnapshot(
+                running=turn.running,
+                waiting=stats.waiting.count(turn.tenant),
+                computed_tokens=turn.tokens,
+                gave_way=turn.gave_way,
+            )
+            for turn in stats.turns.known
+        },
+    )
+
+
+def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[str, int]]:
+    """What the engine's memory was predicted to be, and what was taken where that was counted:
+    kind -> part -> bytes."""
+    predicted = {
+        "weights": ledger.weights_bytes,
+        "kv_pool": ledger.kv_pool_bytes,
+        "activations": ledger.activations_bytes,
+        "runtime": ledger.runtime_bytes,
+    }
+    if allocated is None:
+        return {"predicted": predicted}
+    return {
+        "predicted": predicted,
+        "allocated": {
+            "weights": allocated.weights_bytes,
+            "kv_pool": allocated.kv_pool_bytes,
+            "activations": allocated.activations_bytes,
+        },
+    }
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _STATM_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0  # not Linux

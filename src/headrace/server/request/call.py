@@ -1,0 +1,212 @@
+"""One HTTP request being answered, and what the answer may be. The endpoints' side of HTTP.
+
+An endpoint is `async (service, call) -> Reply`. It reads `call`, and raises HeadraceError for
+whatever it can't do; how bytes come and go is server/edge/app.py's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.core.errors import (
+    AuthenticationError,
+    ContextLengthError,
+    HeadraceError,
+    ModelNotFoundError,
+    RetryLaterError,
+    TooManyRequestsError,
+)
+from headrace.server.access.limits import Reservation
+from headrace.server.observe.record import RequestRecord
+from headrace.server.request.service import Service
+
+SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
+MAX_WARNING_CHARACTERS = 1000  # of the header: proxies take a few thousand for all headers
+LIST_PART = 256  # of lists that are encoded in parts: a few milliseconds, whatever is in them
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+Headers = Mapping[str, str]
+encode_json = msgspec.json.encode
+
+
+class NotFoundError(HeadraceError):
+    status = 404
+
+
+class MethodError(HeadraceError):
+    """The path is right; `allowed` is what it takes."""
+
+    status = 405
+
+    def __init__(self, cause: str, remedy: str, allowed: Sequence[str]) -> None:
+        super().__init__(cause, remedy)
+        self.allowed = allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorShape:
+    """How errors look to the clients of an endpoint."""
+
+    payload: Callable[[HeadraceError, str], object]  # of an error, and of the request's id
+    event: Callable[[HeadraceError, str], bytes]  # likewise, in a stream that has begun
+    reply_type: type[msgspec.Struct] | None = None  # of the payload; None: server/api/openapi.py's
+    id_header: str | None = None  # has the request's id, beside x-request-id
+
+
+def _openai_event(error: HeadraceError, request_id: str) -> bytes:
+    return error_event(error)
+
+
+def _openai_payload(error: HeadraceError, request_id: str) -> object:
+    return error_payload(error)
+
+
+OPENAI_ERRORS = ErrorShape(payload=_openai_payload, event=_openai_event)
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    method: str
+    path: str
+    headers: Headers  # names in lower case
+    request_id: str
+    arrived_s: float = field(default_factory=time.monotonic)
+    query: str = ""
+    body: bytes = b""  # until it was decoded
+    body_bytes: int = 0  # its size
+    key_name: str | None = None
+    is_operators: bool = False  # whoever asks may know of everybody's requests
+    route: str = "other"  # the path as server/api/routes.py has it, once it was found
+    error_shape: ErrorShape = OPENAI_ERRORS
+    error: HeadraceError | None = None  # what the answer, or its end, said
+    records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+    reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
+    warnings: list[str] = field(default_factory=list)  # sent as a header
+    warned_characters: int = 0
+    refuses_unknown: bool = False  # fields, as --unknown-fields says
+    ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
+    reservation: Reservation | None = None  # of its key's limits
+    # Held while a large body is read: pieces of many at once would add up before others' turn.
+    large_turn: asyncio.Lock | None = None
+
+    def warn(self, text: str) -> None:
+        """What the header has no room for is not kept either."""
+        if self.warned_characters <= MAX_WARNING_CHARACTERS:
+            self.warnings.append(text)
+            self.warned_characters += len(text) + 2
+
+    def warning_header(self) -> str:
+        """All warnings on one line that a header can hold."""
+        text = "; ".join(self.warnings)
+        if len(text) > MAX_WARNING_CHARACTERS:
+            text = text[:MAX_WARNING_CHARACTERS] + " ... and more"
+        return _UNSAFE.sub("?", text)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamReply:
+    """Server-sent events: each item is whole ones."""
+
+    chunks: AsyncIterator[bytes]
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+AnyReply = Reply | StreamReply
+Endpoint = Callable[[Service, Call], Awaitable[AnyReply]]
+
+
+def json_reply(payload: object, status: int = 200) -> Reply:
+    return Reply(body=encode_json(payload), status=status)
+
+
+def encode_list(values: Sequence[object]) -> bytes:
+    """A list of any length as JSON, without its brackets: a part at a time, so that other threads
+    have their turn in between."""
+    parts = [values[at : at + LIST_PART] for at in range(0, len(values), LIST_PART)]
+    return b",".join([encode_json(part)[1:-1] for part in parts])
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def request_id_of(headers: Headers) -> str:
+    """The client's own, where it can stand in a header and a log line; else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if SANE_ID.fullmatch(sent) else new_id("req")
+
+
+def take_request_id(call: Call, sent: str | None) -> None:
+    """vLLM's field for what others say in the x-request-id header, which goes first."""
+    if sent is None or "x-request-id" in call.headers:
+        return
+    if SANE_ID.fullmatch(sent):
+        call.request_id = sent
+    else:
+        call.warn("request_id can't stand in a header and was ignored")
+
+
+def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, object]]:
+    """In OpenAI's shape, with a remedy beside the message."""
+    kind, code = _kind(error)
+    return {
+        "error": {
+            "message": str(error),
+            "type": kind,
+            "param": error.param,
+            "code": code,
+            "remedy": error.remedy or None,
+            **more,
+        }
+    }
+
+
+def error_reply(
+    error: HeadraceError, shape: ErrorShape = OPENAI_ERRORS, request_id: str = ""
+) -> Reply:
+    reply = json_reply(shape.payload(error, request_id), error.status)
+    if isinstance(error, RetryLaterError):
+        reply.headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
+    if isinstance(error, AuthenticationError):
+        reply.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, MethodError):
+        reply.headers["allow"] = ", ".join(error.allowed)
+    return reply
+
+
+def error_event(error: HeadraceError) -> bytes:
+    """The end of a stream that can't go on: its status line has long been sent."""
+    return b"data: " + encode_json(error_payload(error, status=error.status)) + b"\n\n"
+
+
+def _kind(error: HeadraceError) -> tuple[str, str | None]:
+    """OpenAI's `type` and `code`."""
+    if isinstance(error, ContextLengthError):
+        return "invalid_request_error", "context_length_exceeded"
+    if isinstance(error, ModelNotFoundError):
+        return "invalid_request_error", "model_not_found"
+    if isinstance(error, AuthenticationError):
+        return "authentication_error", "invalid_api_key"
+    if isinstance(error, TooManyRequestsError):
+        return "rate_limit_error", "rate_limit_exceeded"
+    if isinstance(error, RetryLaterError):
+        return "service_unavailable", "unavailable"
+    if error.status < 500:
+        return "invalid_request_error", None
+    return "server_error", None

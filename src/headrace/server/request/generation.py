@@ -1,0 +1,134 @@
+"""One request's way through the engine: submitted, watched, turned into text, ended.
+
+Every endpoint that generates goes through `generate`. Knows requests and events; neither JSON nor
+HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from headrace.core.errors import HeadraceError
+from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started, TokenEvent
+from headrace.server.observe.record import RequestRecord
+from headrace.server.request.call import Call
+from headrace.server.request.prompts import off_loop
+from headrace.server.request.service import Service
+from headrace.text import RequestText
+
+
+async def generate(
+    service: Service,
+    call: Call,
+    request: GenerateRequest,
+    record: RequestRecord | None = None,
+    shown_ids: frozenset[int] = frozenset(),
+) -> AsyncGenerator[list[TokenEvent]]:
+    """The request's events, those of one step together. Leaving the loop ends the request; use
+    `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
+    were cached or made brings the `record`. `shown_ids` are as RequestText's."""
+    service.check_accepting()
+    request = _signed(service, call, request)
+    service.keys.reserve(call, [request])
+    ticket = service.queue.enter(request)
+    record = record or new_record(call, request)
+    if call.reservation is not None:
+        record.reserved_tokens = call.reservation.take(request)
+    call.records.append(record)
+    if service.config.log_content:
+        record.prompt = service.model.tokenizer.decode(request.prompt_token_ids)
+    for watcher in service.watchers:
+        watcher.on_arrival(record)
+    text = RequestText(service.model.tokenizer, request, shown_ids)
+
+    def on_start(started: Started) -> None:
+        ticket.started()
+        # Not now: one hears of it when the step that it began with is over.
+        record.started_s = min(time.monotonic(), opened_s + started.waited_s)
+        record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
+        for watcher in service.watchers:
+            watcher.on_start(record)
+
+    opened_s = time.monotonic()
+    try:
+        with ticket, service.supervisor.engine.stream(request, on_start) as stream:
+            while not text.is_complete:
+                tokens = await stream.tokens()
+                _watch_tokens(service, record, tokens)
+                events: list[TokenEvent] = []
+                for token in tokens:
+                    if token.prompt_scores is None:
+                        event = text.push(token)
+                    else:  # a word for each alternative of each token
+                        entries = len(token.prompt_scores) * (request.params.prompt_logprobs or 1)
+                        event = await off_loop(entries, partial(text.push, token))
+                    if event is None:
+                        continue
+                    if event.finish_reason is not None:
+                        record.finish_reason = event.finish_reason.value
+                        if event.finish_reason is FinishReason.LENGTH:
+                            record.is_cut_by_context |= request.params.max_tokens is None
+                        if token.finish_reason is None:
+                            stream.stop(token.index)  # a stop string: the engine knows none
+                    events.append(event)
+                    if service.config.log_content:
+                        record.answer += event.text
+                if events:
+                    yield events
+    except HeadraceError as error:
+        record.finish_reason, record.error = "error", error.cause
+        call.error = error
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        record.finish_reason = "abort"
+        raise
+    finally:
+        record.ended_s = time.monotonic()
+        for watcher in service.watchers:
+            watcher.on_end(record)
+
+
+def _signed(service: Service, call: Call, request: GenerateRequest) -> GenerateRequest:
+    """As its key's: with a cache and turns of its own."""
+    return dataclasses.replace(
+        request,
+        cache_salt=service.keys.cache_salt(call.key_name, request.cache_salt),
+        tenant=call.key_name or "",
+        weight=service.keys.weights.get(call.key_name or "", 1),
+    )
+
+
+def new_record(call: Call, request: GenerateRequest) -> RequestRecord:
+    return RequestRecord(
+        request_id=call.request_id,
+        endpoint=call.path,
+        arrived_s=call.arrived_s,
+        prompt_tokens=len(request.prompt_token_ids),
+        n=request.params.n,
+        max_tokens=request.params.max_tokens,
+        key_name=call.key_name,
+        traceparent=call.headers.get("traceparent"),
+    )
+
+
+def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledToken]) -> None:
+    count = sum(token.token_id >= 0 for token in tokens)
+    if not count:
+        return
+    now_s = time.monotonic()
+    gap_s = None if record.last_token_s is None else now_s - record.last_token_s
+    if record.first_token_s is None:
+        record.first_token_s = now_s
+    record.last_token_s = now_s
+    record.output_tokens += count
+    if record.n > 1:
+        each = record.continuation_tokens
+        for token in tokens:
+            if token.token_id >= 0:
+                each[token.index] = each.get(token.index, 0) + 1
+    for watcher in service.watchers:
+        watcher.on_tokens(record, count, gap_s)

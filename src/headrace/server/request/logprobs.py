@@ -1,0 +1,178 @@
+"""Logprobs in OpenAI's two shapes: a chat's list of tokens, a completion's parallel lists.
+
+Knows tokens and their bytes; nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
+from headrace.core.request import Logprobs, RequestOutput
+from headrace.server.request.call import encode_list
+from headrace.tokenizer.detokenize import StreamDetokenizer
+from headrace.tokenizer.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0  # as OpenAI's: JSON has no word for minus infinity
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]  # the token's own: of half a character, half its bytes
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+def chat_logprobs(tokenizer: Tokenizer, found: Iterable[tuple[int, Logprobs]]) -> ChatLogprobs:
+    """For each token that was drawn: itself, and the likeliest in its place."""
+    content = []
+    for token_id, here in found:
+        top = [TopLogprob(*_shown(tokenizer, other, p)) for other, p in _ranked(here)]
+        content.append(TokenLogprob(*_shown(tokenizer, token_id, here[token_id].logprob), top))
+    return ChatLogprobs(content)
+
+
+def encoded(found: ChatLogprobs) -> ChatLogprobs:
+    """The same to whoever encodes it, with its list as JSON already: it may be long."""
+    content = msgspec.Raw(b"[%b]" % encode_list(found.content))
+    return ChatLogprobs(cast("list[TokenLogprob]", content))
+
+
+def answer_entries(output: RequestOutput) -> int:
+    """About how much there is to write down of an answer: so many tokens and logprobs."""
+    entries = len(output.prompt_token_ids)
+    for listed in (output.prompt_logprobs, *(each.logprobs for each in output.outputs)):
+        if listed and listed[-1] is not None:
+            entries += len(listed) * len(listed[-1])
+    return entries + sum(len(each.token_ids) for each in output.outputs)
+
+
+def _shown(tokenizer: Tokenizer, token_id: int, logprob: float) -> tuple[str, float, list[int]]:
+    text, _ = tokenizer.shown(token_id)
+    return text, max(logprob, LEAST_LOGPROB), list(tokenizer.token_bytes(token_id))
+
+
+def _ranked(here: Logprobs) -> list[tuple[int, float]]:
+    listed = [(p.rank, token_id, p.logprob) for token_id, p in here.items() if p.rank is not None]
+    return [(token_id, logprob) for _, token_id, logprob in sorted(listed)]
+
+
+class PromptLogprob(msgspec.Struct):
+    """vLLM's shape."""
+
+    logprob: float
+    rank: int | None  # null: not among those that were asked for
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id, as text: JSON's keys are
+
+
+def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
+    """For each token of a prompt: itself and the likeliest in its place; null for the first. JSON
+    already, which is the same to whoever encodes the rest: it may be long."""
+    return cast("PromptLogprobs", msgspec.Raw(b"[%b]" % encode_list(_prompt_logprobs(found))))
+
+
+def _prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
+    return [
+        None
+        if here is None
+        else {
+            str(token_id): PromptLogprob(max(p.logprob, LEAST_LOGPROB), p.rank, p.decoded_token)
+            for token_id, p in here.items()
+        }
+        for here in found or [None]
+    ]
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists of one length: an entry for each token, the prompt's too where it is echoed."""
+
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []  # null for a prompt's first token
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+_LISTS = CompletionLogprobs.__struct_fields__
+_NONE = (b"",) * len(_LISTS)
+
+
+class EchoedPrompt(msgspec.Struct, frozen=True):
+    """A prompt's logprobs as the JSON that every choice begins with where it is echoed: written
+    once, however many choices there are. The lists without their brackets."""
+
+    lists: tuple[bytes, ...]
+    characters: int  # of its text
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, ids: list[int], text: str, found: list[Logprobs | None]
+    ) -> EchoedPrompt:
+        writer = CompletionLogprobsWriter(tokenizer, continuation=False)
+        for token_id, here in zip(ids, found, strict=True):
+            writer.add(token_id, here)
+        return cls(writer.take_lists(), len(text))
+
+
+class CompletionLogprobsWriter:
+    """Gathers them for one choice; `take` gives what came since the last call. Offsets are places
+    in the choice's whole text, where each token's text begins or would."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        echoed: EchoedPrompt | None = None,
+        *,
+        continuation: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = StreamDetokenizer(tokenizer, continuation=continuation)
+        self._place = 0 if echoed is None else echoed.characters
+        self._before = _NONE if echoed is None else echoed.lists
+        self._new = CompletionLogprobs()
+
+    def add(self, token_id: int, here: Logprobs | None) -> None:
+        self._new.tokens.append(self._named(token_id))
+        self._new.text_offset.append(self._place)
+        self._place += len(self._detokenizer.push(token_id))
+        if here is None:
+            self._new.token_logprobs.append(None)
+            self._new.top_logprobs.append(None)
+            return
+        self._new.token_logprobs.append(max(here[token_id].logprob, LEAST_LOGPROB))
+        top = dict(_ranked(here))
+        top.setdefault(token_id, here[token_id].logprob)
+        self._new.top_logprobs.append(
+            {self._named(other): max(logprob, LEAST_LOGPROB) for other, logprob in top.items()}
+        )
+
+    def take(self) -> bytes:
+        """CompletionLogprobs, as JSON."""
+        before, self._before = self._before, _NONE
+        both = zip(before, self.take_lists(), strict=True)
+        lists = zip(_LISTS, [b",".join(filter(None, each)) for each in both], strict=True)
+        return b"{%b}" % b",".join(b'"%b":[%b]' % (name.encode(), each) for name, each in lists)
+
+    def take_lists(self) -> tuple[bytes, ...]:
+        new, self._new = self._new, CompletionLogprobs()
+        return tuple(encode_list(getattr(new, name)) for name in _LISTS)
+
+    def _named(self, token_id: int) -> str:
+        """As OpenAI names it: these are keys, so parts of characters must differ."""
+        text, is_text = self._tokenizer.shown(token_id)
+        return text if is_text else f"bytes:{text}"

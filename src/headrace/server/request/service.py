@@ -1,0 +1,100 @@
+"""What every endpoint can reach: the model served, the engine behind it, the bounds.
+
+A plain holder, made once by server/start/run.py. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import TemplateError, UnavailableError
+from headrace.core.sampling import NEUTRAL, DrawNumbers
+from headrace.core.server_config import ServerConfig
+from headrace.server.access.keys import Keys
+from headrace.server.access.queue import QueueBounds
+from headrace.server.api.responses.store import ResponseStore
+from headrace.server.edge.bodies import Bodies
+from headrace.server.link.supervisor import Supervisor
+from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.record import HttpWatcher, Watcher
+from headrace.tokenizer.chat_template import ChatTemplate
+from headrace.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model as clients see it: text in, text out."""
+
+    name: str  # what answers say
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab_size: int
+    hidden_size: int  # of its embeddings
+    sampling_defaults: DrawNumbers = NEUTRAL  # where a request says nothing
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    other_names: tuple[str, ...] = ()  # served under these too
+    aliases: frozenset[str] = frozenset()  # taken, but not listed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are listed, the one that answers say first."""
+        return (self.name, *self.other_names)
+
+    def answers_to(self, name: str) -> bool:
+        return name in self.names or name in self.aliases
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise TemplateError(
+                f"{self.name} has no chat template.", "Use /v1/completions with a plain prompt."
+            )
+        return self.template
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    config: ServerConfig
+    engine_config: EngineConfig
+    model: ServedModel
+    supervisor: Supervisor
+    queue: QueueBounds
+    keys: Keys = field(default_factory=Keys)
+    responses: ResponseStore = field(
+        default_factory=lambda: ResponseStore.from_config(ServerConfig())
+    )
+    bodies: Bodies = field(default_factory=lambda: Bodies(ServerConfig().max_bodies_bytes))
+    dropped: Counter[str] = field(default_factory=Counter)  # connections, by why: room.DROPS
+    open_connections: Callable[[], int] = lambda: 0
+    watchers: list[Watcher] = field(default_factory=list)
+    http_watchers: list[HttpWatcher] = field(default_factory=list)
+    exposition: Exposition | None = None  # what /metrics shows
+    draining: bool = False
+    fingerprint: str = ""
+    identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
+    open_requests: Callable[[], int] = lambda: (
+        0
+    )  # waiting and running; server/observe/watching.py knows
+
+    def check_accepting(self) -> None:
+        if self.draining:
+            raise UnavailableError(
+                "The server is shutting down.",
+                "Send the request to another replica, or again when this one is back.",
+                retry_after_s=self.config.drain_timeout_s,
+            )
+
+    @property
+    def context_tokens(self) -> int:
+        facts = self.supervisor.facts
+        if facts is None:
+            raise UnavailableError(
+                "The engine is starting.",
+                "Try again shortly.",
+                retry_after_s=self.supervisor.retry_after_s(),
+            )
+        return facts.context_tokens

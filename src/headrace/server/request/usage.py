@@ -1,0 +1,31 @@
+"""How many tokens a request took, as OpenAI counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headrace.server.observe.record import RequestRecord
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptDetails = msgspec.field(default_factory=PromptDetails)
+
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord], completion_tokens: int) -> Usage:
+        """All engine requests of an answer together. `completion_tokens` are those that a client
+        was given: after a stop string the engine may have drawn one more."""
+        usage = cls(completion_tokens=completion_tokens)
+        for record in records:
+            usage.prompt_tokens += record.prompt_tokens
+            usage.prompt_tokens_details.cached_tokens += record.cached_tokens
+        usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+        return usage

@@ -1,0 +1,1 @@
+"""How a server starts and how it ends."""

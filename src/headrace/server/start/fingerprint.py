@@ -1,0 +1,157 @@
+"""What a server's answers depend on, as one dictionary, and a short hash of it.
+
+Two servers with the same fingerprint give the same answers within the same limits. A large model is
+never read whole for it: every tensor's name, format and shape counts, and a few of its bytes.
+Knows files and configs; no HTTP, and nothing of requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import asdict, fields
+from enum import StrEnum
+from typing import Any
+
+from headrace.core.config import Device, EngineConfig, KvDtype
+from headrace.core.server_config import ServerConfig
+from headrace.core.version import headrace_version
+from headrace.fetch.catalog import entry_of
+from headrace.models.spec import ModelSpec
+from headrace.weights.files.gguf import GgufFile
+from headrace.weights.load import WeightsFile
+from headrace.weights.tensor import Tensor
+
+Identity = dict[str, Any]  # JSON values
+
+SAMPLE_BYTES = 4096  # of a tensor's start and of its middle
+SAMPLED = f"every tensor's name, format, shape and twice {SAMPLE_BYTES} of its bytes"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("generation_config.json", "config.json"),
+)
+_TEMPLATE_KEY = "tokenizer.chat_template"
+
+# How a server is reached, watched and stopped changes no answer; nor do threads and checks.
+NEUTRAL_SETTINGS = frozenset(
+    {
+        *("host", "port", "api_key", "api_keys_file", "max_connections", "client_timeout_s"),
+        *("cors_origin", "allowed_host", "metrics_key", "admin_host", "admin_port", "max_bodies"),
+        *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
+        *("max_stored_responses", "max_stored", "response_lifetime_s"),
+        *("log_content", "trace", "threads", "debug_invariants", "verify"),
+    }
+)
+
+
+def identify(
+    file: WeightsFile,
+    spec: ModelSpec,
+    chat_template: str | None,
+    *,
+    backend: str,
+    server: ServerConfig,
+    engine: EngineConfig,
+) -> Identity:
+    entry = entry_of(file.path)
+    computing = _computing(backend, engine)
+    return {
+        "headrace": headrace_version(),
+        "model": {
+            "sampled_sha256": _hash_model(file, spec),
+            "sampled": SAMPLED,
+            "bytes": sum(tensor.data.nbytes for tensor in file.stored.values()),
+            "catalog_sha256": None if entry is None else entry.sha256,
+        },
+        "quantization": _formats(file),
+        "kv_dtype": _kv_dtype(computing, engine),
+        "tokenizer_sha256": _hash_tokenizer(file),
+        "chat_template_sha256": None if chat_template is None else _hash(chat_template.encode()),
+        "backend": {"name": computing, "path": _kernel_path(computing)},
+        "settings": {**_settings(server), **_settings(engine)},
+    }
+
+
+def fingerprint(identity: Identity) -> str:
+    """The same file is the same model wherever it lies: the catalog's word on it is left out."""
+    model = {k: v for k, v in identity["model"].items() if k != "catalog_sha256"}
+    counted = json.dumps({**identity, "model": model}, sort_keys=True, separators=(",", ":"))
+    return f"hr-{_hash(counted.encode())[:12]}"
+
+
+def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
+    digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
+    for name, tensor in sorted(file.stored.items()):
+        digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
+        for sample in _samples(tensor):
+            digest.update(sample)
+    return digest.hexdigest()
+
+
+def _samples(tensor: Tensor) -> list[memoryview]:
+    middle = tensor.data.nbytes // 2
+    return [tensor.data[:SAMPLE_BYTES], tensor.data[middle : middle + SAMPLE_BYTES]]
+
+
+def _formats(file: WeightsFile) -> dict[str, float]:
+    """Each format's share of the values."""
+    values: Counter[str] = Counter()
+    for tensor in file.stored.values():
+        values[tensor.format.name] += tensor.values
+    total = max(values.total(), 1)
+    return {name: round(count / total, 4) for name, count in values.most_common()}
+
+
+def _hash_tokenizer(file: WeightsFile) -> str:
+    digest = hashlib.sha256()
+    if isinstance(file, GgufFile):
+        for key in sorted(k for k in file.metadata if k.startswith("tokenizer.")):
+            if key != _TEMPLATE_KEY:
+                digest.update(f"{key} {json.dumps(file.metadata[key])}\n".encode())
+        return digest.hexdigest()
+    for name in TOKENIZER_FILES:
+        path = file.path / name
+        if path.is_file():
+            data = path.read_bytes()
+            digest.update(f"{name} {len(data)}\n".encode())
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _computing(backend: str, engine: EngineConfig) -> str:
+    """What the engine process will compute on, as far as this one can tell without torch."""
+    if backend != "auto":
+        return backend
+    if engine.device is Device.AUTO:
+        from headrace.backends.cuda.device import driver_is_present
+
+        return "cuda" if driver_is_present() else "cpu"
+    return engine.device.value
+
+
+def _kv_dtype(backend: str, engine: EngineConfig) -> str:
+    if backend == "reference":
+        return KvDtype.F32.value
+    return engine.sizes(Device.CUDA if backend == "cuda" else Device.CPU).kv_dtype.value
+
+
+def _kernel_path(backend: str) -> str:
+    if backend != "cpu":
+        return {"reference": "numpy", "cuda": "triton"}[backend]
+    from headrace.backends.cpu import _native
+
+    return str(_native.paths()[0])
+
+
+def _settings(config: ServerConfig | EngineConfig) -> dict[str, object]:
+    found = {}
+    for each in fields(config):
+        if each.name not in NEUTRAL_SETTINGS:
+            value = getattr(config, each.name)
+            found[each.name] = value.value if isinstance(value, StrEnum) else value
+    return found
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""Readers of file formats: GGUF, safetensors, JSON. They trust nothing in a file."""
