@@ -106,6 +106,7 @@ def choose_sizes(args: argparse.Namespace) -> Sizes:
 def engine_settings(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     """What `assemble` is asked for."""
     settings: dict[str, Any] = {
+        "device": args.device,
         "max_sequences": sizes.most_sequences,
         "max_batch_tokens": args.max_batch_tokens,
         "max_step_growth": args.max_step_growth,
@@ -115,7 +116,6 @@ def engine_settings(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     }
     if args.device == "cuda":
         settings |= {
-            "device": "cuda",
             "quantization": None if args.quantization == "none" else args.quantization,
             "gpu_memory": args.gpu_memory,
             "batch_invariant": args.batch_invariant,
@@ -124,7 +124,6 @@ def engine_settings(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
         if args.quantization != "none":
             raise SystemExit(f"--quantization {args.quantization} is for --device cuda")
         settings |= {
-            "backend": args.device,
             "kv_tokens": 2 * sizes.resident_tokens,
             "threads": args.threads,
         }

@@ -1,11 +1,11 @@
 """Perplexity of a model on a text, through one or more backends, in one run.
 
     python benchmarks/perplexity.py                          # cpu against reference
-    python benchmarks/perplexity.py --backends cpu --tokens 4000
-    python benchmarks/perplexity.py --backends cpu --kv-dtype f16 f32 bf16 int8 --tokens 8000
+    python benchmarks/perplexity.py --device cpu --tokens 4000
+    python benchmarks/perplexity.py --device cpu --kv-dtype f16 f32 bf16 int8 --tokens 8000
 
-    python benchmarks/perplexity.py --backends reference cuda --quantization none fp8 --tokens 4000
-    python benchmarks/perplexity.py --model copies/awq copies/fp8 --backends reference cuda
+    python benchmarks/perplexity.py --device reference cuda --quantization none fp8 --tokens 4000
+    python benchmarks/perplexity.py --model copies/awq copies/fp8 --device reference cuda
 
 The text is cut into windows that are scored apart; every token but a window's first counts. All
 backends see the same windows. With several KV types or quantizations a backend runs once with
@@ -29,7 +29,7 @@ from headrace.assemble import assemble
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE
 from headrace.core.step import Runner, StepEntry, StepPlan
 
-BACKENDS = ("reference", "cpu", "cuda")
+DEVICES = ("reference", "cpu", "cuda")
 Figures = dict[str, float]
 TEXT = Path(__file__).parent / "texts" / "jargon-file-4.4.7.txt"
 
@@ -57,16 +57,16 @@ def score(runner: Runner, token_ids: list[int], window: int) -> list[float]:
 
 def variants(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     """What to run a model as: a name, and what `assemble` is asked for."""
-    for backend in args.backends:
-        if backend == "reference":
-            yield "reference f32", {"backend": backend, "kv_dtype": "f32"}
+    for device in args.device:
+        if device == "reference":
+            yield "reference f32", {"device": device, "kv_dtype": "f32"}
             continue
-        for kv_dtype in args.kv_dtype or [DEFAULT_KV_DTYPE if backend == "cpu" else "bf16"]:
-            if backend == "cpu":
-                yield f"cpu {kv_dtype}", {"backend": backend, "kv_dtype": kv_dtype}
+        for kv_dtype in args.kv_dtype or [DEFAULT_KV_DTYPE if device == "cpu" else "bf16"]:
+            if device == "cpu":
+                yield f"cpu {kv_dtype}", {"device": device, "kv_dtype": kv_dtype}
                 continue
             for quantization in args.quantization:
-                settings = {"device": "cuda", "kv_dtype": kv_dtype, "quantization": quantization}
+                settings = {"device": device, "kv_dtype": kv_dtype, "quantization": quantization}
                 shown = "" if quantization == "none" else f"{quantization}, KV "
                 yield f"cuda {shown}{kv_dtype}", settings
 
@@ -103,9 +103,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--model", nargs="+", help="as for `headrace run`; the default model if left out"
     )
     parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument(
-        "--backends", "--device", nargs="+", default=["reference", "cpu"], choices=BACKENDS
-    )
+    parser.add_argument("--device", nargs="+", default=["reference", "cpu"], choices=DEVICES)
     parser.add_argument("--kv-dtype", nargs="+", help="of the KV cache, but for the reference's")
     parser.add_argument(
         "--quantization", nargs="+", default=["none"], help="on load, with the cuda backend"

@@ -1,6 +1,6 @@
 """Tokens a second of a backend, without HTTP: prefill of one prompt, decode of n sequences.
 
-    python benchmarks/speed.py [--model M] [--backend cpu] [--threads N] [--rounds 5]
+    python benchmarks/speed.py [--model M] [--device cpu] [--threads N] [--rounds 5]
     python benchmarks/speed.py --context 1000 --sequences 1 16 --kv-dtype f32 f16 bf16 int8
 
 Decode steps are taken after prompts of --context tokens. Medians over rounds, with the spread; with
@@ -94,7 +94,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model")
-    parser.add_argument("--backend", default="cpu", choices=["reference", "cpu"])
+    parser.add_argument("--device", default="cpu", choices=["reference", "cpu"])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--context", type=int, default=128, help="tokens before the decoded ones")
@@ -106,7 +106,7 @@ def main() -> None:
     models = {
         f"{kv_dtype} " if len(args.kv_dtype) > 1 else "": assemble(
             args.model,
-            backend=args.backend,
+            device=args.device,
             kv_dtype=kv_dtype,
             kv_tokens=kv_tokens,
             threads=args.threads,

@@ -151,7 +151,7 @@ def main() -> None:
         max(ENGINE_SEQUENCES) * blocks_for(ENGINE_PROMPT + ENGINE_STEPS),
         *(blocks_for(rows) for rows in args.rows),
     )
-    model = assemble(args.model, backend="cpu", kv_tokens=kv_tokens, threads=args.threads)
+    model = assemble(args.model, device="cpu", kv_tokens=kv_tokens, threads=args.threads)
     runner = model.runner
     assert isinstance(runner, CpuRunner)
     chooser = random.Random(0)

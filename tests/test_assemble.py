@@ -12,7 +12,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.assemble import Assembled, assemble
-from headrace.backends.cpu import machine
+from headrace.backends.shared import host
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, HeadraceError, MemoryFitError
 from headrace.core.sizes import MIB
@@ -68,15 +68,15 @@ def data_bytes():
     for line in open("/proc/self/status"):
         if line.startswith("VmData"):
             return int(line.split()[1]) * 1024
-import headrace.backends.cpu.layout
+from headrace.backends.cpu.backend import CpuBackend
 from headrace import assemble as module
-load, seen = module._load, []
+load, seen = CpuBackend.load, []
 def measured(*args, **named):
     seen.append(data_bytes())
     result = load(*args, **named)
     seen.append(data_bytes())
     return result
-module._load = measured
+CpuBackend.load = measured
 config = module.EngineConfig(kv_memory="1GiB", threads=1)
 model = module.assemble({str(default_model_path)!r}, config=config)
 ledger = model.ledger
@@ -102,7 +102,7 @@ def test_settings_reach_the_runner(default_model_path: Path) -> None:
 
 
 def test_settings_are_refused_before_anything_is_opened() -> None:
-    with pytest.raises(ConfigError, match="'kv_size' is no setting of the engine"):
+    with pytest.raises(ConfigError, match="Unknown engine setting 'kv_size'"):
         LLM("/absent.gguf", kv_size=3)
     with pytest.raises(ConfigError, match="config and threads are given"):
         LLM("/absent.gguf", config=EngineConfig(), threads=3)
@@ -121,13 +121,13 @@ def test_a_context_that_was_asked_for_is_never_cut(default_model_path: Path) -> 
 def test_a_machine_that_is_too_small(
     default_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "memory_bytes", lambda: (256 * MIB, 240 * MIB))
+    monkeypatch.setattr(host, "memory_bytes", lambda: (256 * MIB, 240 * MIB))
     model = assembled(default_model_path)  # what is left is shared out, and told
     assert 256 <= model.runner.limits.context_tokens < 8192
     assert model.ledger.total_bytes <= 240 * MIB
     assert len(model.notes) == 1
     model.file.close()
-    monkeypatch.setattr(machine, "memory_bytes", lambda: (64 * MIB, 60 * MIB))
+    monkeypatch.setattr(host, "memory_bytes", lambda: (64 * MIB, 60 * MIB))
     with pytest.raises(MemoryFitError, match=r"does not fit.*60\.0 MiB are free.*Free 1\d\d\."):
         assembled(default_model_path)
 
@@ -135,7 +135,7 @@ def test_a_machine_that_is_too_small(
 def test_where_memory_is_not_known_the_whole_context_is_held(
     default_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "memory_bytes", lambda: (0, 0))
+    monkeypatch.setattr(host, "memory_bytes", lambda: (0, 0))
     model = assembled(default_model_path)
     assert model.runner.limits.total_blocks == 512
     assert model.ledger.available_bytes is None
@@ -143,8 +143,8 @@ def test_where_memory_is_not_known_the_whole_context_is_held(
 
 
 def test_the_reference_backend_keeps_floats(default_model_path: Path) -> None:
-    config = EngineConfig(context_tokens=64, kv_tokens=128, max_batch_tokens=32)
-    model = assemble(str(default_model_path), backend="reference", config=config)
+    sizes = {"context_tokens": 64, "kv_tokens": 128, "max_batch_tokens": 32}
+    model = assembled(default_model_path, device="reference", **sizes)
     assert model.ledger.kv_pool_bytes == 128 * 2 * TOKEN_BYTES
     assert model.ledger.weights_bytes == 4 * 134_515_008
     assert "4 bytes (f32)" in model.ledger.render()

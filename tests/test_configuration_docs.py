@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.backends.registry import find_backend
 from headrace.core.config import Device
 from headrace.core.settings import (
     OTHER_VARIABLES,
@@ -77,7 +78,8 @@ def test_a_documented_default_is_what_the_program_takes() -> None:
 def test_defaults_that_depend_on_the_device_are_those_of_the_code() -> None:
     """Help texts have them in words: "default: 512, on a GPU 8192"."""
     config = resolve_settings({}, {}).engine
-    sizes = {device: asdict(config.sizes(device)) for device in (Device.CPU, Device.CUDA)}
+    devices = (Device.CPU, Device.CUDA)
+    sizes = {each: asdict(config.sizes(find_backend(each).defaults)) for each in devices}
     told = 0
     for setting in all_settings():
         found = re.search(r"default: (\S+), on a GPU ([\w.]+?)\.?(?:\s|$)", setting.help)

@@ -39,6 +39,7 @@ class _Engine:
         ledger_bytes={"predicted": {"weights": 1}, "allocated": {"weights": 1}},
         notes=[],
         pid=1,
+        backend={},
     )
 
 
@@ -53,7 +54,9 @@ def metric_labels() -> dict[str, set[str]]:
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
     build = {"version": "1", "fingerprint": "hr-1", "python_version": "3"}
-    text, _ = Exposition(metrics, "tiny", build, KeyMetrics(metrics, "tiny", {"a": 1})).write("")
+    text, _ = Exposition(
+        metrics, "tiny", lambda: build, KeyMetrics(metrics, "tiny", {"a": 1})
+    ).write("")
     return {
         sample.name: set(sample.labels)
         for family in text_string_to_metric_families(text.decode())

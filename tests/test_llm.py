@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, AsyncEngine, SamplingParams
+from headrace.assemble import assemble
+from headrace.core.config import EngineConfig
 from headrace.core.errors import (
     ConfigError,
     ContextLengthError,
@@ -195,10 +198,27 @@ def test_options_out_of_range_are_refused_before_loading(default_model_path: Pat
         LLM(default_model_path, context_tokens=9000)
     with pytest.raises(ConfigError, match="threads is 0"):
         LLM(default_model_path, threads=0)
-    with pytest.raises(ConfigError, match="'tpu'"):
-        LLM(default_model_path, backend="tpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="device is 'tpu'; expected one of auto, cpu, cuda, refe"):
+        LLM(default_model_path, device="tpu")
     with pytest.raises(InvalidRequestError, match="2 sampling parameters for 1 prompt"):
         LLM(default_model_path, context_tokens=32).generate("x", [GREEDY, GREEDY])
+
+
+@pytest.mark.parametrize("made", [LLM, AsyncEngine, assemble])
+def test_the_old_name_of_device_answers_with_the_new_one(made: Callable[..., object]) -> None:
+    told = "backend='reference'\" is now \"device='reference'"
+    cases: list[dict[str, object]] = [{}, {"config": EngineConfig()}, {"threads": 2}]
+    for more in cases:
+        with pytest.raises(ConfigError, match=told):
+            made("/absent.gguf", backend="reference", **more)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_one_setting_says_what_computes(default_model_path: Path, device: str) -> None:
+    with LLM(default_model_path, device=device, context_tokens=32, kv_tokens=32) as llm:
+        assert llm._assembled.backend.name == device
+        [output] = llm.generate("The capital of France is", replace(GREEDY, max_tokens=2))
+        assert output.outputs[0].text == " Paris."
 
 
 def test_messages_of_a_wrong_shape_are_refused(llm: LLM) -> None:

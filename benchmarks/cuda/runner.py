@@ -27,10 +27,11 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from headrace.backends.cuda import layout  # noqa: E402
+from headrace.backends.cuda.backend import CudaBackend  # noqa: E402
 from headrace.backends.cuda.loading import prepared_bytes  # noqa: E402
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of  # noqa: E402
 from headrace.backends.reference.runner import ReferenceRunner  # noqa: E402
-from headrace.core.config import Device, EngineConfig  # noqa: E402
+from headrace.core.config import EngineConfig  # noqa: E402
 from headrace.core.step import PREVIOUS, Draw, StepEntry, StepPlan  # noqa: E402
 from headrace.weights.describe import describe_file  # noqa: E402
 from headrace.weights.load import find_weights, open_weights  # noqa: E402
@@ -158,7 +159,7 @@ class Shape:
         self.allocated_bytes = torch.cuda.memory_allocated(device) - before
 
     def memory(self, quantization: str) -> dict[str, Any]:
-        sizes = EngineConfig(max_batch_tokens=8192, max_sequences=256).sizes(Device.CUDA)
+        sizes = EngineConfig(max_batch_tokens=8192, max_sequences=256).sizes(CudaBackend.defaults)
         shapes = layout.shape_weights(self.weights, quantization)
         processors = multiprocessors_of(self.device)
         predicted = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from headrace.core.config import Device, EngineConfig, LoadFormat
+from headrace.backends.backend import Backend
+from headrace.backends.registry import choose_backend
+from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
@@ -21,7 +22,7 @@ from headrace.fetch.verify import Checked, check_model
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Allocated, Ledger
-from headrace.plan.sizing import Footprint, Sizing, size_pool
+from headrace.plan.sizing import Sizing, size_pool
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
@@ -30,13 +31,9 @@ from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # late: random weights are measured where none of what these need is installed
-    from headrace.backends.cuda.device import Gpu
     from headrace.grammar import GrammarCompiler
     from headrace.tokenizer.chat_template import ChatTemplate
     from headrace.tokenizer.tokenizer import Tokenizer
-
-BackendName = Literal["auto", "cpu", "reference"]  # auto: what the config's device says
-ChosenBackend = Literal["cpu", "reference", "cuda"]
 
 logger = logging.getLogger("headrace")
 
@@ -53,6 +50,7 @@ class Assembled:
     chat_template: ChatTemplate | None
     sampling_defaults: DrawNumbers  # for what a request leaves open
     config: EngineConfig
+    backend: Backend
     runner: Runner
     engine: Engine
     ledger: Ledger  # predicted before anything was loaded
@@ -94,7 +92,6 @@ def _close(runner: Runner, file: WeightsFile) -> None:
 def assemble(
     model: str | None = None,
     *,
-    backend: BackendName = "auto",
     config: EngineConfig | None = None,
     offline: bool = False,
     progress: Progress = silent,
@@ -104,16 +101,16 @@ def assemble(
     """`settings` are the fields of EngineConfig, in the place of a `config`. `checked` is what
     whoever starts this process has found the model's files to be."""
     config = _choose_config(config, settings)
-    chosen = choose_backend(backend, config)
+    backend = choose_backend(config)
     path = resolve_model(model, offline=offline, progress=progress)
     if config.load_format is not LoadFormat.DUMMY:
         checked = check_model(path, again=config.verify, before=checked, progress=progress)
     file = open_weights(path, config.load_format)
     try:
         sampling_defaults = read_sampling_defaults(path, file, config.generation_config)
-        spec, weights, sizing = plan_memory(file, backend=chosen, config=config)
+        spec, weights, sizing = plan_memory(file, backend, config)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
-        runner, allocated = _load(file, spec, weights, sizing, backend=chosen, config=config)
+        runner, allocated = backend.load(spec, weights, sizing, config, file.release)
     except BaseException:
         file.close()
         raise
@@ -126,8 +123,7 @@ def assemble(
     notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
-    device = Device.CUDA if chosen == "cuda" else Device.CPU
-    paced = replace(config, max_step_growth=config.sizes(device).max_step_growth)
+    paced = replace(config, max_step_growth=sizing.sizes.max_step_growth)
     return Assembled(
         model_path=path,
         file=file,
@@ -136,6 +132,7 @@ def assemble(
         chat_template=None if tokenizer is None else read_chat_template(tokenizer),
         sampling_defaults=sampling_defaults,
         config=config,
+        backend=backend,
         runner=runner,
         engine=Engine(runner, eos_ids, paced),
         ledger=sizing.ledger,
@@ -144,197 +141,13 @@ def assemble(
     )
 
 
-def choose_backend(backend: str, config: EngineConfig) -> ChosenBackend:
-    """What computes. A GPU is looked for only where it may be used."""
-    if backend not in get_args(BackendName):
-        names = ", ".join(get_args(BackendName))
-        raise ConfigError(
-            f"backend is {backend!r}; expected one of {names}.", "Choose one.", param="backend"
-        )
-    if backend != "auto":
-        if config.device is Device.CUDA:
-            raise ConfigError(
-                f"backend is {backend!r} and device is 'cuda'; expected one or the other.",
-                "Leave out --backend.",
-                param="backend",
-            )
-        return cast("ChosenBackend", backend)
-    if config.device is Device.AUTO:
-        from headrace.backends.cuda.device import is_usable
-
-        return "cuda" if is_usable() else "cpu"
-    return "cuda" if config.device is Device.CUDA else "cpu"
-
-
 def plan_memory(
-    file: OpenFile, *, backend: ChosenBackend, config: EngineConfig
+    file: OpenFile, backend: Backend, config: EngineConfig
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
     """What the model is and how it would lie in memory. Loads no weight."""
     spec, refs = describe_file(file, config.context_tokens)
     weights = find_weights(refs, file)
-    if backend == "cuda":
-        from headrace.backends.cuda.device import budget_bytes, find_gpu
-
-        gpu = find_gpu()  # first: it says what is missing where torch is
-        taken = _cuda_footprint(spec, weights, config, gpu)
-        return spec, weights, size_pool(taken, config, budget_bytes(gpu, config.gpu_memory))
-    from headrace.backends.cpu.machine import memory_bytes
-
-    taken = (
-        _cpu_footprint(spec, weights, config)
-        if backend == "cpu"
-        else _reference_footprint(spec, weights)
-    )
-    _, available = memory_bytes()
-    return spec, weights, size_pool(taken, config, available or None)
-
-
-def _cpu_footprint(
-    spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
-) -> Footprint:
-    from headrace.backends.cpu import layout
-    from headrace.backends.cpu.kv import kv_bytes_per_token
-    from headrace.backends.cpu.machine import choose_threads
-
-    threads, _ = choose_threads(config.threads)
-    layout.check_config(config)
-    kv_dtype = config.sizes(Device.CPU).kv_dtype
-    return Footprint(
-        spec=spec,
-        weight_bytes=layout.weight_bytes(weights),
-        kv_dtype=kv_dtype,
-        kv_bytes_per_token=kv_bytes_per_token(spec, kv_dtype),
-        activation_bytes=partial(layout.activation_bytes, spec, weights, threads),
-    )
-
-
-def _cuda_footprint(
-    spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig, gpu: Gpu
-) -> Footprint:
-    from headrace.backends.cuda import layout
-    from headrace.backends.cuda.kv import kv_bytes_per_token
-    from headrace.backends.cuda.loading import prepared_bytes
-
-    sizes = config.sizes(Device.CUDA)
-    layout.check_sizes(sizes)
-    shapes = layout.shape_weights(weights, config.quantization)
-    layout.check_fp8(gpu, shapes, sizes.kv_dtype)
-    return Footprint(
-        spec=spec,
-        weight_bytes=prepared_bytes(shapes),
-        kv_dtype=sizes.kv_dtype,
-        kv_bytes_per_token=kv_bytes_per_token(spec, sizes.kv_dtype),
-        activation_bytes=partial(
-            layout.activation_bytes,
-            spec,
-            shapes,
-            sizes,
-            gpu.multiprocessors,
-            batch_invariant=config.batch_invariant,
-        ),
-        device=Device.CUDA,
-        graphs_bytes=layout.graph_bytes(spec, config),
-        runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
-        kv_fraction=1.0,  # nobody else wants what is left of the budget
-    )
-
-
-def _reference_footprint(spec: ModelSpec, weights: DecoderWeights[Weight]) -> Footprint:
-    """Everything in float32; of a step, roughly: the widest rows, and scores of every head."""
-    width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
-    heads = max(a.heads for a in spec.attention)
-    return Footprint(
-        spec=spec,
-        weight_bytes=4 * spec.parameters,
-        kv_dtype="f32",
-        kv_bytes_per_token=spec.kv_bytes_per_token(4),
-        activation_bytes=lambda tokens, context: 4 * tokens * (width + heads * context),
-    )
-
-
-def _load(
-    file: WeightsFile,
-    spec: ModelSpec,
-    weights: DecoderWeights[Weight],
-    sizing: Sizing,
-    *,
-    backend: ChosenBackend,
-    config: EngineConfig,
-) -> tuple[Runner, Allocated | None]:
-    if backend == "cuda":
-        return _load_cuda(file, spec, weights, sizing, config)
-    sizes = config.sizes(Device.CPU)
-    if backend == "reference":
-        from headrace.backends.reference.runner import ReferenceRunner
-
-        reference = ReferenceRunner(
-            spec,
-            weights,
-            total_blocks=sizing.total_blocks,
-            block_tokens=sizes.block_tokens,
-            max_batch_tokens=sizes.max_batch_tokens,
-            max_sequences=sizes.max_sequences,
-            context_tokens=sizing.context_tokens,
-            steps_in_flight=2 if sizes.overlap else 1,
-        )
-        return reference, None
-    from headrace.backends.cpu.machine import choose_threads
-    from headrace.backends.cpu.runner import CpuRunner
-
-    threads, why = choose_threads(config.threads)
-    if config.threads is not None and threads < config.threads:
-        logger.warning("threads: computing with %d: %s", threads, why)
-    runner = CpuRunner(
-        spec,
-        weights,
-        total_blocks=sizing.total_blocks,
-        max_batch_tokens=sizes.max_batch_tokens,
-        max_sequences=sizes.max_sequences,
-        context_tokens=sizing.context_tokens,
-        threads=threads,
-        kv_dtype=sizes.kv_dtype,
-        overlap=sizes.overlap,
-        release=file.release,
-    )
-    return runner, Allocated(
-        weights_bytes=runner.weight_bytes,
-        kv_pool_bytes=runner.kv_bytes,
-        activations_bytes=runner.activation_bytes,
-    )
-
-
-def _load_cuda(
-    file: WeightsFile,
-    spec: ModelSpec,
-    weights: DecoderWeights[Weight],
-    sizing: Sizing,
-    config: EngineConfig,
-) -> tuple[Runner, Allocated]:
-    from headrace.backends.cuda.runner import CudaRunner
-
-    sizes = config.sizes(Device.CUDA)
-    runner = CudaRunner(
-        spec,
-        weights,
-        total_blocks=sizing.total_blocks,
-        block_tokens=sizes.block_tokens,
-        max_batch_tokens=sizes.max_batch_tokens,
-        max_sequences=sizes.max_sequences,
-        context_tokens=sizing.context_tokens,
-        kv_dtype=sizes.kv_dtype,
-        quantization=config.quantization,
-        overlap=sizes.overlap,
-        graphs=config.graphs,
-        batch_invariant=config.batch_invariant,
-        dependent=True,
-        release=file.release,
-    )
-    return runner, Allocated(
-        weights_bytes=runner.weight_bytes,
-        kv_pool_bytes=runner.kv_bytes,
-        activations_bytes=runner.activation_bytes,
-        graphs_bytes=runner.graph_bytes,
-    )
+    return spec, weights, size_pool(backend.footprint(spec, weights, config), config)
 
 
 def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:
@@ -375,8 +188,8 @@ def read_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _choose_config(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-    if config is None:
-        return EngineConfig.from_mapping(settings)
+    if config is None or settings.keys() & RENAMED:
+        return EngineConfig.from_mapping(settings)  # raises where a name is not, or no longer, one
     if settings:
         raise ConfigError(
             f"config and {', '.join(settings)} are given; expected one or the other.",

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.assemble import Assembled, BackendName, assemble
+from headrace.assemble import Assembled, assemble
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.context import default_params
@@ -65,7 +65,6 @@ class AsyncEngine:
         self,
         model: str | Path | None = None,
         *,
-        backend: BackendName = "auto",
         config: EngineConfig | None = None,
         offline: bool = False,
         progress: Progress = silent,
@@ -73,7 +72,6 @@ class AsyncEngine:
     ) -> None:
         self._assembled = assemble(
             None if model is None else str(model),
-            backend=backend,
             config=config,
             offline=offline,
             progress=progress,

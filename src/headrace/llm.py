@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.assemble import BackendName, assemble
+from headrace.assemble import assemble
 from headrace.core import collector
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
@@ -50,7 +50,6 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        backend: BackendName = "auto",
         config: EngineConfig | None = None,
         offline: bool = False,
         progress: Progress = silent,
@@ -58,7 +57,6 @@ class LLM:
     ) -> None:
         self._assembled = assemble(
             None if model is None else str(model),
-            backend=backend,
             config=config,
             offline=offline,
             progress=progress,

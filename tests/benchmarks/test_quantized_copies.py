@@ -136,7 +136,7 @@ def test_what_a_run_asks_for() -> None:
         ["--device", "reference", "cuda", "--quantization", "none", "fp8", "--kv-dtype", "fp8"]
     )
     assert list(perplexity.variants(args)) == [
-        ("reference f32", {"backend": "reference", "kv_dtype": "f32"}),
+        ("reference f32", {"device": "reference", "kv_dtype": "f32"}),
         ("cuda fp8", {"device": "cuda", "kv_dtype": "fp8", "quantization": "none"}),
         ("cuda fp8, KV fp8", {"device": "cuda", "kv_dtype": "fp8", "quantization": "fp8"}),
     ]

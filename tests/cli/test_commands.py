@@ -17,7 +17,7 @@ import pytest
 from tests.cli_harness import SOURCE, Invoke, Terminal, converse, start
 
 from headrace.cli.chat import ChatSession
-from headrace.core.config import EngineConfig, KvDtype, Policy
+from headrace.core.config import Device, EngineConfig, KvDtype, Policy
 from headrace.core.errors import ContextLengthError
 from headrace.core.request import SamplingParams
 
@@ -37,7 +37,7 @@ def test_run_puts_the_answer_alone_on_stdout(invoke: Invoke, model: str, fake: M
 
 def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -> None:
     options = "--temperature 0.5 --top-p 0.6 --top-k 7 --min-p 0.1 --seed 9 --max-tokens 3"
-    machine = "--threads 2 --backend reference --context-tokens 64 --offline"
+    machine = "--threads 2 --device reference --context-tokens 64 --offline"
     pool = "--kv-memory 1.5GiB --kv-dtype f32 --max-batch-tokens 100 --max-sequences 3"
     order = "--policy shortest --no-prefix-cache --debug-invariants"
     machine = f"{machine} {pool} {order}"
@@ -52,8 +52,8 @@ def test_run_passes_every_option(invoke: Invoke, model: str, fake: ModuleType) -
     assert fake.LLM.made == [
         {
             "model": model,
-            "backend": "reference",
             "config": EngineConfig(
+                device=Device.REFERENCE,
                 threads=2,
                 context_tokens=64,
                 kv_memory=3 << 29,
@@ -158,7 +158,21 @@ def test_a_cut_answer_is_said(invoke: Invoke, model: str) -> None:
 def test_unknown_options_and_commands_are_usage_errors(invoke: Invoke) -> None:
     assert invoke("run", "x", "--no-such").exit_code == 2
     assert invoke("no-such").exit_code == 2
-    assert invoke("run", "x", "--backend", "abacus").exit_code == 2
+    assert invoke("run", "x", "--device", "abacus").exit_code == 2
+
+
+@pytest.mark.parametrize("command", [["run", "x"], ["chat"], ["serve"]])
+def test_the_old_name_of_device_answers_with_the_new_one(
+    invoke: Invoke, fake: ModuleType, command: list[str]
+) -> None:
+    result = invoke(*command, "--backend", "reference")
+    assert result.exit_code == 2
+    assert "'--backend reference' is now '--device reference'." in result.stderr
+    result = invoke(*command, "--backend", "abacus")
+    assert "this setting is now 'device', one of auto, cpu, cuda, reference." in result.stderr
+    assert "Write '--device auto', for example." in result.stderr
+    assert fake.LLM.made == []
+    assert "--backend" not in invoke(command[0], "--help").output
 
 
 def test_what_is_not_given_is_left_to_the_model(

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from headrace.core.config import Device, EngineConfig, KvDtype, Policy, SchedulerConfig
+from headrace.core.config import EngineConfig, KvDtype, Policy, SchedulerConfig, StepSizes
 from headrace.core.errors import ConfigError
 
 
 def test_what_is_left_open_has_these_values() -> None:
     config = EngineConfig()
-    sizes = config.sizes(Device.CPU)
-    assert (sizes.max_batch_tokens, sizes.max_sequences, sizes.block_tokens) == (512, 64, 16)
-    assert (sizes.kv_dtype, sizes.overlap) == ("f16", False)
     assert (config.device, config.policy, config.prefix_cache) == ("auto", "fcfs", True)
     assert (config.quantization, config.load_format, config.graphs) == ("none", "auto", "start")
     budgets = (config.kv_memory, config.kv_tokens, config.kv_fraction, config.context_tokens)
@@ -23,15 +20,34 @@ def test_what_is_left_open_has_these_values() -> None:
     assert isinstance(config, SchedulerConfig)  # so that the engine takes it as it is
 
 
-def test_a_device_fills_in_only_what_was_left_open() -> None:
-    gpu = EngineConfig().sizes(Device.CUDA)
-    assert (gpu.max_batch_tokens, gpu.max_sequences) == (8192, 512)
-    assert (gpu.kv_dtype, gpu.overlap) == ("bf16", True)
+def test_a_backend_fills_in_only_what_was_left_open() -> None:
+    defaults = StepSizes(
+        max_batch_tokens=8192,
+        max_sequences=512,
+        block_tokens=64,
+        kv_dtype=KvDtype.BF16,
+        overlap=True,
+        max_step_growth=24.0,
+    )
+    assert EngineConfig().sizes(defaults) == defaults
     asked = EngineConfig(max_batch_tokens=512, kv_dtype="f16", overlap=False)  # type: ignore[arg-type]
-    sizes = asked.sizes(Device.CUDA)
+    sizes = asked.sizes(defaults)
     assert (sizes.max_batch_tokens, sizes.kv_dtype, sizes.overlap) == (512, "f16", False)
-    assert (sizes.max_sequences, sizes.block_tokens) == (gpu.max_sequences, gpu.block_tokens)
-    assert asked.sizes(Device.AUTO) == asked.sizes(Device.CPU)
+    assert (sizes.max_sequences, sizes.block_tokens, sizes.max_step_growth) == (512, 64, 24.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("reference", "\"backend='reference'\" is now \"device='reference'\". Use the new name."),
+        ("tpu", "this setting is now 'device', one of auto, cpu, cuda, reference. Write \"dev"),
+        (["cpu"], "this setting is now 'device', one of"),
+    ],
+)
+def test_the_old_name_of_device_answers_with_the_new_one(value: object, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        EngineConfig.from_mapping({"backend": value})
+    assert expected in str(error.value)
 
 
 def test_it_can_not_be_changed() -> None:
@@ -48,10 +64,14 @@ def test_values_take_one_shape() -> None:
 
 
 def test_unknown_names_are_refused_with_the_near_one() -> None:
-    with pytest.raises(ConfigError, match=r"'kv_memmory' is no setting.*mean kv_memory\?") as error:
+    with pytest.raises(
+        ConfigError, match=r"Unknown engine setting 'kv_memmory'.*mean kv_memory\?"
+    ) as error:
         EngineConfig.from_mapping({"kv_memmory": "4GiB"})
     assert error.value.param == "kv_memmory"
-    with pytest.raises(ConfigError, match=r"'xyzzy' is no setting.*Choose of policy, "):
+    with pytest.raises(
+        ConfigError, match=r"Unknown engine setting 'xyzzy'.*Choose one of policy, "
+    ):
         EngineConfig.from_mapping({"xyzzy": 1})
 
 

@@ -28,8 +28,6 @@ POOL = ("kv_memory", "kv_tokens", "kv_fraction")
 
 def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     """Values that the config takes, as flags and files have them."""
-    if setting.name == "backend":
-        return st.sampled_from(["auto", "cpu", "reference"])
     if setting.choices is not None:
         return st.sampled_from([str(choice) for choice in setting.choices])
     if setting.is_bool:
@@ -48,6 +46,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
     if "int | str" in kind:
         # 64 KiB is the most that a schema may have.
         return st.one_of(st.integers(1, 1 << 16), st.sampled_from(["0.5KiB", "64 KiB", "64KiB"]))
+    if setting.name == "admin_port":
+        return st.integers(17, 32)  # another one than `port`
     if "int" in kind:
         return st.integers(1, 16)  # within every field's range
     return st.text("abcdefgh0123456789:/._-", min_size=1, max_size=20)
@@ -129,9 +129,9 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({"HEADRACE_PROT": "1"}, "HEADRACE_PROT is no setting. Did you mean HEADRACE_PORT?"),
-        ({"HEADRACE_CAHCE": "1"}, "HEADRACE_CAHCE is no setting. Did you mean HEADRACE_CACHE?"),
-        ({"HEADRACE_ZZZZZZZZ": "1"}, "HEADRACE_ZZZZZZZZ is no setting. Unset it."),
+        ({"HEADRACE_PROT": "1"}, "Unknown variable HEADRACE_PROT. Did you mean HEADRACE_PORT?"),
+        ({"HEADRACE_CAHCE": "1"}, "Unknown variable HEADRACE_CAHCE. Did you mean HEADRACE_CACHE?"),
+        ({"HEADRACE_ZZZZZZZZ": "1"}, "Unknown variable HEADRACE_ZZZZZZZZ. Unset it."),
         ({"HEADRACE_PORT": "80a"}, "port is '80a'; expected a whole number (set by HEADRACE_PORT)"),
         ({"HEADRACE_PORT": "99999"}, "port is 99999; expected 0 to 65535 (set by HEA"),
         ({"HEADRACE_PORT": ""}, "HEADRACE_PORT is empty; expected a whole number"),
@@ -141,7 +141,15 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
         ({"HEADRACE_TIMEOUT_S": "nan"}, "timeout_s is nan; expected a finite number above 0 ("),
         ({"HEADRACE_KV_DTYPE": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8"),
         ({"HEADRACE_MAX_BODY": "much"}, "max_body is 'much'; expected a number of bytes, or a nu"),
-        ({"HEADRACE_BACKEND": "tpu"}, "backend is 'tpu'; expected one of auto, cpu, reference (s"),
+        (
+            {"HEADRACE_DEVICE": "tpu"},
+            "device is 'tpu'; expected one of auto, cpu, cuda, reference",
+        ),
+        (
+            {"HEADRACE_BACKEND": "reference"},
+            "'HEADRACE_BACKEND=reference' is now 'HEADRACE_DEVICE=reference'. Use the new name.",
+        ),
+        ({"HEADRACE_BACKEND": "tpu"}, "one of auto, cpu, cuda, reference. Write 'HEADRACE_DEVICE="),
         (
             {"HEADRACE_KV_TOKENS": "5", "HEADRACE_KV_MEMORY": "1GiB"},
             "kv_memory and kv_tokens are given; expected at most one of kv_memory, kv_tokens and "
@@ -196,7 +204,7 @@ kv_dtype = "int8"
 def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = resolve_settings({}, {}, write(tmp_path, GOOD))
-    assert (found.model, found.backend) == ("smollm2", "auto")
+    assert (found.model, found.engine.device) == ("smollm2", "auto")
     assert (found.server.port, found.server.max_body, found.server.timeout_s) == (9000, 1 << 20, 5)
     assert found.engine.prefix_cache is False
     assert found.origins["model"] == "headrace.toml:1"
@@ -207,11 +215,14 @@ def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prot = 1", "headrace.toml:1: 'prot' is no setting of the top of the file. Did you mean"),
-        ("port = 1", ":1: 'port' is no setting of the top of the file. It belongs to [server]."),
-        ("[engine]\nport = 1", ":2: 'port' is no setting of [engine]. It belongs to [server]."),
-        ("[server]\nmodel = ''", ":2: 'model' is no setting of [server]. It belongs to the top"),
-        ("[sevrer]\nport = 1", ":1: 'sevrer' is no setting of the top of the file. Did you mean"),
+        (
+            "prot = 1",
+            "headrace.toml:1: unknown setting 'prot' at the top of the file. Did",
+        ),
+        ("port = 1", ":1: unknown setting 'port' at the top of the file. It belongs to [server]."),
+        ("[engine]\nport = 1", ":2: unknown setting 'port' in [engine]. It belongs to [server]."),
+        ("[server]\nmodel = ''", ":2: unknown setting 'model' in [server]. It belongs to the top"),
+        ("[sevrer]\nport = 1", ":1: unknown setting 'sevrer' at the top of the file. Did you mean"),
         (
             "[server]\n\nport = '80'",
             "port is '80'; expected a whole number (set by headrace.toml:3",
@@ -222,6 +233,13 @@ def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[server]\nmax_n = 0", "max_n is 0; expected 1 to 64 (set by headra"),
         ("[engine]\nthreads = 0", "threads is 0; expected 1 or more (set by headrace.toml:2)"),
         ("[engine]\nkv_memory = [1]", "kv_memory is [1]; expected a number of bytes, or a size"),
+        (
+            "model = 'x'\nbackend = 'reference'",
+            "headrace.toml:2: \"backend = 'reference'\" is now \"device = 'reference'\". Use the "
+            "new name. It belongs to [engine].",
+        ),
+        ("[engine]\nbackend = 'cpu'", ":2: \"backend = 'cpu'\" is now \"device = 'cpu'\"."),
+        ("backend = 3", ":1: 'backend = 3': this setting is now 'device', one of auto, cpu, cuda"),
         ("server = 5", "headrace.toml:1: server is 5; expected a table"),
         ("[server", "is not TOML"),
         ("a = 1\na = 2", "is not TOML"),

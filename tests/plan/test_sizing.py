@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import EngineConfig, KvDtype, StepSizes
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import KIB, MIB
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
@@ -34,14 +34,27 @@ TOKEN_BYTES = 2 * 8 * 2 * 16 * 2  # 1 KiB: a block of 16 takes 16 KiB
 FIXED = 100 * MIB + 48 * MIB + 640 * 1000  # weights and runtime; activations come on top
 
 
-def footprint(weights: int = 100 * MIB, token_bytes: int = TOKEN_BYTES) -> Footprint:
-    return Footprint(
+DEFAULTS = StepSizes(
+    max_batch_tokens=512,
+    max_sequences=64,
+    block_tokens=16,
+    kv_dtype=KvDtype.F16,
+    overlap=False,
+    max_step_growth=2.0,
+)
+
+
+def sized(available: int | None, config: EngineConfig, *, token_bytes: int = TOKEN_BYTES) -> Sizing:
+    footprint = Footprint(
         spec=SPEC,
-        weight_bytes=weights,
+        sizes=config.sizes(DEFAULTS),
+        weight_bytes=100 * MIB,
         kv_dtype="f16",
         kv_bytes_per_token=token_bytes,
         activation_bytes=lambda batch, context: 20 * KIB * batch + 64 * context,
+        available_bytes=available,
     )
+    return size_pool(footprint, config)
 
 
 def activations(context: int, batch: int = 512) -> int:
@@ -49,7 +62,7 @@ def activations(context: int, batch: int = 512) -> int:
 
 
 def size(available: int | None = None, /, **chosen: Any) -> Sizing:
-    return size_pool(footprint(), EngineConfig(**chosen), available)
+    return sized(available, EngineConfig(**chosen))
 
 
 def test_a_budget_in_bytes_is_filled_and_not_passed() -> None:
@@ -137,11 +150,11 @@ def test_a_budget_that_memory_does_not_hold() -> None:
 
 def test_advice_is_in_tokens_where_a_round_size_would_miss() -> None:
     """7 blocks take 112,112 bytes, and 112,200 are left: 109 KiB are too few, 110 too many."""
-    model, left = footprint(token_bytes=1001), 112_200
+    left = 112_200
     for budget in ({"kv_fraction": 0.5}, {"kv_memory": "1MiB"}):
         config = EngineConfig.from_mapping({"context_tokens": 100, **budget})
         with pytest.raises(MemoryFitError) as error:
-            size_pool(model, config, FIXED + activations(100) + left)
+            sized(FIXED + activations(100) + left, config, token_bytes=1001)
         assert error.value.remedy.startswith("Set --kv-tokens 112")
 
 
@@ -191,19 +204,20 @@ BUDGETS = st.one_of(
 def test_what_is_chosen_fits_and_what_is_advised_works(
     room: int, token_bytes: int, budget: tuple[str, Any] | None, context: int | None, batch: int
 ) -> None:
-    model, available = footprint(token_bytes=token_bytes), FIXED + activations(1, 1) + room
+    available = FIXED + activations(1, 1) + room
     chosen: dict[str, Any] = {"max_batch_tokens": batch}
     if budget is not None:
         chosen[budget[0]] = budget[1]
     if context is not None:
         chosen["context_tokens"] = context
     try:
-        sizing = size_pool(model, EngineConfig(**chosen), available)
+        sizing = sized(available, EngineConfig(**chosen), token_bytes=token_bytes)
     except MemoryFitError as error:
         advice = follow(error, chosen) if error.remedy.startswith("Set ") else []
         event(" ".join(re.findall(r"--[a-z-]+", error.remedy)) or "no settings would do")
         for advised in advice:
-            check(size_pool(model, EngineConfig(**advised), available), advised, available)
+            again = sized(available, EngineConfig(**advised), token_bytes=token_bytes)
+            check(again, advised, available)
     else:
         event("fits")
         check(sizing, chosen, available)

@@ -135,9 +135,7 @@ def test_library_and_server_sample_alike(default_model_path: Path, setting: str)
     """LLM().chat was at temperature 1 where `headrace run` and the server were at 0.2."""
     expected = OWN if setting == "auto" else NEUTRAL
     engine = EngineConfig(generation_config=GenerationConfig(setting), kv_tokens=512)
-    served = read_model(
-        default_model_path, "x", backend="cpu", server=ServerConfig(), engine=engine
-    )
+    served = read_model(default_model_path, "x", server=ServerConfig(), engine=engine)
     assert served.model.sampling_defaults == expected
     assert served.identity["sampling"] == model_defaults(expected)
     messages = [{"role": "user", "content": "Name a river."}]

@@ -154,7 +154,6 @@ def chat(
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Keep nothing of what is typed.")
     ] = False,
-    backend: options.Backend = "auto",
     offline: options.Offline = False,
     engine: EngineConfig,
 ) -> None:
@@ -163,7 +162,7 @@ def chat(
     from headrace.cli.history import History, history_path
 
     model = one_model(name, model)
-    llm = open_llm(model, backend, options.for_one(engine), offline)
+    llm = open_llm(model, options.for_one(engine), offline)
     history = None if no_history else History(history_path())
     ChatSession(llm, params, system=system, history=history).run()
 

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from headrace.cli.info import gpu_facts, model_facts, shown_lines
-from headrace.core.config import Device
+from headrace.core.config import Device, StepSizes
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
 from headrace.fetch.resolve import name_model, resolve_model
@@ -34,10 +34,12 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
-    from headrace.assemble import choose_backend, plan_memory
+    from headrace.assemble import plan_memory
+    from headrace.backends.registry import choose_backend
     from headrace.server.access.keys_file import read_keys
     from headrace.server.access.operators import operator_warnings
     from headrace.server.edge.browsers import browser_warnings
+    from headrace.server.start.fingerprint import complete, fingerprint
     from headrace.server.start.model import read_model
     from headrace.weights.load import open_weights
 
@@ -49,11 +51,11 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["model"] = model_facts(path, settings.engine.load_format)
     file = open_weights(path, settings.engine.load_format)
     try:
-        backend = choose_backend(settings.backend, settings.engine)
-        if backend == "cuda" or _passed_over(settings):
-            report["gpu"] = gpu_facts()
-        _show_sizes(settings, report, Device.CUDA if backend == "cuda" else Device.CPU)
-        _, _, sizing = plan_memory(file, backend=backend, config=settings.engine)
+        if _may_use_a_gpu(settings.engine.device):
+            report["gpu"] = gpu_facts()  # also of one that is passed over, with the reason
+        backend = choose_backend(settings.engine)
+        _show_sizes(settings, report, backend.defaults)
+        _, _, sizing = plan_memory(file, backend, settings.engine)
     finally:
         file.close()
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
@@ -62,26 +64,23 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     served = read_model(
         path,
         name_model(path, settings.model),
-        backend=settings.backend,
         server=settings.server,
         engine=settings.engine,
     )
     report["served_model_name"] = served.model.name
-    report["fingerprint"] = served.fingerprint
-    report["identity"] = served.identity
+    report["identity"] = complete(served.identity, backend.facts(settings.engine))
+    report["fingerprint"] = fingerprint(report["identity"])
 
 
-def _passed_over(settings: Settings) -> bool:
-    """Whether there may be a GPU that would have been used by itself, had it been of use."""
+def _may_use_a_gpu(device: Device) -> bool:
     from headrace.backends.cuda.device import driver_is_present
 
-    is_open = settings.backend == "auto" and settings.engine.device is Device.AUTO
-    return is_open and driver_is_present()
+    return device is Device.CUDA or (device is Device.AUTO and driver_is_present())
 
 
-def _show_sizes(settings: Settings, report: dict[str, Any], device: Device) -> None:
-    """What the device chose where nobody else did."""
-    for name, value in asdict(settings.engine.sizes(device)).items():
+def _show_sizes(settings: Settings, report: dict[str, Any], defaults: StepSizes) -> None:
+    """What the backend chose where nobody else did."""
+    for name, value in asdict(settings.engine.sizes(defaults)).items():
         found = report["settings"].get(name)
         if found is not None and found["value"] is None:
             found["value"] = shown_value(name, value)

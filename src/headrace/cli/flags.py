@@ -18,7 +18,7 @@ from typer.core import TyperCommand
 
 from headrace.cli.options import named_as_flags
 from headrace.core.checks import plain_types
-from headrace.core.config import EngineConfig
+from headrace.core.config import RENAMED, EngineConfig, renamed
 from headrace.core.request import SamplingParams
 from headrace.core.sampling import MODEL_DEFAULTS, Row, Taken, rows_of
 from headrace.core.settings import Setting, all_settings, split_list
@@ -32,11 +32,13 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table == "engine"]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
+        _refuse_old(given)
         settings = {setting.name: _take(given, setting) for setting in chosen}
         with named_as_flags():
             return {ENGINE: EngineConfig(**settings)}
 
-    return _replaced(command, ENGINE, [_engine_flag(setting) for setting in chosen], take)
+    flags = [_engine_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    return _replaced(command, ENGINE, flags, take)
 
 
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,10 +79,12 @@ def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
+        _refuse_old(given)
         taken = {setting.name: _take(given, setting) for setting in chosen}
         return {GIVEN: {name: value for name, value in taken.items() if value is not None}}
 
-    return _replaced(command, GIVEN, [_open_flag(setting) for setting in chosen], take)
+    flags = [_open_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    return _replaced(command, GIVEN, flags, take)
 
 
 class SectionedCommand(TyperCommand):
@@ -124,6 +128,20 @@ def _replaced(
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     del call.__wrapped__  # whose annotations would be read instead
     return call
+
+
+def _old_flag(name: str) -> inspect.Parameter:
+    """One that is taken to answer with the new name."""
+    option = typer.Option(f"--{name}", hidden=True)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _refuse_old(given: dict[str, Any]) -> None:
+    for old in RENAMED:
+        if (value := given.pop(old)) is not None:
+            raise renamed(old, value, "--{} {}".format)
 
 
 def _engine_flag(setting: Setting) -> inspect.Parameter:

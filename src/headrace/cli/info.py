@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from headrace.core.config import GenerationConfig, LoadFormat
+from headrace.core.config import Device, EngineConfig, GenerationConfig, LoadFormat
 from headrace.core.sampling import model_defaults
 from headrace.core.version import headrace_version
 from headrace.fetch.catalog import CatalogEntry
@@ -98,12 +98,13 @@ def habit_facts(model: Path | CatalogEntry) -> Facts:
 def memory_ledger(path: Path) -> Ledger:
     """What serving this model on the CPU would take, as it would be set by default."""
     from headrace.assemble import plan_memory
-    from headrace.core.config import EngineConfig
+    from headrace.backends.registry import choose_backend
     from headrace.weights.load import open_weights
 
+    config = EngineConfig(device=Device.CPU)
     file = open_weights(path)
     try:
-        return plan_memory(file, backend="cpu", config=EngineConfig())[2].ledger
+        return plan_memory(file, choose_backend(config), config)[2].ledger
     finally:
         file.close()
 

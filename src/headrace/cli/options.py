@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -35,10 +35,6 @@ ModelArgument = Annotated[
     typer.Argument(metavar="[MODEL]", help="As --model.", autocompletion=complete_model),
 ]
 System = Annotated[str | None, typer.Option(help="The system prompt.")]
-Backend = Annotated[
-    Literal["auto", "cpu", "reference"],
-    typer.Option(help="reference: slow and exact; auto: what --device says."),
-]
 Offline = Annotated[bool, typer.Option("--offline", help="Fetch nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 

@@ -63,7 +63,6 @@ def run(
     stats: Annotated[
         bool, typer.Option("--stats", help="Timings and memory, on standard error.")
     ] = False,
-    backend: options.Backend = "auto",
     offline: options.Offline = False,
     engine: EngineConfig,
 ) -> None:
@@ -77,7 +76,7 @@ def run(
     text, late = _read_prompt(prompt, stdin)
     if model is None:
         _note_a_models_name(prompt)
-    llm = open_llm(model, backend, options.for_one(engine), offline)
+    llm = open_llm(model, options.for_one(engine), offline)
     if late is not None:
         text = _with_late(text, late)
     if raw:
@@ -102,7 +101,7 @@ def run(
     _say_the_rest(answer, llm, is_limited=params.max_tokens is not None, stats=stats)
 
 
-def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: bool) -> LLM:
+def open_llm(model: str | None, engine: EngineConfig, offline: bool) -> LLM:
     from headrace.cli.progress import shown_progress
     from headrace.fetch.resolve import resolve_model
 
@@ -111,7 +110,7 @@ def open_llm(model: str | None, backend: Any, engine: EngineConfig, offline: boo
     from headrace.llm import LLM
 
     with options.named_as_flags(), shown_progress() as progress:
-        llm = LLM(str(path), backend=backend, config=engine, offline=offline, progress=progress)
+        llm = LLM(str(path), config=engine, offline=offline, progress=progress)
     for text in llm.notes:
         note(text)
     return llm

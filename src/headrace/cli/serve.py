@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -31,10 +31,6 @@ log = logging.getLogger(__name__)
 def serve(
     name: ModelArgument = None,
     model: ModelName = None,
-    backend: Annotated[
-        Literal["auto", "cpu", "reference"] | None,
-        typer.Option(help="reference: slow and exact; auto: what --device says.  [default: auto]"),
-    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -62,7 +58,7 @@ def serve(
     stopped as asked, 2 where something can't work as asked, 3 if the engine can't be kept alive.
     """
     began_s = time.perf_counter()
-    flags = {**given, "model": one_model(name, model), "backend": backend}
+    flags = {**given, "model": one_model(name, model)}
     settings = read_settings({n: v for n, v in flags.items() if v is not None}, config)
     if as_json and not dry_run:
         raise ConfigError("--json is for --dry-run.", "Add --dry-run, or drop --json.")
@@ -121,7 +117,6 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             name_model(path, settings.model),
             settings.server,
             replace(settings.engine, verify=False),  # it was; the engine hears of it
-            settings.backend,
             typed=settings.model,
             sock=sock,
             admin=admin,

@@ -7,12 +7,12 @@ programs. Knows no files and no machine; plan/sizing.py fills in what was left o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from headrace.core.checks import RULE, check_fields, within
+from headrace.core.checks import RULE, Choice, check_fields, rule_of, within
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import Share, Size
 
@@ -71,11 +71,12 @@ class KvDtype(StrEnum):
 
 
 class Device(StrEnum):
-    """What computes."""
+    """What computes; each but `auto` is a backend's name."""
 
-    AUTO = "auto"  # a GPU that will do, if there is one, or else the CPU
+    AUTO = "auto"  # a supported GPU if there is one, else the CPU
     CPU = "cpu"
     CUDA = "cuda"
+    REFERENCE = "reference"  # numpy in float32: slow, and what the others are tested against
 
 
 class Quantization(StrEnum):
@@ -109,7 +110,7 @@ class GraphMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """What depends on the device where nothing was asked for."""
+    """What each backend has its own defaults for."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -119,38 +120,21 @@ class StepSizes:
     max_step_growth: float
 
 
-DEVICE_SIZES = {
-    Device.CPU: StepSizes(
-        max_batch_tokens=512,
-        max_sequences=64,
-        block_tokens=16,
-        kv_dtype=KvDtype.F16,
-        overlap=False,
-        max_step_growth=2.0,
-    ),
-    # A GPU's matrix units are busy from some thousand rows on: a step holds as many prompt tokens,
-    # and as many sequences as still gain from one another. Blocks as an attention tile likes them.
-    Device.CUDA: StepSizes(
-        max_batch_tokens=8192,
-        max_sequences=512,
-        block_tokens=64,
-        kv_dtype=KvDtype.BF16,
-        overlap=True,
-        max_step_growth=24.0,  # a step that only decodes leaves most of the matrix units idle
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(SchedulerConfig):
     """All of it; as a SchedulerConfig it is what the engine itself reads.
 
     The KV pool is sized by at most one of kv_memory, kv_tokens and kv_fraction. None of them is as
     kv_fraction=0.5, on a GPU 1. After checking, `kv_memory` is bytes. What is None is chosen by the
-    device: `sizes` says how.
+    backend.
     """
 
-    device: Device = field(default=Device.AUTO, metadata=flag("What computes."))
+    device: Device = field(
+        default=Device.AUTO,
+        metadata=flag(
+            "What computes; auto: a supported GPU, else the CPU; reference: slow and exact."
+        ),
+    )
     max_batch_tokens: int | None = field(
         default=None,
         metadata=flag("Most tokens computed in one step; default: 512, on a GPU 8192.")
@@ -244,17 +228,20 @@ class EngineConfig(SchedulerConfig):
         """From names and values out of a file or keyword arguments; an unknown name is an error."""
         known = [each.name for each in fields(cls)]
         for name in values:
+            if name in RENAMED:
+                raise renamed(name, values[name], "{}={!r}".format)
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(known)}."
-                raise ConfigError(f"{name!r} is no setting of the engine.", remedy, param=name)
+                remedy = (
+                    f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(known)}."
+                )
+                raise ConfigError(f"Unknown engine setting {name!r}.", remedy, param=name)
         return cls(**cast("dict[str, Any]", dict(values)))
 
-    def sizes(self, device: Device) -> StepSizes:
-        """What was asked for, and for the rest what the device likes."""
-        chosen = DEVICE_SIZES[Device.CPU if device is Device.AUTO else device]
+    def sizes(self, defaults: StepSizes) -> StepSizes:
+        """What was asked for, and a backend's defaults for the rest."""
         given = {each.name: getattr(self, each.name) for each in fields(StepSizes)}
-        return replace(chosen, **{name: v for name, v in given.items() if v is not None})
+        return replace(defaults, **{name: v for name, v in given.items() if v is not None})
 
     @property
     def kv_memory_bytes(self) -> int | None:
@@ -262,3 +249,22 @@ class EngineConfig(SchedulerConfig):
 
 
 _POOL_SIZES = ("kv_memory", "kv_tokens", "kv_fraction")
+
+# Settings of earlier versions, and what they are called now.
+RENAMED = {"backend": "device"}
+
+
+def renamed(old: str, value: object, write: Callable[[str, object], str]) -> ConfigError:
+    """For whoever uses an old name; `write` is how a name and its value are written there."""
+    new = RENAMED[old]
+    rule = rule_of(EngineConfig, new)[1]
+    assert isinstance(rule, Choice)
+    choices = tuple(rule.words)
+    if value in choices:
+        cause = f"{write(old, value)!r} is now {write(new, value)!r}."
+        return ConfigError(cause, "Use the new name.", param=old)
+    return ConfigError(
+        f"{write(old, value)!r}: this setting is now {new!r}, one of {', '.join(choices)}.",
+        f"Write {write(new, choices[0])!r}, for example.",
+        param=old,
+    )

@@ -164,5 +164,9 @@ class ConfigError(HeadraceError):
     status = 400
 
 
+class DeviceError(ConfigError):
+    """This machine lacks what a device needs; `--device auto` takes another one."""
+
+
 class MemoryFitError(ConfigError):
     """What is asked for does not fit into memory; `detail` is the ledger."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import RENAMED, EngineConfig, renamed
 from headrace.core.errors import ConfigError
 from headrace.core.server_config import ServerConfig
 
@@ -23,7 +23,6 @@ PREFIX = "HEADRACE_"
 DEFAULT = "default"
 SECRETS = frozenset({"api_key", "metrics_key"})
 HIDDEN = "***"
-BACKENDS = ("auto", "cpu", "reference")
 # Variables with that prefix that are no settings.
 OTHER_VARIABLES = frozenset(
     f"{PREFIX}{name}" for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS")
@@ -88,7 +87,6 @@ class SettingsFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     model: str | None
-    backend: str
     server: ServerConfig
     engine: EngineConfig
     origins: Mapping[str, str]  # of every setting: "--port", "HEADRACE_PORT", "headrace.toml:3"
@@ -111,7 +109,6 @@ class Settings:
 def all_settings() -> list[Setting]:
     return [
         Setting("model", "", str | None, None, "A catalog name, a GGUF file, a folder, a hub id."),
-        Setting("backend", "", str, "auto", "reference: slow and exact; auto: what `device` says."),
         *_of("server", ServerConfig),
         *_of("engine", EngineConfig),
     ]
@@ -160,7 +157,6 @@ def resolve_settings(
         found |= source
     values = {name: value for name, (value, _) in found.items()}
     origins = {name: found[name][1] if name in found else DEFAULT for name in known}
-    _check_backend(values.get("backend", known["backend"].default), origins)
 
     def build(table: str, config: Any) -> Any:
         chosen = {n: v for n, v in values.items() if known[n].table == table}
@@ -171,7 +167,6 @@ def resolve_settings(
 
     return Settings(
         model=values.get("model"),  # type: ignore[arg-type]
-        backend=values.get("backend", known["backend"].default),  # type: ignore[arg-type]
         server=build("server", ServerConfig),
         engine=build("engine", EngineConfig),
         origins=origins,
@@ -187,6 +182,10 @@ def _from_file(file: SettingsFile, known: Mapping[str, Setting]) -> dict[str, tu
         names = [name for name, setting in known.items() if setting.table == table]
         for key, value in entries.items():
             place = file.place(table, key)
+            if key in RENAMED:
+                error = renamed(key, value, "{} = {!r}".format)
+                remedy = f"{error.remedy} It belongs to [{known[RENAMED[key]].table}]."
+                raise ConfigError(f"{place}: {error.cause}", remedy, param=key)
             if key not in names:
                 raise _unknown_key(key, table, place, known)
             found[key] = (_typed(known[key], value, place), place)
@@ -209,7 +208,7 @@ def _tables(file: SettingsFile) -> list[tuple[str, Mapping[str, object]]]:
 
 
 def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting]) -> ConfigError:
-    where = f"[{table}]" if table else "the top of the file"
+    where = f"in [{table}]" if table else "at the top of the file"
     if key in known:
         right = f"[{known[key].table}]" if known[key].table else "the top of the file"
         remedy = f"It belongs to {right}."
@@ -217,8 +216,10 @@ def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting])
         here = [n for n, s in known.items() if s.table == table]
         tables = [] if table else ["server", "engine"]
         near = difflib.get_close_matches(key, [*here, *tables, *known], n=1)
-        remedy = f"Did you mean {near[0]}?" if near else f"Choose of {', '.join(here + tables)}."
-    return ConfigError(f"{place}: {key!r} is no setting of {where}.", remedy, param=key)
+        remedy = (
+            f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(here + tables)}."
+        )
+    return ConfigError(f"{place}: unknown setting {key!r} {where}.", remedy, param=key)
 
 
 def _typed(setting: Setting, value: object, place: str) -> object:
@@ -257,6 +258,8 @@ def _from_variables(
         if not name.startswith(PREFIX) or _is_for_others(name, text):
             continue
         setting = settings.get(name)
+        if (old := name.removeprefix(PREFIX).lower()) in RENAMED:
+            raise renamed(old, text, lambda word, value: f"{PREFIX}{word.upper()}={value}")
         if setting is None:
             # Without the prefix, which would make any two alike.
             words = [
@@ -264,7 +267,7 @@ def _from_variables(
             ]
             near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1)
             remedy = f"Did you mean {PREFIX}{near[0]}?" if near else "Unset it."
-            raise ConfigError(f"The variable {name} is no setting.", remedy, param=name)
+            raise ConfigError(f"Unknown variable {name}.", remedy, param=name)
         found[setting.name] = (_parsed(setting, text), name)
     return found
 
@@ -300,18 +303,6 @@ def _parsed(setting: Setting, text: str) -> object:
 
 
 # -- errors ----------------------------------------------------------------------------------------
-
-
-def _check_backend(value: object, origins: Mapping[str, str]) -> None:
-    if value not in BACKENDS:
-        raise _with_origin(
-            ConfigError(
-                f"backend is {value!r}; expected one of {', '.join(BACKENDS)}.",
-                "Choose one.",
-                param="backend",
-            ),
-            origins,
-        )
 
 
 def _with_origin(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:

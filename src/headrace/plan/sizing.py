@@ -1,7 +1,7 @@
 """How large the KV pool and the context may be: a budget and a ledger in, numbers or a refusal out.
 
 Pure: available memory comes in as a value, and so does what a backend takes. A refusal shows the
-ledger and names the exact flag that would work.
+ledger and names the exact flag that would work. Knows no backend: they know this file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.config import Device, EngineConfig
+from headrace.core.config import EngineConfig, StepSizes
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
 from headrace.models.spec import ModelSpec
@@ -22,14 +22,15 @@ USEFUL_TOKENS = 256  # a context smaller than this is not chosen, only obeyed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a backend would take for a model."""
+    """What a backend would take for a model, and what it may take."""
 
     spec: ModelSpec
+    sizes: StepSizes  # as asked for; the backend's own where nothing was
     weight_bytes: int
     kv_dtype: str
     kv_bytes_per_token: int
     activation_bytes: Callable[[int, int], int]  # (max_batch_tokens, context_tokens) -> bytes
-    device: Device = Device.CPU
+    available_bytes: int | None = None  # None: not known, and not looked at
     graphs_bytes: int = 0
     runtime_bytes: int | None = None  # None: what a process on the CPU takes
     kv_fraction: float = KV_FRACTION  # where nothing is asked for
@@ -39,22 +40,22 @@ class Footprint:
 class Sizing:
     """What was chosen."""
 
+    sizes: StepSizes
     total_blocks: int
     context_tokens: int
     ledger: Ledger
     notes: tuple[str, ...] = ()  # what was chosen otherwise than one might expect
 
 
-def size_pool(
-    footprint: Footprint, config: EngineConfig, available_bytes: int | None = None
-) -> Sizing:
-    """Blocks and context for this model; `available_bytes` None: not known, and not looked at."""
-    return _Sizer(footprint, config, available_bytes).size()
+def size_pool(footprint: Footprint, config: EngineConfig) -> Sizing:
+    """Blocks and context for this model."""
+    return _Sizer(footprint, config).size()
 
 
 class _Sizer:
-    def __init__(self, footprint: Footprint, config: EngineConfig, available: int | None) -> None:
-        self.footprint, self.config, self.available = footprint, config, available
+    def __init__(self, footprint: Footprint, config: EngineConfig) -> None:
+        self.footprint, self.config = footprint, config
+        self.available = available = footprint.available_bytes
         spec, asked = footprint.spec, config.context_tokens
         if asked is not None and asked > spec.context_tokens:
             raise ConfigError(
@@ -63,7 +64,7 @@ class _Sizer:
                 param="context_tokens",
             )
         self.longest = spec.context_tokens if asked is None else asked
-        self.sizes = config.sizes(footprint.device)
+        self.sizes = footprint.sizes
         self.block_bytes = self.sizes.block_tokens * footprint.kv_bytes_per_token
         # With the longest context: a shorter one takes no more.
         self.fixed_bytes = self.ledger(0, self.longest).fixed_bytes
@@ -80,7 +81,13 @@ class _Sizer:
         context = min(self.longest, blocks * self.sizes.block_tokens)
         notes = () if context == self.longest else (self.note_context(context),)
         ledger = self.ledger(blocks, context)
-        return Sizing(total_blocks=blocks, context_tokens=context, ledger=ledger, notes=notes)
+        return Sizing(
+            sizes=self.sizes,
+            total_blocks=blocks,
+            context_tokens=context,
+            ledger=ledger,
+            notes=notes,
+        )
 
     def choose_blocks(self) -> int:
         config = self.config

@@ -61,7 +61,7 @@ def plain_tensor(part: Part) -> Tensor:
             raise UnsupportedModelError(
                 f"tensor {shown(part.name)}: value: found one of {np.abs(values).max():g}; the CPU "
                 f"backend holds a matrix of {part.format.name} in F16, up to 65504.",
-                "Use a copy of the model in BF16 or F32, or --backend reference.",
+                "Use a copy of the model in BF16 or F32, or --device reference.",
             )
     data = raw.reshape(-1).view(np.uint8).data.toreadonly()
     return Tensor(part.name, plain_format(part), part.shape, data)

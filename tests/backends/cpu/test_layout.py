@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.layout import check_config, matrix_bytes, packed_bytes
+from headrace.backends.cpu.backend import CpuBackend
+from headrace.backends.cpu.layout import matrix_bytes, packed_bytes
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, UnsupportedModelError
 from headrace.weights.tensor import FORMATS, Tensor
@@ -66,10 +67,10 @@ def test_what_the_backend_does_not_have_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"'IQ2_XS'; the CPU backend packs F32, "):
         packed_bytes("IQ2_XS", 16, 256)
     with pytest.raises(ConfigError, match=r"block_tokens is 32; .* hold 16") as error:
-        check_config(EngineConfig(block_tokens=32))
+        CpuBackend().check(EngineConfig(block_tokens=32))
     assert error.value.param == "block_tokens"
     with pytest.raises(
         ConfigError, match=r"kv_dtype is 'fp8'; the CPU backend allows f32, f16"
     ) as e:
-        check_config(EngineConfig.from_mapping({"kv_dtype": "fp8"}))
+        CpuBackend().check(EngineConfig.from_mapping({"kv_dtype": "fp8"}))
     assert e.value.param == "kv_dtype"

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from headrace.backends.cpu import machine, macos, processor
+from headrace.backends.cpu import machine, processor
+from headrace.backends.shared import host, macos
 
 GRAVITON = """\
 processor\t: 0
@@ -79,13 +80,13 @@ def test_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(macos, "_output_of", output_of)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert processor.describe() == ("Apple M2", ["neon", "dotprod"])
-    assert machine.memory_bytes() == (16 << 30, 33400 * 16384)
+    assert host.memory_bytes() == (16 << 30, 33400 * 16384)
     assert machine.choose_threads() == (4, "4 performance cores")
     del said["hw.perflevel0.physicalcpu"]  # a Mac with Intel's processor
     assert machine.choose_threads() == (8, "8 physical cores")
     said.clear()  # or one that says nothing
     assert machine.choose_threads()[0] >= 1
-    assert machine.memory_bytes()[0] == 0
+    assert host.memory_bytes()[0] == 0
     assert machine.choose_threads(1) == (1, "as asked")
 
 

@@ -38,6 +38,7 @@ from triton.runtime.jit import JITFunction
 
 import headrace.backends.cuda as backend
 from headrace.backends.cuda import device
+from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.kv import KvPool
 from headrace.backends.cuda.loading import Loader
 from headrace.backends.cuda.products import launches, matrix
@@ -48,7 +49,6 @@ from headrace.backends.cuda.products.product import Workspace
 from headrace.backends.cuda.program import Program, attention_windows
 from headrace.backends.cuda.runner import CudaRunner, logit_rows, work_shape
 from headrace.backends.cuda.step.inputs import StepInputs
-from headrace.core.config import DEVICE_SIZES, Device
 from headrace.core.step import PREVIOUS, Draw, RunnerLimits, StepEntry, StepPlan
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -61,7 +61,7 @@ from headrace.weights.weight import Weight
 # much is asked for ahead, are numbers.
 FREE = frozenset({"ADD", "residual"})
 COUNTS = frozenset({"PARTS", "PREFETCH"})
-SIZES = DEVICE_SIZES[Device.CUDA]
+SIZES = CudaBackend.defaults
 # The GPU of each architecture whose choices are taken, and its multiprocessors.
 GPUS = {
     80: ("NVIDIA A100-SXM4-80GB", 108),
@@ -134,7 +134,7 @@ def serve(architecture: int, served: Served) -> None:
 
 
 def is_dependent(architecture: int) -> bool:
-    """Whether a kernel may begin before the last has ended: assemble.py asks for that on every GPU,
+    """Whether a kernel may begin before the last has ended: the backend asks for that on every GPU,
     and device.py may say from which capability on there is such a thing."""
     least = getattr(device, "DEPENDENT_CAPABILITY", device.LEAST_CAPABILITY)
     return divmod(architecture, 10) >= least

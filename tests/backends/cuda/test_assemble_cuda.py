@@ -14,7 +14,7 @@ from headrace.assemble import assemble
 from headrace.backends.cuda import device as device_module
 from headrace.backends.cuda import runner as runner_module
 from headrace.backends.cuda.device import Gpu
-from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.core.errors import ConfigError, DeviceError, MemoryFitError
 from headrace.core.request import GenerateRequest, SamplingParams
 from headrace.core.sizes import GIB
 
@@ -125,7 +125,11 @@ def test_a_dry_run_says_which_gpu_the_ledger_is_of(
     report = json.loads(CliRunner().invoke(app, [*asked, "--device", "cpu", "--json"]).stdout)
     assert "gpu" not in report
     gpu |= {"usable": False, "why": "torch is not installed."}
-    monkeypatch.setattr(device_module, "is_usable", lambda: False)
+
+    def refuse() -> Gpu:
+        raise DeviceError("torch is not installed.", "Install it.")
+
+    monkeypatch.setattr(device_module, "find_gpu", refuse)
     for is_there in (False, True):
         monkeypatch.setattr(device_module, "driver_is_present", lambda found=is_there: found)
         report = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)

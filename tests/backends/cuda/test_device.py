@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.assemble import choose_backend
 from headrace.backends.cuda import device as device_module
+from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.device import (
     RESERVED_BYTES,
     Gpu,
@@ -24,8 +24,9 @@ from headrace.backends.cuda.device import (
     describe,
     find_gpu,
 )
-from headrace.core.config import EngineConfig
-from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.backends.registry import choose_backend
+from headrace.core.config import Device, EngineConfig
+from headrace.core.errors import ConfigError, DeviceError, MemoryFitError
 from headrace.core.sizes import GIB
 
 H200 = Gpu(
@@ -101,20 +102,6 @@ def test_running_out_of_memory_names_the_part_and_what_would_do(
     ):
         with pytest.raises(MemoryFitError, match=said), device_module.taking(part):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-
-def test_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    usable = False
-    monkeypatch.setattr(device_module, "is_usable", lambda: usable)
-    assert choose_backend("auto", EngineConfig()) == "cpu"
-    usable = True
-    assert choose_backend("auto", EngineConfig()) == "cuda"
-    assert choose_backend("auto", EngineConfig.from_mapping({"device": "cpu"})) == "cpu"
-    assert choose_backend("auto", EngineConfig.from_mapping({"device": "cuda"})) == "cuda"
-    assert choose_backend("reference", EngineConfig()) == "reference"
-    assert choose_backend("cpu", EngineConfig()) == "cpu"
-    with pytest.raises(ConfigError, match="backend is 'reference' and device is 'cuda'"):
-        choose_backend("reference", EngineConfig.from_mapping({"device": "cuda"}))
 
 
 # -- what `headrace info` says ---------------------------------------------------------------------
@@ -229,7 +216,58 @@ def test_a_gpu_that_fails_when_it_is_looked_at_is_a_reason(
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
     reason = "torch can't use the GPU: CUDA error: all CUDA-capable devices are busy"
     assert describe()["why"] == reason
-    assert not device_module.is_usable()
+    with pytest.raises(DeviceError, match="torch can't use the GPU"):
+        CudaBackend().check(EngineConfig(device=Device.CUDA))
+    assert choose_backend(EngineConfig()).name == "cpu"
+
+
+# -- whether it is used ----------------------------------------------------------------------------
+
+
+def chosen(**settings: str) -> Device:
+    return choose_backend(EngineConfig.from_mapping(settings)).name
+
+
+def test_auto_takes_a_supported_gpu(cuda: dict[str, Any]) -> None:
+    assert chosen() == "cuda"
+    assert chosen(device="cuda") == "cuda"
+    assert chosen(device="cpu") == "cpu"
+    assert chosen(device="reference") == "reference"
+    cuda["properties"] = SimpleNamespace(
+        name="Tesla V100", major=7, minor=0, multi_processor_count=80
+    )
+    assert chosen() == "cpu"
+    with pytest.raises(DeviceError, match=r"Tesla V100 has compute capability 7\.0"):
+        chosen(device="cuda")
+
+
+def test_auto_does_not_pass_over_a_gpu_because_of_a_setting(cuda: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kv_dtype is 'int8'; the CUDA backend allows"):
+        chosen(kv_dtype="int8")
+    with pytest.raises(ConfigError, match=r"gpu_memory is 200GiB; NVIDIA H200 has 140\.0 GiB"):
+        chosen(gpu_memory="200GiB")
+
+
+def test_where_no_driver_is_only_who_asks_for_it_has_torch_asked(
+    cuda: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may be where it is not looked for, as on some boards."""
+    monkeypatch.setattr(device_module, "driver_is_present", lambda: False)
+    assert chosen(device="cuda") == "cuda"
+    monkeypatch.setattr(device_module, "find_gpu", lambda: pytest.fail("torch was asked"))
+    assert chosen() == "cpu"
+
+
+def test_the_fingerprint_names_the_gpu_and_what_compiles_for_it(cuda: dict[str, Any]) -> None:
+    assert CudaBackend().facts(EngineConfig()) == {
+        "name": "cuda",
+        "path": "triton",
+        "kv_dtype": "bf16",
+        "gpu": "NVIDIA H200",
+        "torch": torch.__version__,
+        "cuda": "13.0",
+        "triton": metadata.version("triton"),
+    }
 
 
 @pytest.mark.parametrize(

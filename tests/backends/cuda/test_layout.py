@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from headrace.backends.cuda import layout
+from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.device import Gpu
 from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
 from headrace.backends.cuda.loading import prepared_bytes
 from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
-from headrace.core.config import Device, EngineConfig
+from headrace.core.config import EngineConfig, GraphMode
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import GIB
 
@@ -33,7 +34,7 @@ def test_predicted_is_allocated(name: str, quantization: str, device: torch.devi
     spec = tiny.SPECS[name]
     weights = tiny.make_weights(spec, format_name="BF16")
     config = EngineConfig(max_batch_tokens=48, max_sequences=6, block_tokens=16)
-    sizes = config.sizes(Device.CUDA)
+    sizes = config.sizes(CudaBackend.defaults)
     shapes = layout.shape_weights(weights, quantization)
     runner = CudaRunner(
         spec,
@@ -83,8 +84,8 @@ def test_int4_layers_are_a_quarter() -> None:
 
 def test_graphs_are_counted_unless_there_are_none() -> None:
     spec = tiny.SPECS["llama"]
-    assert layout.graph_bytes(spec, EngineConfig()) > 0
-    assert layout.graph_bytes(spec, EngineConfig.from_mapping({"graphs": "off"})) == 0
+    assert layout.graph_bytes(spec, GraphMode.START, 8192) > 0
+    assert layout.graph_bytes(spec, GraphMode.OFF, 8192) == 0
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
 )
 def test_what_it_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:
     with pytest.raises(ConfigError, match=cause):
-        layout.check_sizes(EngineConfig(**settings).sizes(Device.CUDA))
+        layout.check_sizes(EngineConfig(**settings).sizes(CudaBackend.defaults))
 
 
 def test_fp8_is_refused_where_a_gpu_has_none() -> None:

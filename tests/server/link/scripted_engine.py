@@ -49,6 +49,7 @@ def run(what: str, link: Link) -> int:
             ledger_bytes={},
             notes=[],
             pid=0,
+            backend={},
         )
     )
     turns, hung = 0, False

@@ -52,7 +52,6 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
     return Supervisor(
         wire.Configure(
             model_path="none",
-            backend="cpu",
             engine=EngineConfig(),
             log_level="info",
             log_format="json",
@@ -150,9 +149,8 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
     """The one whose step it was hears why, the one that waited hears that the engine ended (with
     3), and the next engine answers both."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    config = EngineConfig.from_mapping(
-        {"load_format": "dummy", "max_sequences": 1, "max_batch_tokens": 16, "kv_tokens": 512}
-    )
+    sizes = {"max_sequences": 1, "max_batch_tokens": 16, "kv_tokens": 512}
+    config = EngineConfig.from_mapping({"device": "reference", "load_format": "dummy", **sizes})
     first, second = (
         GenerateRequest(
             request_id=name,
@@ -166,7 +164,6 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
         supervisor = Supervisor(
             wire.Configure(
                 model_path=str(tmp_path),
-                backend="reference",
                 engine=config,
                 log_level="info",
                 log_format="json",

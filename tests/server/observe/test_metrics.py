@@ -105,6 +105,7 @@ FACTS = wire.Ready(
     ledger_bytes={"predicted": {"weights": 100, "runtime": 7}, "allocated": {"weights": 101}},
     notes=[],
     pid=1,
+    backend={},
 )
 
 
@@ -112,7 +113,9 @@ class Scrape:
     """A scrape read back: a sample's value by its name and labels."""
 
     def __init__(self, metrics: Metrics, *others: KeyMetrics) -> None:
-        text, self.content_type = Exposition(metrics, "tiny", {"version": "1"}, *others).write("")
+        text, self.content_type = Exposition(
+            metrics, "tiny", lambda: {"version": "1"}, *others
+        ).write("")
         self.families = {family.name: family for family in parse(text.decode())}
 
     def __call__(self, name: str, **labels: str) -> float:
@@ -229,7 +232,9 @@ def test_a_whole_scrape_is_what_prometheus_own_writer_writes() -> None:
     live(metrics, record_of(prompt_tokens=5), [0.1, 0.2], "stop")
     families = [
         family
-        for family in Exposition(metrics, 'a "quoted"\nname', {"version": "1"})._registry.collect()
+        for family in Exposition(
+            metrics, 'a "quoted"\nname', lambda: {"version": "1"}
+        )._registry.collect()
         if not family.name.startswith("process_")  # those change as one looks
     ]
     registry = CollectorRegistry()

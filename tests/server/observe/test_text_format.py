@@ -103,7 +103,7 @@ def exposition() -> Exposition:
     metrics = Metrics(FakeEngine(facts=FACTS))
     metrics.on_snapshot(snapshot(prefix_misses={"evicted": 2}, step_s={"compute": 1.5}))
     live(metrics, record_of(prompt_tokens=5), [0.1, 0.2], "stop")
-    return Exposition(metrics, 'a "quoted"\nname \\ of: it', {"version": "1"})
+    return Exposition(metrics, 'a "quoted"\nname \\ of: it', lambda: {"version": "1"})
 
 
 @pytest.mark.parametrize("accept", ACCEPTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,35 +13,43 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+import torch
 from safetensors.numpy import save_file
 from tests.weights.packers import checkpoint, pack_awq
 
+from headrace.backends.cuda import device
+from headrace.backends.registry import choose_backend
 from headrace.core.config import EngineConfig
 from headrace.core.sampling import NEUTRAL, model_defaults
 from headrace.core.server_config import ServerConfig
-from headrace.server.start.fingerprint import NEUTRAL_SETTINGS
-from headrace.server.start.model import IdentifiedModel, read_model
+from headrace.server.start.fingerprint import NEUTRAL_SETTINGS, Identity, complete, fingerprint
+from headrace.server.start.model import read_model
 from headrace.weights.files.gguf import GgufFile
 
 
-def read(path: Path, backend: str = "cpu", **settings: Any) -> IdentifiedModel:
+@dataclass(frozen=True)
+class Read:
+    identity: Identity
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.identity)
+
+
+def read(path: Path, **settings: Any) -> Read:
     """Settings may be either config's."""
     server = {f.name: settings.pop(f.name) for f in fields(ServerConfig) if f.name in settings}
-    return read_model(
-        path,
-        "a-model",
-        backend=backend,
-        server=ServerConfig(**server),
-        engine=EngineConfig(**settings),
-    )
+    engine = EngineConfig.from_mapping({"device": "cpu", **settings})
+    served = read_model(path, "a-model", server=ServerConfig(**server), engine=engine)
+    return Read(complete(served.identity, choose_backend(engine).facts(engine)))
 
 
 @pytest.fixture(scope="module")
-def plain(default_model_path: Path) -> IdentifiedModel:
+def plain(default_model_path: Path) -> Read:
     return read(default_model_path)
 
 
-def test_it_says_what_it_stands_for(plain: IdentifiedModel) -> None:
+def test_it_says_what_it_stands_for(plain: Read) -> None:
     identity = plain.identity
     assert plain.fingerprint.startswith("hr-")
     assert len(plain.fingerprint) == len("hr-0123456789ab")
@@ -56,7 +64,7 @@ def test_it_says_what_it_stands_for(plain: IdentifiedModel) -> None:
     assert identity["settings"]["max_n"] == 16
 
 
-def test_it_is_the_same_again(plain: IdentifiedModel, default_model_path: Path) -> None:
+def test_it_is_the_same_again(plain: Read, default_model_path: Path) -> None:
     assert read(default_model_path).fingerprint == plain.fingerprint
 
 
@@ -73,7 +81,7 @@ def test_it_is_the_same_again(plain: IdentifiedModel, default_model_path: Path) 
     ],
 )
 def test_how_it_is_reached_and_watched_does_not_count(
-    plain: IdentifiedModel, default_model_path: Path, settings: dict[str, Any]
+    plain: Read, default_model_path: Path, settings: dict[str, Any]
 ) -> None:
     found = read(default_model_path, **settings)
     assert found.fingerprint == plain.fingerprint
@@ -89,14 +97,26 @@ def test_how_it_is_reached_and_watched_does_not_count(
         {"max_prompt_tokens": 5},
         {"timeout_s": 1.0},
         {"served_model_name": "other"},
-        {"backend": "reference"},
+        {"device": "reference"},
         {"kv_tokens": 4096},
     ],
 )
 def test_what_changes_answers_or_limits_counts(
-    plain: IdentifiedModel, default_model_path: Path, settings: dict[str, Any]
+    plain: Read, default_model_path: Path, settings: dict[str, Any]
 ) -> None:
     assert read(default_model_path, **settings).fingerprint != plain.fingerprint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it can be used")
+def test_a_driver_whose_gpu_can_not_be_used_is_not_taken_for_one(
+    plain: Read, default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was: the fingerprint guessed by the driver, and said that a CPU's answers were a GPU's."""
+    monkeypatch.setattr(device, "driver_is_present", lambda: True)
+    found = read(default_model_path, device="auto").identity
+    assert found["backend"] == plain.identity["backend"]
+    assert found["backend"]["name"] == "cpu"
+    assert found["kv_dtype"] == "f16"
 
 
 @pytest.fixture
@@ -153,7 +173,7 @@ def test_every_setting_is_decided_about() -> None:
 
 
 def test_the_same_bytes_elsewhere_are_the_same_model(
-    plain: IdentifiedModel, default_model_path: Path, tmp_path: Path
+    plain: Read, default_model_path: Path, tmp_path: Path
 ) -> None:
     """But for the catalog's default sampling values, which only its own file has."""
     copy = tmp_path / "other.gguf"
@@ -166,7 +186,7 @@ def test_the_same_bytes_elsewhere_are_the_same_model(
 
 
 def test_other_weights_are_another_model(
-    plain: IdentifiedModel, default_model_path: Path, tmp_path: Path
+    plain: Read, default_model_path: Path, tmp_path: Path
 ) -> None:
     """One byte at the start of one tensor, as a fine-tune would leave none of them alone."""
     copy = tmp_path / "model.gguf"
@@ -184,7 +204,7 @@ def test_other_weights_are_another_model(
 
 
 def test_another_template_is_another_model(
-    plain: IdentifiedModel, default_model_path: Path, tmp_path: Path
+    plain: Read, default_model_path: Path, tmp_path: Path
 ) -> None:
     data = default_model_path.read_bytes()
     written = b"You are a helpful AI assistant named SmolLM"

@@ -178,7 +178,7 @@ def test_settings_that_can_not_be(
     (tmp_path / "headrace.toml").write_text("[server]\nprot = 1\n")
     result = invoke()
     assert result.exit_code == 2
-    assert "headrace.toml:2: 'prot' is no setting of [server]" in result.stderr
+    assert "headrace.toml:2: unknown setting 'prot' in [server]" in result.stderr
     assert "Did you mean port?" in result.stderr
     (tmp_path / "headrace.toml").unlink()
     monkeypatch.setenv("HEADRACE_MAX_BATCH_TOKEN", "1")
@@ -216,7 +216,7 @@ def test_help_has_a_section_for_each_config(invoke: Invoke) -> None:
 # -- a server --------------------------------------------------------------------------------------
 
 
-def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> None:
+def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command], invoke: Invoke) -> None:
     command = start("--port", "0", *SMALL, HEADRACE_API_KEY="k3y")
     command.read_until(r"^ready after [\d.]+ s$")
     url = command.read_until(r"URL +(\S+)/v1$")[1]
@@ -237,6 +237,10 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command]) -> N
     assert shown["config"]["server"]["api_key"] == "***"
     assert (shown["config"]["engine"]["kv_tokens"], shown["kv_tokens"]) == (4096, 4096)
     assert any(shown["fingerprint"] in line for line in command.said)
+    # As the engine process said; a dry run comes to the same without one.
+    foretold = json.loads(invoke("--dry-run", "--json", "--port", "0", *SMALL).stdout)
+    assert shown["identity"]["backend"] == foretold["identity"]["backend"]
+    assert shown["fingerprint"] == foretold["fingerprint"]
     # An answer comes a moment before its request is over, which is when its line is written.
     command.read_until(r"GET /version 200")
     assert command.end(signal.SIGTERM) == 0

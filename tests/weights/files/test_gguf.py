@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 from pathlib import Path
 
 import gguf
@@ -116,16 +115,6 @@ def test_default_model_matches_the_gguf_package(
             assert ours.shape == tuple(int(n) for n in reversed(tensor.shape))
             assert ours.format.name == tensor.tensor_type.name
             assert ours.data == tensor.data.reshape(-1).view(np.uint8).data
-
-
-def test_default_model_opens_fast(default_model_path: Path) -> None:
-    def open_s() -> float:
-        start = time.perf_counter()
-        GgufFile.open(default_model_path).close()
-        return time.perf_counter() - start
-
-    # 0.06 s here; the gguf package takes seconds. The best of a few: the machine is shared.
-    assert min(open_s() for _ in range(5)) < 0.3
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.backends.cpu.kv import check_kv_dtype
 from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
-from headrace.backends.cpu.runner import BLOCK_TOKENS, LOGIT_ROWS
-from headrace.core.config import Device, EngineConfig, Quantization
-from headrace.core.errors import ConfigError, UnsupportedModelError
+from headrace.backends.cpu.runner import LOGIT_ROWS
+from headrace.core.errors import UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import plain_format
@@ -132,25 +130,6 @@ def activation_bytes(
     scratch = shared + (quantized + made + unpacked) * threads
     samplers = _SAMPLER_TOKEN_BYTES * spec.vocab_size * threads
     return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
-
-
-def check_config(config: EngineConfig) -> None:
-    """Refuse what this backend does not have."""
-    sizes = config.sizes(Device.CPU)
-    if sizes.block_tokens != BLOCK_TOKENS:
-        raise ConfigError(
-            f"block_tokens is {sizes.block_tokens}; the CPU backend's blocks hold {BLOCK_TOKENS}.",
-            f"Set block_tokens to {BLOCK_TOKENS}.",
-            param="block_tokens",
-        )
-    if config.quantization is not Quantization.NONE:
-        raise ConfigError(
-            f"quantization is {config.quantization.value!r}; on a CPU weights stay as they are in "
-            "the file.",
-            "Give a GGUF file in a quantized format, or set --device cuda.",
-            param="quantization",
-        )
-    check_kv_dtype(sizes.kv_dtype)
 
 
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:

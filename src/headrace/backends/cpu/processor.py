@@ -9,7 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
-from headrace.backends.cpu import macos
+from headrace.backends.shared import macos
 
 _CPUINFO = Path("/proc/cpuinfo")
 # As Linux names them for x86 ("flags") and ARM ("Features"), as macOS does, and as we do.

@@ -1,4 +1,4 @@
-"""Which GPU there is, and whether it will do. Refuses in one line with what to change.
+"""Which GPU there is, and whether it is supported. Refuses in one line with what to change.
 
 torch takes seconds to import: whether a driver is there at all is seen without it. Knows no model.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.config import KvDtype, Quantization
-from headrace.core.errors import ConfigError, MemoryFitError
+from headrace.core.errors import ConfigError, DeviceError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
 from headrace.core.version import install_extra
 
@@ -45,17 +45,6 @@ def driver_is_present() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
 
-def is_usable() -> bool:
-    """For `--device auto`: a GPU that will do, and what it takes to use it."""
-    if not driver_is_present():
-        return False
-    try:
-        find_gpu()
-    except ConfigError:
-        return False
-    return True
-
-
 def find_gpu() -> Gpu:
     """The current GPU, or why there is none."""
     gpu = _current_gpu()
@@ -64,7 +53,7 @@ def find_gpu() -> Gpu:
 
 
 def _current_gpu() -> Gpu:
-    """The one that torch would use, whether it will do or not."""
+    """The one that torch would use, supported or not."""
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             raise _refuse(
@@ -117,24 +106,28 @@ def describe() -> dict[str, object]:
     if not driver_is_present():
         return {"usable": False, "why": "there is no NVIDIA driver"}
     found: dict[str, object] = {}
-    refused: ConfigError | None = None
+    refused: DeviceError | None = None
     try:
         gpu = _current_gpu()
         found = _describe_gpu(gpu)
         check_gpu(gpu)
         found |= abilities(gpu)
-    except ConfigError as error:
+    except DeviceError as error:
         refused = error
-    software = {
-        "driver": driver_version(),
-        "torch": _version("torch"),
-        "cuda": getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None),
-        "triton": _version("triton"),
-    }
+    software = {"driver": driver_version(), **library_versions()}
     if refused is None:
         return {"usable": True, **found, **software}
     why = refused.cause.removeprefix(_ASKED)  # here nobody asked
     return {"usable": False, "why": why, "remedy": refused.remedy, **found, **software}
+
+
+def library_versions() -> dict[str, str | None]:
+    """Of what the kernels are compiled with; None: not known, or not there."""
+    return {
+        "torch": _version("torch"),
+        "cuda": getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None),
+        "triton": _version("triton"),
+    }
 
 
 def _describe_gpu(gpu: Gpu) -> dict[str, object]:
@@ -148,7 +141,7 @@ def _describe_gpu(gpu: Gpu) -> dict[str, object]:
 
 
 def abilities(gpu: Gpu) -> dict[str, object]:
-    """What may be asked of a GPU that will do: values of --quantization and --kv-dtype."""
+    """What may be asked of a supported GPU: values of --quantization and --kv-dtype."""
     from headrace.backends.cuda.kv import check_kv_dtype
 
     kept = []
@@ -246,5 +239,5 @@ def short_of_memory(part: str, room: int) -> MemoryFitError:
     )
 
 
-def _refuse(cause: str, remedy: str) -> ConfigError:
-    return ConfigError(cause, remedy, param="device")
+def _refuse(cause: str, remedy: str) -> DeviceError:
+    return DeviceError(cause, remedy, param="device")

@@ -38,7 +38,7 @@ from headrace.backends.cuda.program import (
 from headrace.backends.cuda.runner import logit_rows, work_shape
 from headrace.backends.cuda.step.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
 from headrace.backends.cuda.step.inputs import StepInputs
-from headrace.core.config import Device, EngineConfig, GraphMode, StepSizes
+from headrace.core.config import GraphMode, StepSizes
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import MIB
 from headrace.core.step import RunnerLimits
@@ -52,12 +52,11 @@ DTYPE = torch.bfloat16  # of activations
 LAYER_LAUNCHES = 9  # of a layer, counted generously
 
 
-def graph_bytes(spec: ModelSpec, config: EngineConfig) -> int:
+def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> int:
     """Of as many graphs as a server comes to have; an estimate."""
-    if config.graphs is GraphMode.OFF:
+    if graphs is GraphMode.OFF:
         return 0
-    sizes = config.sizes(Device.CUDA)
-    buckets = len(row_buckets(min(GRAPH_ROWS, sizes.max_batch_tokens)))
+    buckets = len(row_buckets(min(GRAPH_ROWS, max_batch_tokens)))
     launches = LAYER_LAUNCHES * spec.layers + 8
     return min(2 * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
 

@@ -17,7 +17,6 @@ import socket
 import sys
 import threading
 import time
-from typing import cast
 
 from headrace.core import collector
 from headrace.core.constraint import Constraint
@@ -87,13 +86,12 @@ class EngineProcess:
         if configure is None:
             return 0
         set_up_logging(configure.log_level, configure.log_format)
-        from headrace.assemble import BackendName, assemble
+        from headrace.assemble import assemble
 
         began = time.perf_counter()
         try:
             self._assembled = assemble(
                 configure.model_path,
-                backend=cast("BackendName", configure.backend),
                 config=configure.engine,
                 offline=True,
                 checked=configure.checked,
@@ -120,6 +118,7 @@ class EngineProcess:
                 ledger_bytes=ledger_parts(self._assembled.ledger, self._assembled.allocated),
                 notes=list(self._assembled.notes),
                 pid=os.getpid(),
+                backend=self._assembled.backend.facts(configure.engine),
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)

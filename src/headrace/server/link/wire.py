@@ -17,7 +17,6 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     """The first message: what to load."""
 
     model_path: str
-    backend: str
     engine: EngineConfig
     log_level: str
     log_format: str
@@ -67,6 +66,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     ledger_bytes: dict[str, dict[str, int]]  # predicted, allocated -> part -> bytes
     notes: list[str]
     pid: int
+    backend: dict[str, str]  # what computes: part of the fingerprint
 
 
 class Broken(msgspec.Struct, tag="broken", frozen=True):

@@ -7,7 +7,7 @@ file that knows metric names; it counts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
@@ -27,7 +27,7 @@ class Exposition:
     """Made once; `write` is a scrape."""
 
     def __init__(
-        self, metrics: Metrics, model_name: str, build: Labels, *others: Collector
+        self, metrics: Metrics, model_name: str, build: Callable[[], Labels], *others: Collector
     ) -> None:
         # A registry of our own: what other code of the process registers globally is not ours.
         self._registry = CollectorRegistry()
@@ -44,7 +44,7 @@ class Exposition:
 
 
 class _Families(Collector):
-    def __init__(self, metrics: Metrics, model_name: str, build: Labels) -> None:
+    def __init__(self, metrics: Metrics, model_name: str, build: Callable[[], Labels]) -> None:
         self._metrics = metrics
         self._make = FamilyMaker(model_name)
         self._build = build
@@ -294,7 +294,7 @@ class _Families(Collector):
 
     def _facts(self) -> Iterator[Metric]:
         make, facts = self._make, self._metrics.engine_facts
-        yield make.own_gauge("build_info", "What is running.", [(self._build, 1)])
+        yield make.own_gauge("build_info", "What is running.", [(self._build(), 1)])
         if facts is None:
             return
         yield make.own_gauge(

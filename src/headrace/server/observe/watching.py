@@ -20,11 +20,14 @@ def watch(service: Service) -> Callable[[], None]:
     """From now on. What it returns is to be called when the last request is over."""
     version = headrace_version()
     metrics = Metrics(service.supervisor, edge=service)
-    build = {
-        "version": version,
-        "fingerprint": service.fingerprint,
-        "python_version": platform.python_version(),
-    }
+
+    def build() -> dict[str, str]:
+        return {
+            "version": version,
+            "fingerprint": service.fingerprint,  # empty until the engine says what computes
+            "python_version": platform.python_version(),
+        }
+
     by_key = KeyMetrics(metrics, service.model.name, service.keys.weights)
     service.exposition = Exposition(metrics, service.model.name, build, by_key)
     service.supervisor.on_snapshot = metrics.on_snapshot

@@ -74,7 +74,7 @@ class Service:
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # what /metrics shows
     draining: bool = False
-    fingerprint: str = ""
+    fingerprint: str = ""  # empty until the engine says what computes
     identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
     open_requests: Callable[[], int] = lambda: (
         0

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.core.config import Device, EngineConfig, KvDtype
+from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
 from headrace.core.version import headrace_version
 from headrace.fetch.catalog import entry_of
@@ -50,12 +51,11 @@ def identify(
     spec: ModelSpec,
     chat_template: str | None,
     *,
-    backend: str,
     server: ServerConfig,
     engine: EngineConfig,
 ) -> Identity:
+    """All but what computes: whoever computes says that, and `complete` adds it."""
     entry = entry_of(file.path)
-    computing = _computing(backend, engine)
     return {
         "headrace": headrace_version(),
         "model": {
@@ -65,12 +65,16 @@ def identify(
             "catalog_sha256": None if entry is None else entry.sha256,
         },
         "quantization": _formats(file),
-        "kv_dtype": _kv_dtype(computing, engine),
         "tokenizer_sha256": _hash_tokenizer(file),
         "chat_template_sha256": None if chat_template is None else _hash(chat_template.encode()),
-        "backend": {"name": computing, "path": _kernel_path(computing)},
         "settings": {**_settings(server), **_settings(engine)},
     }
+
+
+def complete(identity: Identity, backend: Mapping[str, str]) -> Identity:
+    """With the facts of the backend that computes (`Backend.facts`)."""
+    own = {name: value for name, value in backend.items() if name != "kv_dtype"}
+    return {**identity, "kv_dtype": backend["kv_dtype"], "backend": own}
 
 
 def fingerprint(identity: Identity) -> str:
@@ -117,31 +121,6 @@ def _hash_tokenizer(file: WeightsFile) -> str:
             digest.update(f"{name} {len(data)}\n".encode())
             digest.update(data)
     return digest.hexdigest()
-
-
-def _computing(backend: str, engine: EngineConfig) -> str:
-    """What the engine process will compute on, as far as this one can tell without torch."""
-    if backend != "auto":
-        return backend
-    if engine.device is Device.AUTO:
-        from headrace.backends.cuda.device import driver_is_present
-
-        return "cuda" if driver_is_present() else "cpu"
-    return engine.device.value
-
-
-def _kv_dtype(backend: str, engine: EngineConfig) -> str:
-    if backend == "reference":
-        return KvDtype.F32.value
-    return engine.sizes(Device.CUDA if backend == "cuda" else Device.CPU).kv_dtype.value
-
-
-def _kernel_path(backend: str) -> str:
-    if backend != "cpu":
-        return {"reference": "numpy", "cuda": "triton"}[backend]
-    from headrace.backends.cpu import _native
-
-    return str(_native.paths()[0])
 
 
 def _settings(config: ServerConfig | EngineConfig) -> dict[str, object]:

@@ -14,7 +14,7 @@ from headrace.core.sampling import model_defaults
 from headrace.core.server_config import ServerConfig
 from headrace.fetch.catalog import entry_of
 from headrace.server.request.service import ServedModel
-from headrace.server.start.fingerprint import Identity, fingerprint, identify
+from headrace.server.start.fingerprint import Identity, identify
 from headrace.weights.describe import describe_file
 from headrace.weights.load import open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
@@ -23,15 +23,13 @@ from headrace.weights.sampling_defaults import read_sampling_defaults
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifiedModel:
     model: ServedModel
-    fingerprint: str
-    identity: Identity
+    identity: Identity  # but for what computes
 
 
 def read_model(
     path: Path,
     name: str,
     *,
-    backend: str,
     server: ServerConfig,
     engine: EngineConfig,
     typed: str | None = None,
@@ -42,9 +40,7 @@ def read_model(
         spec, _ = describe_file(file, engine.context_tokens)
         tokenizer = read_tokenizer(file)
         sampling_defaults = read_sampling_defaults(path, file, engine.generation_config)
-        identity = identify(
-            file, spec, tokenizer.chat_template, backend=backend, server=server, engine=engine
-        )
+        identity = identify(file, spec, tokenizer.chat_template, server=server, engine=engine)
     finally:
         file.close()
     entry = entry_of(path)
@@ -62,4 +58,4 @@ def read_model(
     )
     # Where a request says nothing, these are part of its answer.
     identity["sampling"] = model_defaults(sampling_defaults)
-    return IdentifiedModel(model=model, fingerprint=fingerprint(identity), identity=identity)
+    return IdentifiedModel(model=model, identity=identity)

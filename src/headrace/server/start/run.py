@@ -45,7 +45,6 @@ def serve(
     name: str,
     config: ServerConfig,
     engine: EngineConfig,
-    backend: str,
     *,
     typed: str | None = None,
     sock: socket.socket | None = None,
@@ -62,7 +61,7 @@ def serve(
     ):
         start_up = start_up or StartUp(config.log_format)
         found = checked or Checked()
-        life = _Life(path, name, typed, config, engine, backend, sock, admin, start_up, found)
+        life = _Life(path, name, typed, config, engine, sock, admin, start_up, found)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -83,7 +82,6 @@ class _Life:
         typed: str | None,
         config: ServerConfig,
         engine: EngineConfig,
-        backend: str,
         sock: socket.socket,
         admin: socket.socket | None,
         start_up: StartUp,
@@ -94,7 +92,6 @@ class _Life:
         self._typed = typed
         self._config = config
         self._engine = engine
-        self._backend = backend
         self._socket = sock
         self._admin_socket = admin
         self._start_up = start_up
@@ -107,7 +104,6 @@ class _Life:
         self._supervisor = Supervisor(
             wire.Configure(
                 model_path=str(path),
-                backend=backend,
                 engine=engine,
                 log_level=config.log_level,
                 log_format=config.log_format,
@@ -196,7 +192,6 @@ class _Life:
         served = read_model(
             self._path,
             self._name,
-            backend=self._backend,
             server=self._config,
             engine=self._engine,
             typed=self._typed,
@@ -217,9 +212,9 @@ class _Life:
             responses=ResponseStore.from_config(self._config),
             bodies=Bodies(self._config.max_bodies_bytes),
             watchers=[keys],
-            fingerprint=served.fingerprint,
             identity=served.identity,
         )
+        self._identify()
         self._stop_watching = watch(service)
         what = f"{served.model.tokenizer.vocab_size:,} tokens"
         if served.model.template is None:
@@ -246,7 +241,19 @@ class _Life:
             Room(ADMIN_CONNECTIONS, ADMIN_SPARE, dropped),
         )
 
+    def _identify(self) -> None:
+        """Once the model was read and the engine has said what computes, whichever comes last.
+        After a restart it may be something else."""
+        facts, service = self._supervisor.facts, self._service
+        if facts is None or service is None:
+            return
+        from headrace.server.start.fingerprint import complete, fingerprint
+
+        service.identity = complete(service.identity, facts.backend)
+        service.fingerprint = fingerprint(service.identity)
+
     def _on_ready(self, ready: wire.Ready, seconds: float) -> None:
+        self._identify()
         if self._announced:
             log.info("the engine is back after %.2f s", seconds, extra={"event": "engine_back"})
             return

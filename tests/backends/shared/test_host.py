@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.backends.cpu import machine
-from headrace.backends.cpu.machine import cgroup_cpus, cgroup_memory
+from headrace.backends.shared import host
+from headrace.backends.shared.host import cgroup_cpus, cgroup_memory
 
 GIB = 1 << 30
 
@@ -65,10 +65,10 @@ def test_processors_of_both_versions(tmp_path: Path) -> None:
 
 
 def test_memory_is_what_machine_and_cgroup_both_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cgroup_memory", lambda: None)
-    total, available = machine.memory_bytes()
+    monkeypatch.setattr(host, "cgroup_memory", lambda: None)
+    total, available = host.memory_bytes()
     assert 0 < available <= total
-    monkeypatch.setattr(machine, "cgroup_memory", lambda: (GIB, 5))
-    assert machine.memory_bytes() == (min(total, GIB), 5)
-    monkeypatch.setattr(machine, "cgroup_memory", lambda: (1 << 62, 1 << 62))
-    assert machine.memory_bytes()[0] == total
+    monkeypatch.setattr(host, "cgroup_memory", lambda: (GIB, 5))
+    assert host.memory_bytes() == (min(total, GIB), 5)
+    monkeypatch.setattr(host, "cgroup_memory", lambda: (1 << 62, 1 << 62))
+    assert host.memory_bytes()[0] == total

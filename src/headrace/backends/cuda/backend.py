@@ -1,0 +1,121 @@
+"""The CUDA backend as the rest of the program sees it: what it needs, what it takes, its runner.
+
+torch takes seconds to import: here it is imported by who needs it, never by importing this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from headrace.backends.cuda import device
+from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
+from headrace.core.errors import DeviceError
+from headrace.core.step import Runner
+from headrace.models.decoder import DecoderWeights
+from headrace.models.spec import ModelSpec
+from headrace.plan.ledger import Allocated
+from headrace.plan.sizing import Footprint, Sizing
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Weight
+
+
+class CudaBackend:
+    name = Device.CUDA
+    # A GPU's matrix units are busy from some thousand rows on: a step holds as many prompt tokens,
+    # and as many sequences as still gain from one another. Blocks as an attention tile likes them.
+    defaults = StepSizes(
+        max_batch_tokens=8192,
+        max_sequences=512,
+        block_tokens=64,
+        kv_dtype=KvDtype.BF16,
+        overlap=True,
+        max_step_growth=24.0,  # a step that only decodes leaves most of the matrix units idle
+    )
+
+    def check(self, config: EngineConfig) -> None:
+        """With `--device auto` torch is asked only where a driver is: nobody may have meant it."""
+        if config.device is Device.AUTO and not device.driver_is_present():
+            raise DeviceError("There is no NVIDIA driver.", "Set --device cpu.", param="device")
+        gpu = device.find_gpu()
+        from headrace.backends.cuda import layout
+
+        layout.check_sizes(config.sizes(self.defaults))
+        device.budget_bytes(gpu, config.gpu_memory)
+
+    def footprint(
+        self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
+    ) -> Footprint:
+        gpu = device.find_gpu()
+        from headrace.backends.cuda import layout
+        from headrace.backends.cuda.kv import kv_bytes_per_token
+        from headrace.backends.cuda.loading import prepared_bytes
+
+        sizes = config.sizes(self.defaults)
+        shapes = layout.shape_weights(weights, config.quantization)
+        layout.check_fp8(gpu, shapes, sizes.kv_dtype)
+        return Footprint(
+            spec=spec,
+            sizes=sizes,
+            weight_bytes=prepared_bytes(shapes),
+            kv_dtype=sizes.kv_dtype,
+            kv_bytes_per_token=kv_bytes_per_token(spec, sizes.kv_dtype),
+            activation_bytes=partial(
+                layout.activation_bytes,
+                spec,
+                shapes,
+                sizes,
+                gpu.multiprocessors,
+                batch_invariant=config.batch_invariant,
+            ),
+            available_bytes=device.budget_bytes(gpu, config.gpu_memory),
+            graphs_bytes=layout.graph_bytes(spec, config.graphs, sizes.max_batch_tokens),
+            runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
+            kv_fraction=1.0,  # nobody else wants what is left of the budget
+        )
+
+    def load(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights[Weight],
+        sizing: Sizing,
+        config: EngineConfig,
+        release: Callable[[Tensor], None],
+    ) -> tuple[Runner, Allocated]:
+        from headrace.backends.cuda.runner import CudaRunner
+
+        sizes = sizing.sizes
+        runner = CudaRunner(
+            spec,
+            weights,
+            total_blocks=sizing.total_blocks,
+            block_tokens=sizes.block_tokens,
+            max_batch_tokens=sizes.max_batch_tokens,
+            max_sequences=sizes.max_sequences,
+            context_tokens=sizing.context_tokens,
+            kv_dtype=sizes.kv_dtype,
+            quantization=config.quantization,
+            overlap=sizes.overlap,
+            graphs=config.graphs,
+            batch_invariant=config.batch_invariant,
+            dependent=True,
+            release=release,
+        )
+        return runner, Allocated(
+            weights_bytes=runner.weight_bytes,
+            kv_pool_bytes=runner.kv_bytes,
+            activations_bytes=runner.activation_bytes,
+            graphs_bytes=runner.graph_bytes,
+        )
+
+    def facts(self, config: EngineConfig) -> dict[str, str]:
+        """With the GPU and what compiles for it: kernels are chosen by the one, made by the
+        other."""
+        gpu = device.find_gpu()
+        return {
+            "name": self.name.value,
+            "path": "triton",
+            "kv_dtype": config.sizes(self.defaults).kv_dtype.value,
+            "gpu": gpu.name,
+            **{name: found for name, found in device.library_versions().items() if found},
+        }

@@ -1,0 +1,76 @@
+"""The reference backend as the rest of the program sees it: numpy, everything in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.backends.reference.runner import ReferenceRunner
+from headrace.backends.shared import host
+from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
+from headrace.core.step import Runner
+from headrace.models.decoder import DecoderWeights
+from headrace.models.spec import ModelSpec
+from headrace.plan.sizing import Footprint, Sizing
+from headrace.weights.tensor import Tensor
+from headrace.weights.weight import Weight
+
+FLOAT_BYTES = 4
+
+
+class ReferenceBackend:
+    name = Device.REFERENCE
+    defaults = StepSizes(
+        max_batch_tokens=512,
+        max_sequences=64,
+        block_tokens=16,
+        kv_dtype=KvDtype.F32,
+        overlap=False,
+        max_step_growth=2.0,
+    )
+
+    def check(self, config: EngineConfig) -> None:
+        """Runs everywhere. It has no other types than float32, and settings that ask for smaller
+        ones are not for it: it says what their results should be near to."""
+
+    def footprint(
+        self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
+    ) -> Footprint:
+        """Of a step, roughly: the widest rows, and scores of every head."""
+        width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
+        heads = max(a.heads for a in spec.attention)
+        _, available = host.memory_bytes()
+        return Footprint(
+            spec=spec,
+            sizes=config.sizes(self.defaults),
+            weight_bytes=FLOAT_BYTES * spec.parameters,
+            kv_dtype=KvDtype.F32.value,
+            kv_bytes_per_token=spec.kv_bytes_per_token(FLOAT_BYTES),
+            activation_bytes=lambda tokens, context: (
+                FLOAT_BYTES * tokens * (width + heads * context)
+            ),
+            available_bytes=available or None,
+        )
+
+    def load(
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights[Weight],
+        sizing: Sizing,
+        config: EngineConfig,
+        release: Callable[[Tensor], None],
+    ) -> tuple[Runner, None]:
+        sizes = sizing.sizes
+        runner = ReferenceRunner(
+            spec,
+            weights,
+            total_blocks=sizing.total_blocks,
+            block_tokens=sizes.block_tokens,
+            max_batch_tokens=sizes.max_batch_tokens,
+            max_sequences=sizes.max_sequences,
+            context_tokens=sizing.context_tokens,
+            steps_in_flight=2 if sizes.overlap else 1,
+        )
+        return runner, None
+
+    def facts(self, config: EngineConfig) -> dict[str, str]:
+        return {"name": self.name.value, "path": "numpy", "kv_dtype": KvDtype.F32.value}
