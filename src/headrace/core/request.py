@@ -93,7 +93,7 @@ class SamplingParams(DrawFields):
         metadata=row("The same seed gives the same answer.", Taken.EVERYWHERE)
         | within(at_least=0, at_most=MAX_SEED),
     )
-    stop: Sequence[str] | str = field(
+    stop: str | Sequence[str] = field(
         default=(),
         metadata=row("End at this text.", Taken.COMPLETIONS | Taken.RESPONSES | Taken.COMMANDS)
         | {RULE: Texts(most=bounds.STOP_STRINGS, longest=bounds.STOP_CHARACTERS)},
