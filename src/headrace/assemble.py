@@ -12,7 +12,7 @@ from headrace.backends.backend import Backend
 from headrace.backends.registry import choose_backend
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.errors import ConfigError, TemplateError
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
@@ -26,8 +26,8 @@ from headrace.plan.sizing import Sizing, size_pool
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
-from headrace.weights.habits import read_habits
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
+from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # late: random weights are measured where none of what these need is installed
@@ -48,7 +48,7 @@ class Assembled:
     spec: ModelSpec
     read_tokenizer: Tokenizer | None  # None: dummy weights, and no tokenizer beside them
     chat_template: ChatTemplate | None
-    habits: Habits  # of sampling, for what a request leaves open
+    sampling_defaults: DrawNumbers  # for what a request leaves open
     config: EngineConfig
     backend: Backend
     runner: Runner
@@ -107,7 +107,7 @@ def assemble(
         checked = check_model(path, again=config.verify, before=checked, progress=progress)
     file = open_weights(path, config.load_format)
     try:
-        habits = read_habits(path, file, config.generation_config)
+        sampling_defaults = read_sampling_defaults(path, file, config.generation_config)
         spec, weights, sizing = plan_memory(file, backend, config)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
         runner, allocated = backend.load(spec, weights, sizing, config, file.release)
@@ -130,7 +130,7 @@ def assemble(
         spec=spec,
         read_tokenizer=tokenizer,
         chat_template=None if tokenizer is None else read_chat_template(tokenizer),
-        habits=habits,
+        sampling_defaults=sampling_defaults,
         config=config,
         backend=backend,
         runner=runner,

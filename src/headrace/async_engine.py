@@ -106,7 +106,7 @@ class AsyncEngine:
             self._assembled.spec.vocab_size,
             request_id if request_id is not None else f"request-{next(self._numbers)}",
             prompt,
-            (params or SamplingParams()).settled(self._assembled.habits),
+            (params or SamplingParams()).settled(self._assembled.sampling_defaults),
             beam=beam,
             priority=priority,
             cache_salt=cache_salt,
@@ -115,6 +115,7 @@ class AsyncEngine:
         )
         if params is None:
             request.params = default_params(
+                request.params,
                 prompt_tokens=len(request.prompt_token_ids),
                 context_tokens=self._assembled.runner.limits.context_tokens,
             )

@@ -22,7 +22,6 @@ from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
 from headrace.core.context import default_params
 from headrace.core.errors import HeadraceError, InvalidRequestError, TemplateError
-from headrace.core.habits import Habits
 from headrace.core.request import (
     BeamParams,
     GenerateRequest,
@@ -30,6 +29,7 @@ from headrace.core.request import (
     SamplingParams,
     TokenEvent,
 )
+from headrace.core.sampling import DrawNumbers
 from headrace.core.step import Threaded
 from headrace.engine.stats import EngineStats
 from headrace.fetch.catalog import Progress, silent
@@ -82,9 +82,9 @@ class LLM:
         return self._assembled.model_path
 
     @property
-    def habits(self) -> Habits:
-        """How this model is sampled where SamplingParams say nothing."""
-        return self._assembled.habits
+    def sampling_defaults(self) -> DrawNumbers:
+        """The model's default sampling values, for what SamplingParams leave open."""
+        return self._assembled.sampling_defaults
 
     @property
     def context_tokens(self) -> int:
@@ -128,9 +128,9 @@ class LLM:
         grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; all are computed together. `params` is one for all, or one each;
-        the model's own `habits` are used for what it leaves open, as the server and `headrace run`
-        do. With a `grammar` every answer matches it, unless max_tokens cuts it off. A max_tokens
-        for which the context has no room is refused; None goes on to its end."""
+        the model's `sampling_defaults` are used for what it leaves open, as by the server and
+        `headrace run`. With a `grammar` every answer matches it, unless max_tokens cuts it off. A
+        max_tokens for which the context has no room is refused; None goes on to its end."""
         listed = _list_prompts(prompts)
         requests = [
             self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
@@ -138,7 +138,9 @@ class LLM:
         ]
         for request in requests if params is None else ():
             request.params = default_params(
-                prompt_tokens=len(request.prompt_token_ids), context_tokens=self.context_tokens
+                request.params,
+                prompt_tokens=len(request.prompt_token_ids),
+                context_tokens=self.context_tokens,
             )
         return self._complete(requests, listed)
 
@@ -276,7 +278,7 @@ class LLM:
             self.spec.vocab_size,
             str(next(self._request_numbers)),
             prompt,
-            params.settled(self._assembled.habits),
+            params.settled(self._assembled.sampling_defaults),
             beam=beam,
             priority=priority,
             cache_salt=cache_salt,

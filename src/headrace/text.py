@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from headrace.core.bounds import CACHE_SALT_CHARACTERS, shown
+from headrace.core.bounds import shown
 from headrace.core.constraint import GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
@@ -48,7 +48,6 @@ def make_request(
 ) -> GenerateRequest:
     """A request for the engine, every id in it checked against the model's vocabulary. `bad_ids`
     are its bad words', where somebody found them before (in a thread: it may take a while)."""
-    CACHE_SALT_CHARACTERS.check("cache_salt", len(cache_salt))
     token_ids = _encode(tokenizer, prompt)
     check_ids("prompt", token_ids, vocab_size)
     check_ids("stop_token_ids", params.stop_token_ids, vocab_size)

@@ -12,8 +12,8 @@ import pytest
 from headrace.core import bounds
 from headrace.core.bounds import check_json, shown
 from headrace.core.errors import BoundError, InvalidRequestError
-from headrace.core.habits import Habits
 from headrace.core.request import SamplingParams
+from headrace.core.sampling import DrawNumbers
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "bounds.md"
 
@@ -108,8 +108,8 @@ def test_settling_checks_no_list_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(params: SamplingParams) -> None:
         raise AssertionError("checked twice")
 
-    monkeypatch.setattr(SamplingParams, "_check_lists", fail)
-    settled = params.settled(Habits(temperature=0.5, top_p=0.9, top_k=40))
+    monkeypatch.setattr(SamplingParams, "__post_init__", fail)
+    settled = params.settled(DrawNumbers(temperature=0.5, top_p=0.9, top_k=40))
     assert (settled.temperature, settled.top_p, settled.top_k) == (0.5, 0.9, 0)
     assert settled.logit_bias == {2: 1.0}
     assert settled.stop_token_ids == (1,)

@@ -80,17 +80,17 @@ def test_unknown_names_are_refused_with_the_near_one() -> None:
     [
         ({"max_batch_tokens": 0}, "max_batch_tokens is 0; expected 1 or more"),
         ({"max_sequences": -1}, "max_sequences is -1; expected 1 or more"),
-        ({"block_tokens": 1.5}, "block_tokens is 1.5; expected 1 or more"),
+        ({"block_tokens": 1.5}, "block_tokens is 1.5; expected a whole number, 1 or more"),
         ({"context_tokens": 0}, "context_tokens is 0; expected 1 or more"),
-        ({"context_tokens": True}, "context_tokens is True; expected 1 or more"),
+        ({"context_tokens": True}, "context_tokens is True; expected a whole number, 1 or more"),
         ({"threads": 0}, "threads is 0; expected 1 or more"),
-        ({"threads": "2"}, "threads is '2'; expected 1 or more"),
+        ({"threads": "2"}, "threads is '2'; expected a whole number, 1 or more"),
         ({"kv_tokens": 0}, "kv_tokens is 0; expected 1 or more"),
         ({"kv_memory": "much"}, "kv_memory is 'much'; expected a number of bytes"),
         ({"kv_fraction": 0}, "kv_fraction is 0; expected above 0 and at most 1"),
         ({"kv_fraction": 1.01}, "kv_fraction is 1.01; expected above 0"),
-        ({"kv_fraction": float("nan")}, "kv_fraction is nan; expected above 0"),
-        ({"kv_fraction": "half"}, "kv_fraction is 'half'; expected above 0"),
+        ({"kv_fraction": float("nan")}, "kv_fraction is nan; expected a finite number above 0"),
+        ({"kv_fraction": "half"}, "kv_fraction is 'half'; expected a finite number above 0"),
         ({"kv_dtype": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8, fp8"),
         ({"device": "tpu"}, "device is 'tpu'; expected one of auto, cpu, cuda"),
         ({"quantization": "int3"}, "quantization is 'int3'; expected one of none, fp8, int8, int4"),
@@ -102,9 +102,9 @@ def test_unknown_names_are_refused_with_the_near_one() -> None:
         ({"gpu_memory": "most"}, "gpu_memory is 'most'; expected a fraction above 0"),
         ({"gpu_memory": float("nan")}, "gpu_memory is nan; expected a fraction above 0"),
         ({"policy": "lottery"}, "policy is 'lottery'; expected one of fcfs, priority, shortest"),
-        ({"prefix_cache": "no"}, "prefix_cache is 'no'; expected True or False"),
-        ({"overlap": 1}, "overlap is 1; expected True or False"),
-        ({"watermark": "x"}, "watermark is 'x'; expected a number"),
+        ({"prefix_cache": "no"}, "prefix_cache is 'no'; expected true or false"),
+        ({"overlap": 1}, "overlap is 1; expected true or false"),
+        ({"watermark": "x"}, "watermark is 'x'; expected a finite number, 0 to 0.5"),
         ({"watermark": 0.9}, "watermark is 0.9; expected 0"),
     ],
 )
@@ -130,6 +130,10 @@ def test_a_pool_has_one_size(settings: dict[str, Any]) -> None:
 
 
 def test_flags_say_what_they_are_for() -> None:
-    flags = {field.name: field.metadata["help"] for field in fields(EngineConfig) if field.metadata}
+    flags = {
+        field.name: field.metadata["help"]
+        for field in fields(EngineConfig)
+        if "help" in field.metadata
+    }
     assert {"kv_memory", "kv_tokens", "kv_fraction", "policy", "threads"} <= set(flags)
     assert all(text.endswith(".") for text in flags.values())

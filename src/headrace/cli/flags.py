@@ -1,25 +1,29 @@
 """Flags out of config dataclasses: one for each field that has a help text, with its name.
 
-A command takes `engine: EngineConfig`, or `given: dict` of those flags of all settings that were
-given, and is shown to the user with the flags instead. What the fields mean and which values they
-may have is core/'s affair.
+A command takes `engine: EngineConfig`, `params: SamplingParams`, or `given: dict` of those flags of
+all settings that were given, and is shown to the user with the flags instead. What the fields mean
+and which values they may have is core/'s affair.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from headrace.cli.options import named_as_flags
+from headrace.core.checks import plain_types
 from headrace.core.config import RENAMED, EngineConfig, renamed
+from headrace.core.request import SamplingParams
+from headrace.core.sampling import MODEL_DEFAULTS, Row, Taken, rows_of
 from headrace.core.settings import Setting, all_settings, split_list
 
-ENGINE, GIVEN = "engine", "given"
+ENGINE, GIVEN, PARAMS = "engine", "given", "params"
 _TITLES = {"server": "Server", "engine": "Engine"}
 
 
@@ -28,11 +32,45 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table == "engine"]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
+        _refuse_old(given)
         settings = {setting.name: _take(given, setting) for setting in chosen}
         with named_as_flags():
             return {ENGINE: EngineConfig(**settings)}
 
-    return _replaced(command, ENGINE, [_engine_flag(setting) for setting in chosen], take)
+    flags = [_engine_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    return _replaced(command, ENGINE, flags, take)
+
+
+def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with flags in the place of its `params`: the parameters of sampling that commands
+    take. What is not given is left to the model."""
+    chosen = dict(rows_of(SamplingParams, Taken.COMMANDS))
+    hints = get_type_hints(SamplingParams)
+    defaults = {each.name: each.default for each in fields(SamplingParams)}
+    defaults["max_tokens"] = None  # as long as there is room for, up to the command's own limit
+
+    def flag(name: str, row: Row) -> inspect.Parameter:
+        kinds, _ = plain_types(hints[name])
+        is_list, default = len(kinds) > 1, defaults[name]
+        help = f"{row.help} May be given several times." if is_list else row.help
+        if name in MODEL_DEFAULTS:
+            help += " Default: the model's own."
+        return inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default or None if is_list else default,
+            annotation=Annotated[
+                (list[str] if is_list else kinds[0]) | None,
+                typer.Option(f"--{name.replace('_', '-')}", help=help),
+            ],
+        )
+
+    def take(given: dict[str, Any]) -> dict[str, Any]:
+        sent = {name: given.pop(name) for name in chosen}
+        with named_as_flags():  # before anything is fetched or loaded
+            return {PARAMS: SamplingParams(**sent | {"stop": sent["stop"] or ()})}
+
+    return _replaced(command, PARAMS, [flag(*each) for each in chosen.items()], take)
 
 
 def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,10 +79,12 @@ def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
+        _refuse_old(given)
         taken = {setting.name: _take(given, setting) for setting in chosen}
         return {GIVEN: {name: value for name, value in taken.items() if value is not None}}
 
-    return _replaced(command, GIVEN, [_open_flag(setting) for setting in chosen], take)
+    flags = [_open_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    return _replaced(command, GIVEN, flags, take)
 
 
 class SectionedCommand(TyperCommand):
@@ -69,20 +109,20 @@ class SectionedCommand(TyperCommand):
 def _replaced(
     command: Callable[..., None],
     parameter: str,
-    flags: Iterable[inspect.Parameter],
+    flags: Sequence[inspect.Parameter],
     take: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Callable[..., None]:
     @wraps(command)
     def call(**given: Any) -> None:
-        for old in RENAMED:
-            if (value := given.pop(old)) is not None:
-                raise renamed(old, value, "--{} {}".format)
         taken = take(given)
         command(**given, **taken)
 
     own = inspect.signature(command, eval_str=True)
-    parameters = [p for name, p in own.parameters.items() if name != parameter]
-    parameters += [*flags, *(_old_flag(old) for old in RENAMED)]
+    parameters = [
+        each
+        for name, declared in own.parameters.items()
+        for each in (flags if name == parameter else (declared,))
+    ]
     # Typer reads a command's signature, and its annotations once more.
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -96,6 +136,12 @@ def _old_flag(name: str) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
+
+
+def _refuse_old(given: dict[str, Any]) -> None:
+    for old in RENAMED:
+        if (value := given.pop(old)) is not None:
+            raise renamed(old, value, "--{} {}".format)
 
 
 def _engine_flag(setting: Setting) -> inspect.Parameter:

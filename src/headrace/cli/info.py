@@ -9,11 +9,11 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from headrace.core.config import Device, EngineConfig, GenerationConfig, LoadFormat
+from headrace.core.sampling import model_defaults
 from headrace.core.version import headrace_version
 from headrace.fetch.catalog import CatalogEntry
 from headrace.fetch.model_folder import cache_folder
@@ -82,15 +82,15 @@ def catalog_facts(entry: CatalogEntry) -> Facts:
 
 
 def habit_facts(model: Path | CatalogEntry) -> Facts:
-    """How it is sampled where nobody says otherwise."""
-    from headrace.weights.habits import read_habits
+    """The model's default sampling values."""
     from headrace.weights.load import open_weights
+    from headrace.weights.sampling_defaults import read_sampling_defaults
 
     if isinstance(model, CatalogEntry):
-        return asdict(model.habits)
+        return model_defaults(model.sampling_defaults)
     file = open_weights(model)
     try:
-        return asdict(read_habits(model, file, GenerationConfig.AUTO))
+        return model_defaults(read_sampling_defaults(model, file, GenerationConfig.AUTO))
     finally:
         file.close()
 

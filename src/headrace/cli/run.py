@@ -14,10 +14,11 @@ import typer
 
 from headrace.cli import options
 from headrace.cli.asking import agree, note, say
-from headrace.cli.flags import with_engine_flags
+from headrace.cli.flags import with_engine_flags, with_sampling_flags
 from headrace.cli.piped import PipedText, bad_prompt, piped_text
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, InvalidRequestError
+from headrace.core.request import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
     from headrace.cli.answer import Answer
@@ -29,6 +30,7 @@ _EARLY_S = 0.2  # most pipes have something at once: it is checked before a mode
 
 
 @with_engine_flags
+@with_sampling_flags
 def run(
     ctx: typer.Context,
     prompt: Annotated[
@@ -40,14 +42,8 @@ def run(
         ),
     ] = None,
     model: options.ModelName = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    *,
+    params: SamplingParams,
     raw: Annotated[
         bool, typer.Option("--raw", help="No chat template: continue the text.")
     ] = False,
@@ -68,7 +64,6 @@ def run(
         bool, typer.Option("--stats", help="Timings and memory, on standard error.")
     ] = False,
     offline: options.Offline = False,
-    *,
     engine: EngineConfig,
 ) -> None:
     """Answer one prompt."""
@@ -78,16 +73,6 @@ def run(
         raise ConfigError("--raw takes no chat template, and --system needs one.", "Leave out one.")
     if ctx.args:
         raise _several_words([prompt or "", *ctx.args])
-    params = options.sampling(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop,
-    )
     text, late = _read_prompt(prompt, stdin)
     if model is None:
         _note_a_models_name(prompt)
@@ -113,7 +98,7 @@ def run(
 
     answer = stream_answer(llm, ids, fitted, (lambda piece: None) if as_json else write)
     write(json.dumps(_facts(answer, llm, model), indent=2) + "\n" if as_json else "\n")
-    _say_the_rest(answer, llm, is_limited=max_tokens is not None, stats=stats)
+    _say_the_rest(answer, llm, is_limited=params.max_tokens is not None, stats=stats)
 
 
 def open_llm(model: str | None, engine: EngineConfig, offline: bool) -> LLM:
@@ -210,8 +195,6 @@ def _facts(answer: Answer, llm: LLM, model: str | None) -> dict[str, Any]:
 
 
 def _say_the_rest(answer: Answer, llm: LLM, *, is_limited: bool, stats: bool) -> None:
-    from headrace.core.request import FinishReason
-
     if answer.finish_reason is FinishReason.LENGTH and not is_limited:
         note(f"the answer is cut at {answer.answer_tokens} tokens; --max-tokens sets the limit")
     if stats:

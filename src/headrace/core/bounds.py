@@ -1,9 +1,9 @@
 """How large the lists and texts of one request may be: every bound, its number and its reason.
 
-All of them are looked at before a list is walked or a text is read, by SamplingParams, by the
-server's endpoints and by whoever else takes such from a caller. Those that an operator may move
-are settings of core/server_config.py, which take these numbers as their defaults or their limits.
-docs/bounds.md lists them all. Standard library only; knows no tokenizer, no model and no HTTP.
+All of them are looked at before a list is walked or a text is read, by the rules of core/checks.py,
+by the server's endpoints and by whoever else takes such from a caller. Those that an operator may
+move are settings of core/server_config.py, which take these numbers as their defaults or their
+limits. docs/bounds.md lists them all. Standard library only; knows no tokenizer, model or HTTP.
 """
 
 from __future__ import annotations
@@ -211,12 +211,7 @@ STORED_BYTES = Bound(
     remedy="Send the whole conversation as input items.",
 )
 
-ALL = (
-    *(CONTINUATIONS, LOGPROBS, STOP_STRINGS, STOP_CHARACTERS, BAD_WORDS, BAD_WORD_CHARACTERS),
-    *(STOP_TOKENS, ALLOWED_TOKENS, BIASED_TOKENS, CACHE_SALT_CHARACTERS),
-    *(BODY_VALUES, BODY_NUMBERS, FIELDS, PROMPTS, INPUTS, INPUT_TOKENS, MESSAGES, PARTS, TOOLS),
-    *(METADATA_PAIRS, METADATA_CHARACTERS, SCHEMA_BYTES, ECHOED_LOGPROBS, STORED_BYTES),
-)
+ALL = tuple(each for each in list(globals().values()) if isinstance(each, Bound))
 
 
 # -- reading without walking -----------------------------------------------------------------------

@@ -7,14 +7,14 @@ programs. Knows no files and no machine; plan/sizing.py fills in what was left o
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self, cast
 
-from headrace.core.errors import ConfigError, remedy_for
-from headrace.core.sizes import parse_bytes, parse_share
+from headrace.core.checks import RULE, Choice, check_fields, rule_of, within
+from headrace.core.errors import ConfigError
+from headrace.core.sizes import Share, Size
 
 
 def flag(help: str) -> dict[str, str]:
@@ -39,39 +39,25 @@ class SchedulerConfig:
         metadata=flag("Compute every prompt whole, also where its beginning is known."),
     )
     # Of the pool: what admission leaves free, so that running sequences can grow.
-    watermark: float = 0.02
+    watermark: float = field(default=0.02, metadata=within(at_least=0, at_most=0.5))
     # SHORTEST: a second of waiting counts as so many prompt tokens less.
-    ageing_tokens_per_s: float = 200.0
+    ageing_tokens_per_s: float = field(
+        default=200.0, metadata=within(at_least=0.001, at_most=10**9)
+    )
     max_step_growth: float | None = field(
         default=None,
         metadata=flag(
             "A step in which prompts join others' decoding may take so many times as long as one "
             "without; default: 2, on a GPU 24."
-        ),
+        )
+        | within(at_least=1, at_most=10**9),
     )
     debug_invariants: bool = field(
         default=False, metadata=flag("Check the pool's integrity after every step.")
     )
 
     def __post_init__(self) -> None:
-        if self.policy not in tuple(Policy):
-            raise ConfigError(
-                f"policy is {self.policy!r}; expected one of {', '.join(Policy)}.",
-                "Choose one.",
-                param="policy",
-            )
-        for name, low, high in (
-            ("watermark", 0.0, 0.5),
-            ("ageing_tokens_per_s", 0.001, 1e9),
-            ("max_step_growth", 1.0, 1e9),
-        ):
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(
-                    f"{name} is {value!r}; expected {low:g} to {high:g}.",
-                    f"Use {name} {low:g} to {high:g}.",
-                    param=name,
-                )
+        check_fields(self, ConfigError)
 
 
 class KvDtype(StrEnum):
@@ -151,38 +137,47 @@ class EngineConfig(SchedulerConfig):
     )
     max_batch_tokens: int | None = field(
         default=None,
-        metadata=flag("Most tokens computed in one step; default: 512, on a GPU 8192."),
+        metadata=flag("Most tokens computed in one step; default: 512, on a GPU 8192.")
+        | within(at_least=1),
     )
     max_sequences: int | None = field(
         default=None,
-        metadata=flag("Most sequences computed at one time; default: 64, on a GPU 512."),
+        metadata=flag("Most sequences computed at one time; default: 64, on a GPU 512.")
+        | within(at_least=1),
     )
-    block_tokens: int | None = None
+    block_tokens: int | None = field(default=None, metadata=within(at_least=1))
     context_tokens: int | None = field(
         default=None,
         metadata=flag(
             "Longest prompt and answer together; default: the model's, if memory holds it."
-        ),
+        )
+        | within(at_least=1),
     )
     kv_dtype: KvDtype | None = field(
         default=None, metadata=flag("How keys and values are kept; default: f16, on a GPU bf16.")
     )
     kv_memory: int | str | None = field(
-        default=None, metadata=flag("Size of the KV pool, as in 4GiB.")
+        default=None, metadata=flag("Size of the KV pool, as in 4GiB.") | {RULE: Size()}
     )
-    kv_tokens: int | None = field(default=None, metadata=flag("Size of the KV pool in tokens."))
+    kv_tokens: int | None = field(
+        default=None, metadata=flag("Size of the KV pool in tokens.") | within(at_least=1)
+    )
     kv_fraction: float | None = field(
         default=None,
         metadata=flag(
             "Size of the KV pool: so much of the memory that the weights leave; default: 0.5, on a "
             "GPU 1."
-        ),
+        )
+        | within(above=0, at_most=1),
     )
     threads: int | None = field(
-        default=None, metadata=flag("Default: the cores this process may use.")
+        default=None,
+        metadata=flag("Default: the cores this process may use.") | within(at_least=1),
     )
     gpu_memory: float | str = field(
-        default="0.9", metadata=flag("Most memory of the GPU to take: a fraction, or as in 60GiB.")
+        default="0.9",
+        metadata=flag("Most memory of the GPU to take: a fraction, or as in 60GiB.")
+        | {RULE: Share()},
     )
     quantization: Quantization = field(
         default=Quantization.NONE, metadata=flag("Quantize layers while loading them onto a GPU.")
@@ -218,26 +213,15 @@ class EngineConfig(SchedulerConfig):
     overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            self._check_type(each.name, each.default)
-        for name in (*_COUNTS, "context_tokens", "kv_tokens", "threads"):
-            if getattr(self, name) is not None:
-                self._check_count(name)
-        if self.overlap is not None and not isinstance(self.overlap, bool):
-            raise _refuse("overlap", self.overlap, "True or False")
-        parse_share(self.gpu_memory, "gpu_memory")
-        self._check_budget()
-        # slots=True makes the class anew, and super() would look for the old one.
-        SchedulerConfig.__post_init__(self)
-        # One shape for all readers; frozen, so through object's own setter.
-        for name, kind in _CHOICES.items():
-            if (value := getattr(self, name)) is not None:
-                if value not in tuple(kind):
-                    raise _refuse(name, value, f"one of {', '.join(kind)}")
-                object.__setattr__(self, name, kind(value))
-        object.__setattr__(self, "policy", Policy(self.policy))
-        if self.kv_memory is not None:
-            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        check_fields(self, ConfigError)
+        given = [name for name in _POOL_SIZES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{' and '.join(given)} are given; expected at most one of kv_memory, kv_tokens "
+                "and kv_fraction: each says how large the KV pool is.",
+                "Keep one of them.",
+                param=given[1],
+            )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
@@ -263,45 +247,8 @@ class EngineConfig(SchedulerConfig):
     def kv_memory_bytes(self) -> int | None:
         return cast("int | None", self.kv_memory)
 
-    def _check_type(self, name: str, default: object) -> None:
-        value = getattr(self, name)
-        if name == "max_step_growth" and value is not None and not _is_number(value):
-            raise _refuse(name, value, "a number")
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise _refuse(name, value, "True or False")
-        if isinstance(default, float) and not _is_number(value):
-            raise _refuse(name, value, "a number")
 
-    def _check_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _refuse(name, value, "1 or more")
-
-    def _check_budget(self) -> None:
-        budgets = ("kv_memory", "kv_tokens", "kv_fraction")
-        given = [name for name in budgets if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ConfigError(
-                f"{' and '.join(given)} are given; expected at most one of kv_memory, kv_tokens "
-                "and kv_fraction: each says how large the KV pool is.",
-                "Keep one of them.",
-                param=given[1],
-            )
-        fraction = self.kv_fraction
-        if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
-            raise _refuse("kv_fraction", fraction, "above 0 and at most 1")
-
-
-_COUNTS = ("max_batch_tokens", "max_sequences", "block_tokens")
-_CHOICES: dict[str, type[StrEnum]] = {
-    "device": Device,
-    "kv_dtype": KvDtype,
-    "quantization": Quantization,
-    "load_format": LoadFormat,
-    "generation_config": GenerationConfig,
-    "graphs": GraphMode,
-}
-
+_POOL_SIZES = ("kv_memory", "kv_tokens", "kv_fraction")
 
 # Settings of earlier versions, and what they are called now.
 RENAMED = {"backend": "device"}
@@ -309,7 +256,10 @@ RENAMED = {"backend": "device"}
 
 def renamed(old: str, value: object, write: Callable[[str, object], str]) -> ConfigError:
     """For whoever uses an old name; `write` is how a name and its value are written there."""
-    new, choices = RENAMED[old], tuple(_CHOICES[RENAMED[old]])
+    new = RENAMED[old]
+    rule = rule_of(EngineConfig, new)[1]
+    assert isinstance(rule, Choice)
+    choices = tuple(rule.words)
     if value in choices:
         cause = f"{write(old, value)!r} is now {write(new, value)!r}."
         return ConfigError(cause, "Use the new name.", param=old)
@@ -317,15 +267,4 @@ def renamed(old: str, value: object, write: Callable[[str, object], str]) -> Con
         f"{write(old, value)!r}: this setting is now {new!r}, one of {', '.join(choices)}.",
         f"Write {write(new, choices[0])!r}, for example.",
         param=old,
-    )
-
-
-def _is_number(value: object) -> bool:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return good and math.isfinite(cast("float", value))
-
-
-def _refuse(param: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
     )

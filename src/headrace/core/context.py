@@ -46,9 +46,11 @@ def check_fits_context(
         )
 
 
-def default_params(*, prompt_tokens: int, context_tokens: int) -> SamplingParams:
+def default_params(
+    usual: SamplingParams, *, prompt_tokens: int, context_tokens: int
+) -> SamplingParams:
     """For who asked for nothing: an answer of the usual length, or of what room there is."""
-    usual, room_tokens = SamplingParams(), context_tokens - prompt_tokens
+    room_tokens = context_tokens - prompt_tokens
     if usual.max_tokens is None or not 0 < room_tokens < usual.max_tokens:
         return usual
     return replace(usual, max_tokens=room_tokens)

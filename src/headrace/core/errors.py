@@ -6,6 +6,8 @@ nothing of HTTP beyond the number.
 
 from __future__ import annotations
 
+import re
+
 
 class HeadraceError(Exception):
     """Base of all deliberate errors; `str()` is one line fit to show a user, and the detail
@@ -29,9 +31,10 @@ class HeadraceError(Exception):
 
 
 def remedy_for(param: str, expected: str) -> str:
-    """What to do about a value: of a range ("1 or more") or of a kind ("a finite number")."""
-    is_range = expected[0].isdigit() or expected.startswith(("-", "above"))
-    return f"{'Use' if is_range else 'Give'} {param} {expected}."
+    """What to do about a value, from what was expected: "1 or more", "0 to 1", "some text"."""
+    if re.match(r"(-?[\d.]+.* to |above )", expected):
+        expected = f"a value {'' if expected.startswith('above') else 'from '}{expected}"
+    return f"Set {param} to {expected}."
 
 
 class InvalidRequestError(HeadraceError):

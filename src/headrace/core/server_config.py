@@ -6,43 +6,20 @@ HTTP library; bounds are on by default and every one of them can be moved.
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
+from typing import Any, cast
 
 from headrace.core import bounds
+from headrace.core.checks import RULE, ErrorType, check_fields, refusal, within
 from headrace.core.config import flag
 from headrace.core.constraint import MAX_GRAMMAR_BYTES
-from headrace.core.errors import ConfigError, remedy_for
-from headrace.core.sizes import parse_bytes
-
-# What lies behind takes no more, whatever is allowed here.
-_MOST = {
-    "max_n": bounds.CONTINUATIONS.most,
-    "max_stop": bounds.STOP_STRINGS.most,
-    "max_logprobs": bounds.LOGPROBS.most,
-    "max_schema": MAX_GRAMMAR_BYTES,
-}
-
-
-# Settings that may be written as 8MiB.
-_SIZES = ("max_body", "max_bodies", "max_headers", "max_schema", "max_grammars", "max_stored")
+from headrace.core.errors import ConfigError
+from headrace.core.sizes import Size
 
 ANY = "*"  # of lists of origins or hosts
 
-# What an item of a list looks like. An origin has no path.
-_LISTED = {
-    "cors_origin": (
-        re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,*@]+/?"),
-        "an origin such as https://app.example or http://localhost:3000 (no path), or *",
-    ),
-    "allowed_host": (
-        re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"),
-        "a host name without a port, such as llm.example.com or *.example.com, or *",
-    ),
-}
 _DEFAULT_PORT = re.compile(r"(?<=^http)(://.*):80$|(?<=^https)(://.*):443$")
 
 
@@ -66,12 +43,33 @@ class UnknownFields(StrEnum):
     REFUSE = "refuse"  # 400
 
 
-# Settings that are one of a few words.
-_CHOICES: dict[str, type[StrEnum]] = {
-    "log_format": LogFormat,
-    "log_level": LogLevel,
-    "unknown_fields": UnknownFields,
-}
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The rule of a list of names: each as browsers write it, so that they can be compared."""
+
+    pattern: re.Pattern[str]
+    wanted: str
+
+    def settled(self, param: str, value: Any, error: ErrorType) -> tuple[str, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise refusal(error, param, value, "a list")
+        for each in value:
+            if not isinstance(each, str) or not (each == ANY or self.pattern.fullmatch(each)):
+                raise refusal(error, param, each, self.wanted)
+        settled = (each.lower().removesuffix("/") for each in value)
+        return tuple(_DEFAULT_PORT.sub(r"\1\2", each) for each in settled)
+
+
+_ORIGINS = Listed(
+    re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,*@]+/?"),
+    "an origin such as https://app.example or http://localhost:3000 (no path), or *",
+)
+_HOSTS = Listed(
+    re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"),
+    "a host name without a port, such as llm.example.com or *.example.com, or *",
+)
+_PORT = within(at_least=0, at_most=65_535)
+_SIZE = {RULE: Size()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,9 @@ class ServerConfig:
     """After checking, sizes are bytes."""
 
     host: str = field(default="127.0.0.1", metadata=flag("The address to listen on."))
-    port: int = field(default=8000, metadata=flag("The port to listen on; 0 takes a free one."))
+    port: int = field(
+        default=8000, metadata=flag("The port to listen on; 0 takes a free one.") | _PORT
+    )
     served_model_name: str | None = field(
         default=None,
         metadata=flag(
@@ -107,7 +107,8 @@ class ServerConfig:
         metadata=flag(
             "A port of its own for operators: probes, /metrics, /load and /version. Needs no key "
             "but --metrics-key; where keys are set the main port has these no more."
-        ),
+        )
+        | _PORT,
     )
     admin_host: str = field(
         default="127.0.0.1", metadata=flag("The address that --admin-port is on.")
@@ -115,47 +116,72 @@ class ServerConfig:
     # Web pages, and names that they may have brought: server/edge/browsers.py.
     cors_origin: tuple[str, ...] = field(
         default=(),
-        metadata=flag("A web page's origin that may use this server, https://app.example; *: any."),
+        metadata=flag("A web page's origin that may use this server, https://app.example; *: any.")
+        | {RULE: _ORIGINS},
     )
     allowed_host: tuple[str, ...] = field(
         default=(),
         metadata=flag(
             "A name this server is reached by (Host header); *.example.com, *: any. Needed for "
             "names in public DNS, where no key is set."
-        ),
+        )
+        | {RULE: _HOSTS},
     )
     # Admission. What is beyond is answered 429 (or 400, 413 where waiting would not help).
     max_waiting_requests: int = field(
-        default=256, metadata=flag("Most requests that may wait for a place.")
+        default=256, metadata=flag("Most requests that may wait for a place.") | within(at_least=1)
     )
     max_waiting_tokens: int = field(
-        default=262_144, metadata=flag("Most prompt tokens that may wait together.")
+        default=262_144,
+        metadata=flag("Most prompt tokens that may wait together.") | within(at_least=1),
     )
-    max_connections: int = field(default=1024, metadata=flag("Most connections at one time."))
-    max_body: int | str = field(default="8MiB", metadata=flag("Largest body of a request."))
+    max_connections: int = field(
+        default=1024, metadata=flag("Most connections at one time.") | within(at_least=1)
+    )
+    max_body: int | str = field(default="8MiB", metadata=flag("Largest body of a request.") | _SIZE)
     max_bodies: int | str = field(
         default="64MiB",
-        metadata=flag("Largest size of all bodies being read, together; never below --max-body."),
+        metadata=flag("Largest size of all bodies being read, together; never below --max-body.")
+        | _SIZE,
     )
-    max_headers: int | str = field(default="32KiB", metadata=flag("Largest headers of a request."))
+    max_headers: int | str = field(
+        default="32KiB", metadata=flag("Largest headers of a request.") | _SIZE
+    )
     max_prompt_tokens: int | None = field(
-        default=None, metadata=flag("Longest prompt; default: what the context holds.")
+        default=None,
+        metadata=flag("Longest prompt; default: what the context holds.") | within(at_least=1),
     )
-    max_n: int = field(default=16, metadata=flag("Most continuations of one request."))
+    max_n: int = field(
+        default=16,
+        metadata=flag("Most continuations of one request.")
+        | within(at_least=1, at_most=bounds.CONTINUATIONS.most),
+    )
     max_prompts: int = field(
-        default=bounds.PROMPTS.most, metadata=flag("Most prompts of one completion request.")
+        default=bounds.PROMPTS.most,
+        metadata=flag("Most prompts of one completion request.") | within(at_least=1),
     )
     max_embedding_tokens: int = field(
         default=bounds.INPUT_TOKENS.most,
-        metadata=flag("Most tokens of one embeddings request, all inputs together."),
+        metadata=flag("Most tokens of one embeddings request, all inputs together.")
+        | within(at_least=1),
     )
-    max_stop: int = field(default=16, metadata=flag("Most stop strings of one request."))
-    max_logprobs: int = field(default=20, metadata=flag("Most alternatives given with a token."))
+    max_stop: int = field(
+        default=16,
+        metadata=flag("Most stop strings of one request.")
+        | within(at_least=1, at_most=bounds.STOP_STRINGS.most),
+    )
+    max_logprobs: int = field(
+        default=20,
+        metadata=flag("Most alternatives given with a token.")
+        | within(at_least=1, at_most=bounds.LOGPROBS.most),
+    )
     max_schema: int | str = field(
-        default="64KiB", metadata=flag("Largest JSON schema, regex or grammar of a request.")
+        default="64KiB",
+        metadata=flag("Largest JSON schema, regex or grammar of a request.")
+        | {RULE: Size(at_most=MAX_GRAMMAR_BYTES)},
     )
     max_grammars: int | str = field(
-        default="1GiB", metadata=flag("Most memory of all grammars' processes together.")
+        default="1GiB", metadata=flag("Most memory of all grammars' processes together.") | _SIZE
     )
     unknown_fields: UnknownFields = field(
         default=UnknownFields.WARN,
@@ -163,30 +189,40 @@ class ServerConfig:
     )
     # Answers of /v1/responses that clients may come back to.
     max_stored_responses: int = field(
-        default=1000, metadata=flag("Most responses kept for previous_response_id; 0: none.")
+        default=1000,
+        metadata=flag("Most responses kept for previous_response_id; 0: none.")
+        | within(at_least=0),
     )
     max_stored: int | str = field(
-        default="64MiB", metadata=flag("Largest size of the responses that are kept, together.")
+        default="64MiB",
+        metadata=flag("Largest size of the responses that are kept, together.") | _SIZE,
     )
     response_lifetime_s: float = field(
-        default=86_400.0, metadata=flag("How long a response is kept.")
+        default=86_400.0, metadata=flag("How long a response is kept.") | within(above=0)
     )
     # Times.
     timeout_s: float | None = field(
-        default=None, metadata=flag("Ends a request that brings no timeout_s of its own.")
+        default=None,
+        metadata=flag("Ends a request that brings no timeout_s of its own.") | within(above=0),
     )
     client_timeout_s: float = field(
         default=30.0,
-        metadata=flag("Drops a client that neither sends what it began nor reads for so long."),
+        metadata=flag("Drops a client that neither sends what it began nor reads for so long.")
+        | within(above=0),
     )
     drain_timeout_s: float = field(
-        default=30.0, metadata=flag("After SIGTERM: how long running requests may go on.")
+        default=30.0,
+        metadata=flag("After SIGTERM: how long running requests may go on.") | within(above=0),
     )
     hang_timeout_s: float = field(
-        default=5.0, metadata=flag("An engine that makes no progress for so long is restarted.")
+        default=5.0,
+        metadata=flag("An engine that makes no progress for so long is restarted.")
+        | within(above=0),
     )
     max_restarts: int = field(
-        default=5, metadata=flag("Engine restarts in a row, none of them serving, before exit.")
+        default=5,
+        metadata=flag("Engine restarts in a row, none of them serving, before exit.")
+        | within(at_least=0),
     )
     # What is said.
     log_format: LogFormat = field(default=LogFormat.AUTO, metadata=flag("How logs are written."))
@@ -200,46 +236,13 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            # One shape for all readers; frozen, so through object's own setter.
-            object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
-        for name in ("cors_origin", "allowed_host"):
-            object.__setattr__(self, name, _checked_list(name, getattr(self, name)))
-        for each in fields(self):
-            self._check(each.name, getattr(self, each.name), each.default)
+        check_fields(self, ConfigError)
         if self.admin_port and self.admin_port == self.port:
-            raise _refuse("admin_port", self.admin_port, "another port than --port")
+            raise refusal(ConfigError, "admin_port", self.admin_port, "another port than --port")
         if self.served_model_name is not None and not self.served_names:
-            raise _refuse("served_model_name", self.served_model_name, "a name, or several")
-        for name, choices in _CHOICES.items():
-            object.__setattr__(self, name, choices(getattr(self, name)))
-
-    def _check(self, name: str, value: object, default: object) -> None:
-        if name in _CHOICES:
-            choices = _CHOICES[name]
-            if value not in tuple(choices):
-                raise _refuse(name, value, f"one of {', '.join(choices)}")
-        elif name in ("port", "admin_port"):
-            if value is None and default is None:
-                return
-            if not _is_count(value, 0) or cast("int", value) > 65_535:
-                raise _refuse(name, value, "0 to 65535")
-        elif isinstance(default, bool):
-            if not isinstance(value, bool):
-                raise _refuse(name, value, "true or false")
-        elif name.startswith("max_") and not (value is None and default is None):
-            least = 0 if name in ("max_restarts", "max_stored_responses") else 1
-            if not _is_count(value, least):
-                raise _refuse(name, value, f"{least} or more")
-            if name in _MOST and cast("int", value) > _MOST[name]:
-                raise _refuse(name, value, f"at most {_MOST[name]}")
-        elif name.endswith("_s") and not (value is None and default is None):
-            if not _is_positive(value):
-                raise _refuse(name, value, "a number of seconds above 0")
-        elif (value is not None or default is not None) and isinstance(default, str | None):
-            wanted = not name.endswith("_s") and not name.startswith("max_")
-            if wanted and (not isinstance(value, str) or not value):
-                raise _refuse(name, value, "some text")
+            raise refusal(
+                ConfigError, "served_model_name", self.served_model_name, "a name, or several"
+            )
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -271,32 +274,6 @@ class ServerConfig:
         return cast("int", self.max_schema)
 
 
-def _checked_list(name: str, values: object) -> tuple[str, ...]:
-    """Each as browsers write it, so that they can be compared as they are."""
-    if not isinstance(values, (list, tuple)):
-        raise _refuse(name, values, "a list")
-    pattern, wanted = _LISTED[name]
-    for value in values:
-        if not isinstance(value, str) or not (value == ANY or pattern.fullmatch(value)):
-            raise _refuse(name, value, wanted)
-    return tuple(_DEFAULT_PORT.sub(r"\1\2", value.lower().removesuffix("/")) for value in values)
-
-
 def _split(names: str) -> tuple[str, ...]:
     """Each once, in their order."""
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_positive(value: object) -> bool:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return good and math.isfinite(cast("float", value)) and cast("float", value) > 0
-
-
-def _refuse(param: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
-    )

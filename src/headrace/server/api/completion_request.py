@@ -93,6 +93,12 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
         best_of=sent.best_of,
         prompt_logprobs=prompt_logprobs,
     )
+    if sent.stream and params.best_of not in (None, params.n):
+        raise InvalidRequestError(
+            f"best_of is {params.best_of} with stream: which are the best is known at the end.",
+            "Leave out one of the two.",
+            param="best_of",
+        )
     config = service.config
     prompts = _list_prompts(sent.prompt, config.max_prompts)
     # Each takes a place in the queue: more than there are would be refused however often they came.
@@ -168,12 +174,6 @@ def _check_fields(sent: CompletionRequest) -> None:
             "suffix is given; this server continues texts, it does not fill gaps in them.",
             "Leave suffix out.",
             param="suffix",
-        )
-    if sent.stream and sent.best_of is not None and sent.best_of != (sent.n or 1):
-        raise InvalidRequestError(
-            f"best_of is {sent.best_of} with stream: which are the best is known at the end.",
-            "Leave out one of the two.",
-            param="best_of",
         )
 
 

@@ -37,7 +37,7 @@ from headrace.server.request.ending import check_time_left, check_timeout
 from headrace.server.request.generation import generate
 from headrace.server.request.interleave import gather_all
 from headrace.server.request.prompts import encode_text
-from headrace.server.request.sampling import check_count, check_model
+from headrace.server.request.sampling import check_model
 from headrace.server.request.schema import EmbeddingRequest
 from headrace.server.request.service import Service
 from headrace.server.request.truncation import truncation_of
@@ -93,7 +93,6 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
 
 def _check_fields(service: Service, sent: EmbeddingRequest) -> None:
     check_model(service, sent.model)
-    check_count("priority", sent.priority)
     size = service.model.hidden_size
     if sent.dimensions is not None and sent.dimensions != size:
         raise InvalidRequestError(

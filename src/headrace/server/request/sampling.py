@@ -1,4 +1,5 @@
-"""A request's sampling fields as SamplingParams, with the server's bounds and the model's habits.
+"""A request's sampling fields as SamplingParams, with the server's bounds and the model's default
+sampling values.
 
 Knows names and ranges; no endpoint.
 """
@@ -9,19 +10,13 @@ import secrets
 from typing import Any
 
 from headrace.core import bounds
+from headrace.core.checks import check_value
 from headrace.core.errors import BoundError, InvalidRequestError, ModelNotFoundError
 from headrace.core.request import MAX_SEED, SamplingParams
+from headrace.core.sampling import Taken
+from headrace.server.request.sampling_fields import sampling_fields
 from headrace.server.request.schema import SamplingFields
 from headrace.server.request.service import Service
-
-# Sent under the same name, and with the same meaning.
-_SAME = (
-    *("n", "seed", "frequency_penalty", "presence_penalty", "top_k", "min_p", "typical_p"),
-    *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids"),
-    *("ignore_eos", "stop", "skip_special_tokens", "include_stop_str_in_output"),
-)
-
-MAX_COUNT = 2**31 - 1  # of anything counted: far beyond every context, and fit for any integer
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -54,51 +49,36 @@ def sampling_params(
     """Refuses with `param` what the server's bounds, or what is possible at all, do not allow."""
     check_model(service, sent.model)
     config, model = service.config, service.model
-    check_most("n", sent.n, config.max_n)
+    fields = sampling_fields(sent, Taken.COMPLETIONS)
+    check_most("n", fields.get("n"), config.max_n)
     check_most("best_of", best_of, config.max_n, flag="max-n")
     for param, count in ((logprobs_param, logprobs), ("prompt_logprobs", sent.prompt_logprobs)):
         check_most(param, count, config.max_logprobs, flag="max-logprobs")
-        if count is not None and count < 0:
-            raise InvalidRequestError(
-                f"{param} is {count}; expected 0 to {config.max_logprobs}.",
-                "Correct it, or leave it out.",
-                param=param,
-            )
+        check_value(SamplingParams, "logprobs", count, param=param)
     if sent.prompt_logprobs and sent.stream:
         raise InvalidRequestError(
             "prompt_logprobs is given with stream: they come with whole answers only.",
             "Leave out one of the two.",
             param="prompt_logprobs",
         )
-    if isinstance(sent.stop, list):
-        check_most("stop", len(sent.stop), config.max_stop)
-    if sent.allowed_token_ids is not None:
-        # Before they are walked; each of them is checked where the request is made.
-        bounds.ALLOWED_TOKENS.check(
-            "allowed_token_ids", len(sent.allowed_token_ids), most=model.vocab_size
-        )
+    if isinstance(stop := fields.get("stop"), list):
+        check_most("stop", len(stop), config.max_stop)
+    # Before they are walked; each of them is checked where the request is made.
+    allowed = fields.get("allowed_token_ids", ())
+    bounds.ALLOWED_TOKENS.check("allowed_token_ids", len(allowed), most=model.vocab_size)
     bounds.BIASED_TOKENS.check("logit_bias", len(sent.logit_bias or ()))
-    for name in ("top_k", "min_tokens", "priority"):
-        check_count(name, getattr(sent, name))
-    check_count("max_tokens", max_tokens)
-    fields: dict[str, Any] = {
-        name: value for name in _SAME if (value := getattr(sent, name)) is not None
-    }
-    _, penalty = one_number(sent, "repetition_penalty", "repeat_penalty")
-    if penalty is not None:
-        fields["repetition_penalty"] = penalty
-    if sent.seed is not None and -(2**63) <= sent.seed < 0:
-        fields["seed"] = sent.seed & MAX_SEED  # OpenAI's are signed
+    if sent.repeat_penalty is not None:
+        fields["repetition_penalty"] = one_number(sent, "repetition_penalty", "repeat_penalty")[1]
+    if -(2**63) <= fields.get("seed", 0) < 0:
+        fields["seed"] &= MAX_SEED  # OpenAI's are signed
     return SamplingParams(
-        temperature=sent.temperature,
-        top_p=sent.top_p,
         max_tokens=max_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         best_of=best_of,
         logit_bias=_logit_bias(sent.logit_bias or {}),
         **fields,
-    ).settled(model.habits)
+    ).settled(model.sampling_defaults)
 
 
 def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:
@@ -122,12 +102,8 @@ def asked_tokens(sent: SamplingFields, *names: str) -> tuple[str, int | None]:
     if sent.n_predict in (-1, -2):  # llama.cpp's words for "to the end of the context"
         sent.n_predict = None
     name, asked = one_number(sent, *names, "n_predict")
-    if asked is not None and asked < 1 and name not in ("max_tokens",):
-        raise InvalidRequestError(
-            f"{name} is {asked}; expected an integer of at least 1.",
-            "Leave it out for an answer of any length.",
-            param=name,
-        )
+    if name != "max_tokens":  # which has a value of its own with `echo`
+        check_value(SamplingParams, "max_tokens", asked, param=name)
     return name, asked
 
 
@@ -135,15 +111,6 @@ def cache_salt_of(sent: SamplingFields) -> str:
     """Under which prefixes are shared. A salt that nobody else has shares none: nothing is found,
     and what is left behind is found by nobody."""
     return secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
-
-
-def check_count(param: str, found: int | None) -> None:
-    if found is not None and abs(found) > MAX_COUNT:
-        raise InvalidRequestError(
-            f"{param} is {found}; expected at most {MAX_COUNT} either way.",
-            "Change it.",
-            param=param,
-        )
 
 
 def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:

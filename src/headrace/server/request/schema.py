@@ -1,7 +1,8 @@
 """What clients may send, by endpoint: OpenAI's fields, and those that vLLM's and llama.cpp's users
 add. What other servers take and this one does nothing about is inert.py's.
 
-Types only: a field's range is checked where it is used (core/request.py). From these the OpenAPI
+Types only: a field's range is checked where it is used (core/request.py). Parameters of sampling
+are not listed: they are added from the table (sampling_fields.py). From these structs the OpenAPI
 description is made. `None` is what was not sent, or sent as null.
 """
 
@@ -11,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.core.sampling import Taken
+from headrace.server.request.sampling_fields import takes_sampling
 from headrace.server.request.structured import IGNORED_STRUCTURED, StructuredFields
 
 JsonObject = dict[str, Any]
@@ -22,35 +25,18 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # OpenAI's padding; there is none to leave out
 
 
+@takes_sampling(Taken.COMPLETIONS)
 class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True):
-    """What chat and plain completions share."""
+    """What chat and plain completions share, besides the table of sampling parameters."""
 
     model: str | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     # Not OpenAI's: named as vLLM's.
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None  # there are none to leave out
-    include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None  # keep so many; -1: as many as fit
     truncation_side: Literal["left", "right"] | None = None  # where to cut; left unless said
     prompt_logprobs: int | None = None

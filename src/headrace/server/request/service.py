@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
-from headrace.core.habits import NEUTRAL, Habits
+from headrace.core.sampling import NEUTRAL, DrawNumbers
 from headrace.core.server_config import ServerConfig
 from headrace.server.access.keys import Keys
 from headrace.server.access.queue import QueueBounds
@@ -34,7 +34,7 @@ class ServedModel:
     template: ChatTemplate | None
     vocab_size: int
     hidden_size: int  # of its embeddings
-    habits: Habits = NEUTRAL  # where a request says nothing
+    sampling_defaults: DrawNumbers = NEUTRAL  # where a request says nothing
     created_s: int = field(default_factory=lambda: int(time.time()))
     other_names: tuple[str, ...] = ()  # served under these too
     aliases: frozenset[str] = frozenset()  # taken, but not listed

@@ -1,22 +1,23 @@
-"""The model as the HTTP side needs it: tokenizer, template, habits, and who it is.
+"""The model as the HTTP side needs it: tokenizer, template, default sampling values, and who it is.
 
 Reads headers and a few bytes of each tensor; loads no weight.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.assemble import read_chat_template, read_tokenizer
 from headrace.core.config import EngineConfig
+from headrace.core.sampling import model_defaults
 from headrace.core.server_config import ServerConfig
 from headrace.fetch.catalog import entry_of
 from headrace.server.request.service import ServedModel
 from headrace.server.start.fingerprint import Identity, identify
 from headrace.weights.describe import describe_file
-from headrace.weights.habits import read_habits
 from headrace.weights.load import open_weights
+from headrace.weights.sampling_defaults import read_sampling_defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def read_model(
     try:
         spec, _ = describe_file(file, engine.context_tokens)
         tokenizer = read_tokenizer(file)
-        habits = read_habits(path, file, engine.generation_config)
+        sampling_defaults = read_sampling_defaults(path, file, engine.generation_config)
         identity = identify(file, spec, tokenizer.chat_template, server=server, engine=engine)
     finally:
         file.close()
@@ -53,8 +54,8 @@ def read_model(
         template=read_chat_template(tokenizer),
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        habits=habits,
+        sampling_defaults=sampling_defaults,
     )
     # Where a request says nothing, these are part of its answer.
-    identity["sampling"] = asdict(habits)
+    identity["sampling"] = model_defaults(sampling_defaults)
     return IdentifiedModel(model=model, identity=identity)

@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 
 from headrace.core.bounds import TOOLS, shown
+from headrace.core.checks import check_value
+from headrace.core.request import SamplingParams
+from headrace.core.sampling import Taken
 from headrace.server.api.messages.blocks import chat_messages
 from headrace.server.request.body import MAX_TOLD
 from headrace.server.request.call import Call
-from headrace.server.request.sampling import check_count
+from headrace.server.request.sampling_fields import sampling_fields, takes_sampling
 from headrace.server.request.schema import IGNORED, ChatRequest
 from headrace.server.request.structured import wrong_value
 
@@ -40,22 +43,16 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     chat_template_kwargs: JsonObject | None = None
 
 
+@takes_sampling(Taken.MESSAGES)
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     # These change nothing here either.
     metadata: JsonObject | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     # Not Anthropic's: named as vLLM's.
-    seed: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
@@ -70,10 +67,7 @@ IGNORED[CountTokensRequest] = frozenset(
 )
 IGNORED[MessagesRequest] = frozenset(_IGNORED)
 
-_SAME = (
-    *("stream", "temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty"),
-    *("ignore_eos", "cache_salt", "priority", "timeout_s"),
-)
+_SAME = ("stream", "cache_salt", "priority", "timeout_s")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -85,10 +79,9 @@ def as_chat(call: Call, sent: CountTokensRequest) -> ChatRequest:
     tool_choice, parallel = _tool_choice(sent.tool_choice)
     fields: JsonObject = {}
     if isinstance(sent, MessagesRequest):
-        if sent.max_tokens < 1:
-            raise wrong_value("max_tokens", sent.max_tokens, "at least 1")
-        check_count("max_tokens", sent.max_tokens)
+        check_value(SamplingParams, "max_tokens", sent.max_tokens)
         fields = {name: getattr(sent, name) for name in _SAME}
+        fields |= sampling_fields(sent, Taken.MESSAGES)
         fields["stop"] = sent.stop_sequences or None
     last = messages[-1] if messages else {}
     return ChatRequest(

@@ -12,9 +12,13 @@ from typing import Any
 import msgspec
 
 from headrace.core.bounds import MESSAGES, METADATA_CHARACTERS, METADATA_PAIRS
+from headrace.core.checks import check_value
 from headrace.core.errors import InvalidRequestError
+from headrace.core.request import SamplingParams
+from headrace.core.sampling import Taken
 from headrace.server.request.call import Call
 from headrace.server.request.prompts import check_messages
+from headrace.server.request.sampling_fields import sampling_fields, takes_sampling
 from headrace.server.request.schema import IGNORED, ChatRequest, StreamOptions
 from headrace.server.request.structured import wrong_value
 from headrace.server.tools.kinds import flat_name, flatten_namespaces
@@ -27,13 +31,12 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     verbosity: str | None = None
 
 
+@takes_sampling(Taken.RESPONSES)
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[JsonObject]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     text: TextOptions | None = None
@@ -52,12 +55,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt: JsonObject | None = None
     truncation: str | None = None
     # Not OpenAI's: named as vLLM's.
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
@@ -73,8 +70,7 @@ IGNORED[ResponsesRequest] = frozenset(
 )
 
 _SAME = (
-    *("model", "temperature", "top_p", "parallel_tool_calls", "seed", "stop", "top_k", "min_p"),
-    *("repetition_penalty", "ignore_eos", "cache_salt", "priority", "timeout_s", "user"),
+    *("model", "parallel_tool_calls", "cache_salt", "priority", "timeout_s", "user"),
     *("chat_template_kwargs", "stream"),
 )
 LOGPROBS = "message.output_text.logprobs"
@@ -87,8 +83,7 @@ def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> Cha
     _check_supported(call, sent)
     _check_sizes(sent, before)
     logprobs, top_logprobs = _logprobs(call, sent)
-    if sent.max_output_tokens is not None and sent.max_output_tokens < 1:
-        raise wrong_value("max_output_tokens", sent.max_output_tokens, "at least 1")
+    check_value(SamplingParams, "max_tokens", sent.max_output_tokens, param="max_output_tokens")
     messages: list[JsonObject] = []
     if sent.instructions is not None:
         messages.append({"role": "system", "content": sent.instructions})
@@ -112,6 +107,7 @@ def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> Cha
         or None,
         tool_choice=_nested_choice(sent.tool_choice),
         **{name: getattr(sent, name) for name in _SAME},
+        **sampling_fields(sent, Taken.RESPONSES),
     )
 
 
