@@ -175,21 +175,21 @@ def test_memory_is_given_back() -> None:
 
 
 def memory_of_unfinished_bodies() -> tuple[int, int]:
-    """How much this process grew while they arrived, and how much of it stayed."""
-    with EdgeServer(max_body="8MiB", max_bodies="64MiB") as server, ExitStack() as stack:
-        with RawClient(server.port) as client:
-            client.send(post("/echo", "x" * 1000)).answer()
-        before = resident_bytes()
+    """How much this process grew while they arrived, and how much of it stayed: the second time,
+    as the first time memory is taken for good by what every server needs."""
+    with EdgeServer(max_body="8MiB", max_bodies="64MiB") as server:
         unfinished = post("/echo", "x" * (8 << 20))[:-1]
-        for _ in range(7):
-            stack.enter_context(RawClient(server.port)).send(unfinished)
-        while server.service.bodies.bytes < 7 * ((8 << 20) - 1):
-            time.sleep(0.01)
-        grown = resident_bytes() - before
-        stack.close()
-        end_s = time.monotonic() + 30
-        while resident_bytes() - before > grown / 4 and time.monotonic() < end_s:
-            time.sleep(0.05)
+        for _ in range(2):
+            before = resident_bytes()
+            with ExitStack() as stack:
+                for _ in range(7):
+                    stack.enter_context(RawClient(server.port)).send(unfinished)
+                while server.service.bodies.bytes < 7 * ((8 << 20) - 1):
+                    time.sleep(0.01)
+                grown = resident_bytes() - before
+            end_s = time.monotonic() + 30
+            while resident_bytes() - before > grown / 4 and time.monotonic() < end_s:
+                time.sleep(0.05)
         return grown, resident_bytes() - before
 
 
