@@ -114,7 +114,8 @@ def test_a_joint_norm_is_over_all_heads_of_a_kind() -> None:
     ops, qkv = ops_for(spec, (0, 3)), random(3, attention.qkv_width)
     q_norm, k_norm = random(48, seed=1), random(16, seed=2)
     found = ops.head_norm(qkv, ReferenceWeight(q_norm), ReferenceWeight(k_norm), attention)
-    queries, keys, values = torch.tensor(qkv).split([48, 16, 16], dim=1)
+    rows = torch.tensor(qkv)
+    queries, keys, values = rows[:, :48], rows[:, 48:64], rows[:, 64:]
     norm = torch.nn.functional.rms_norm
     queries = norm(queries, (48,), torch.tensor(q_norm), 1e-5)
     keys = norm(keys, (16,), torch.tensor(k_norm), 1e-5)

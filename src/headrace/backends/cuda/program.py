@@ -236,7 +236,7 @@ class Program:
     def _joint_norm(self, instruction: HeadNorm, qkv: torch.Tensor) -> Callable[[int], None]:
         """Queries and keys in place, a row at a time: two launches."""
         spec, pdl = instruction.attention, self._dependent
-        queries, keys, _ = qkv.split([spec.q_width, spec.kv_width, spec.kv_width], dim=1)
+        queries, keys = qkv[:, : spec.q_width], qkv[:, spec.q_width : -spec.kv_width]
         q_weight, k_weight = _vector(instruction.q_weight), _vector(instruction.k_weight)
 
         def launch(rows: int) -> None:
