@@ -55,10 +55,25 @@ def make_spec(
     )
 
 
+def _still_second(spec: ModelSpec) -> ModelSpec:
+    """The second layer does not rotate."""
+    first, second = spec.attention
+    still = replace(second.rope, inv_freq=(0.0,) * len(second.rope.inv_freq))
+    return replace(spec, attention=(first, replace(second, rope=still)))
+
+
+def _joint_norms(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, attention=tuple(replace(a, joint_norm=True) for a in spec.attention))
+
+
 SPECS = {
     "plain": make_spec(),
     "mha interleaved": make_spec(heads=4, kv_heads=4, head_dim=64, interleaved=True),
     "window bias": replace(make_spec(windows=(10, 10)), qkv_bias=True),
+    "smollm3-like": _still_second(make_spec()),
+    "olmo2-like": replace(
+        _joint_norms(make_spec()), head_norm=True, pre_norms=False, post_norms=True
+    ),
     "gemma-like": replace(
         make_spec(windows=(6, None), softcap=20.0),
         post_norms=True,
@@ -93,14 +108,18 @@ def make_weights(
         bias = tuple(vector(part.shape[0]).parts[0] for part in qkv) if spec.qkv_bias else ()
         layers.append(
             LayerWeights(
-                attn_norm=vector(HIDDEN),
+                attn_norm=vector(HIDDEN) if spec.pre_norms else None,
                 qkv=Weight(parts=qkv, bias=bias),
                 attn_out=Weight(parts=(matrix(HIDDEN, a.q_width),)),
-                mlp_norm=vector(HIDDEN),
+                mlp_norm=vector(HIDDEN) if spec.pre_norms else None,
                 gate_up=Weight(parts=(matrix(MLP, HIDDEN), matrix(MLP, HIDDEN))),
                 down=Weight(parts=(matrix(HIDDEN, MLP),)),
-                q_norm=vector(a.head_dim) if spec.head_norm else None,
-                k_norm=vector(a.head_dim) if spec.head_norm else None,
+                q_norm=vector(a.q_width if a.joint_norm else a.head_dim)
+                if spec.head_norm
+                else None,
+                k_norm=vector(a.kv_width if a.joint_norm else a.head_dim)
+                if spec.head_norm
+                else None,
                 attn_post_norm=vector(HIDDEN) if spec.post_norms else None,
                 mlp_post_norm=vector(HIDDEN) if spec.post_norms else None,
             )

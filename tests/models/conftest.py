@@ -18,10 +18,12 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 _SIZES: dict[str, Any] = {
@@ -68,6 +70,13 @@ CASES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "yarn": lambda: LlamaConfig(**_SIZES, rope_parameters=_YARN),
     "mistral": lambda: MistralConfig(**_SIZES, sliding_window=8),
+    "smollm3": lambda: SmolLM3Config(
+        **(_SIZES | {"num_hidden_layers": 5}), rope_parameters=_YARN | {"rope_theta": 5e4}
+    ),
+    "smollm3_windows": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=8
+    ),
+    "olmo2": lambda: Olmo2Config(**_SIZES, rope_parameters={"rope_theta": 5e5}),
     "qwen2": lambda: Qwen2Config(**_SIZES, rope_parameters={"rope_theta": 1e6}),
     "qwen2_windows": lambda: Qwen2Config(
         **_SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1

@@ -99,7 +99,7 @@ def test_the_mean_of_transformers_hidden_states(tiny_case: str, make_tiny: MakeT
     assert error_of(found, wanted) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["smollm", "qwen3", "gemma2"])
+@pytest.mark.parametrize("case", ["smollm", "smollm3", "olmo2", "qwen3", "gemma2"])
 def test_the_cpu_agrees_as_far_as_its_weights_do(case: str, make_tiny: MakeTiny) -> None:
     model, folder = make_tiny(case)
     assert error_of(embed_all(make_runner(folder, "cpu")), expected(model)) < 0.03

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,10 @@ SHAPES = {"token_embd.weight": (1000, 64), "output_norm.weight": (64,)}
         ({"model_type": None}, "model_type is missing; expected a string"),
         ({"architectures": "LlamaForCausalLM"}, "architectures is .*; expected a list of strings"),
         ({"vocab_size": list(range(10**5))}, "vocab_size is .{0,90}…; expected"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, r"no_rope_layers is \[1\]; .* 2 layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, "expected a 0 or a 1 for each of 2"),
+        ({"model_type": "smollm3", "no_rope_layers": "all"}, "expected a list of integers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
     ],
 )
 def test_malformed_configs_name_the_field(change: dict[str, object], message: str) -> None:
@@ -87,6 +92,10 @@ def test_malformed_configs_name_the_field(change: dict[str, object], message: st
             "layer_types is .*; supported: full_attention, sliding_attention",
         ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "smollm3", "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "olmo2", "attention_bias": True}, "attention_bias is True"),
+        ({"model_type": "olmo2", "clip_qkv": 8.0}, "clip_qkv is 8.0; supported: null"),
+        ({"model_type": "olmo3"}, "'olmo3'; supported: "),
     ],
 )  # fmt: skip
 def test_features_we_lack_are_refused(change: dict[str, object], message: str) -> None:
@@ -124,6 +133,73 @@ def test_minimal_gemma3_as_google_publishes_it() -> None:
     assert local.scale == 256**-0.5
     assert everywhere.rope.inv_freq[1] == pytest.approx(1e6 ** (-2 / 256) / 8)
     assert local.rope.inv_freq[1] == pytest.approx(1e4 ** (-2 / 256))
+
+
+def test_smollm3_as_published() -> None:
+    """The 3B model's config.json and GGUF, of which only the former lists the layers."""
+    config = {
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "attention_bias": False,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 65536,
+        "max_window_layers": 28,
+        "mlp_bias": False,
+        "no_rope_layer_interval": 4,
+        "no_rope_layers": [1, 1, 1, 0] * 9,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 5000000.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "vocab_size": 128256,
+    }
+    spec, _ = describe_config(config, [])
+    still = [a.layer for a in spec.attention if not any(a.rope.inv_freq)]
+    assert still == list(range(3, 36, 4))
+    assert (spec.context_tokens, spec.tied_embeddings) == (65536, True)
+    assert spec.parameters == 3_075_098_624
+    assert len({id(a.rope) for a in spec.attention}) == 2  # tables are made once for each
+    unlisted = {k: v for k, v in config.items() if k != "no_rope_layers"}
+    assert describe_config(unlisted, [])[0] == spec
+    metadata = {
+        "general.architecture": "smollm3",
+        "smollm3.block_count": 36,
+        "smollm3.context_length": 65536,
+        "smollm3.embedding_length": 2048,
+        "smollm3.feed_forward_length": 11008,
+        "smollm3.attention.head_count": 16,
+        "smollm3.attention.head_count_kv": 4,
+        "smollm3.rope.freq_base": 5e6,
+        "smollm3.attention.layer_norm_rms_epsilon": 1e-6,
+        "smollm3.rope.dimension_count": 128,
+    }
+    shapes = {"token_embd.weight": (128256, 2048), "output_norm.weight": (2048,)}
+    found, _ = describe_gguf(metadata, shapes)
+    ropes = [replace(a, rope=replace(a.rope, interleaved=False)) for a in found.attention]
+    assert replace(found, attention=tuple(ropes)) == spec
+
+
+def test_smollm3_windows_are_of_the_layers_that_do_not_rotate() -> None:
+    config = LLAMA | {"model_type": "smollm3", "no_rope_layers": [0, 1], "sliding_window": 8}
+    assert [a.window for a in describe_config(config, [])[0].attention] == [None, None]
+    spec, _ = describe_config(config | {"use_sliding_window": True}, [])
+    assert [a.window for a in spec.attention] == [8, None]
+    assert spec.attention[1].rope.inv_freq[1] == pytest.approx(2e6 ** (-2 / 16))
+
+
+@pytest.mark.parametrize("architecture", ["smollm3", "olmo2"])
+def test_a_window_in_a_gguf_whose_architecture_has_none(architecture: str) -> None:
+    """OLMo 3's files say olmo2: read as OLMo 2 they would generate nonsense."""
+    metadata = {name.replace("llama.", f"{architecture}."): value for name, value in GGUF.items()}
+    metadata["general.architecture"] = architecture
+    describe_gguf(metadata | {f"{architecture}.attention.sliding_window": 0}, SHAPES)
+    with pytest.raises(UnsupportedModelError, match=r"sliding_window is 4096; supported: no"):
+        describe_gguf(metadata | {f"{architecture}.attention.sliding_window": 4096}, SHAPES)
 
 
 def test_mistral_window_null_is_none_and_absent_is_the_default() -> None:
@@ -222,8 +298,10 @@ _FIELDS = [
     *LLAMA, "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "sliding_window",
     "layer_types", "tie_word_embeddings", "partial_rotary_factor", "query_pre_attn_scalar",
     "final_logit_softcapping", "text_config", "use_sliding_window", "max_window_layers",
+    "no_rope_layers", "no_rope_layer_interval", "clip_qkv",
 ]  # fmt: skip
 _KINDS = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text"]
+_KINDS += ["smollm3", "olmo2"]
 
 
 @settings(max_examples=400, deadline=None)

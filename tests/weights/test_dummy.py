@@ -46,6 +46,8 @@ def folder(path: Path, config: dict[str, object]) -> Path:
         {"model_type": "qwen2"},
         {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
         {"model_type": "phi3", "pad_token_id": 0},
+        {"model_type": "smollm3"},
+        {"model_type": "olmo2"},
         {"model_type": "gemma2", "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh"},
     ],
 )

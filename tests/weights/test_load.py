@@ -72,6 +72,7 @@ def test_every_weight_is_found(tmp_path: Path) -> None:
         assert (layer.qkv.rows, layer.qkv.columns) == (12, 4)
         assert [part.name for part in layer.qkv.parts] == [f"l.0.{x}_proj.weight" for x in "qkv"]
         assert [part.name for part in layer.qkv.bias] == [f"l.0.{x}_proj.bias" for x in "qkv"]
+        assert layer.mlp_norm is not None
         assert layer.mlp_norm.offset == 1.0
         assert layer.q_norm is None
         assert np.array_equal(dequantize(layer.down.parts[0]), tensors["l.0.down.weight"].numpy())

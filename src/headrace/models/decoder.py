@@ -19,14 +19,14 @@ V = TypeVar("V")
 
 @dataclass(slots=True, kw_only=True)
 class LayerWeights(Generic[W]):
-    attn_norm: W
+    attn_norm: W | None = None
     qkv: W  # [q_width + 2 * kv_width, hidden], perhaps in parts
     attn_out: W  # [hidden, q_width]
-    mlp_norm: W
+    mlp_norm: W | None = None
     gate_up: W  # [2 * intermediate, hidden], perhaps in parts
     down: W  # [hidden, intermediate]
-    q_norm: W | None = None  # [head_dim]
-    k_norm: W | None = None
+    q_norm: W | None = None  # [head_dim], or [q_width] with a joint norm
+    k_norm: W | None = None  # [head_dim], or [kv_width]
     attn_post_norm: W | None = None
     mlp_post_norm: W | None = None
 
@@ -77,19 +77,20 @@ def logits(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W], x: T) ->
 def _attend(
     ops: Ops[T, W], spec: ModelSpec, attention: AttentionSpec, layer: LayerWeights[W], x: T
 ) -> T:
-    qkv = ops.linear(ops.norm(x, layer.attn_norm, spec.norm_eps), layer.qkv)
+    qkv = ops.linear(_norm(ops, spec, layer.attn_norm, x), layer.qkv)
     if layer.q_norm is not None and layer.k_norm is not None:
         qkv = ops.head_norm(qkv, layer.q_norm, layer.k_norm, attention)
     qkv = ops.rope(qkv, attention)
     out = ops.linear(ops.attention(qkv, attention), layer.attn_out)
-    if layer.attn_post_norm is not None:
-        out = ops.norm(out, layer.attn_post_norm, spec.norm_eps)
-    return ops.add(x, out)
+    return ops.add(x, _norm(ops, spec, layer.attn_post_norm, out))
 
 
 def _mlp(ops: Ops[T, W], spec: ModelSpec, layer: LayerWeights[W], x: T) -> T:
-    gate_up = ops.linear(ops.norm(x, layer.mlp_norm, spec.norm_eps), layer.gate_up)
+    gate_up = ops.linear(_norm(ops, spec, layer.mlp_norm, x), layer.gate_up)
     out = ops.linear(ops.gated(gate_up, spec.activation), layer.down)
-    if layer.mlp_post_norm is not None:
-        out = ops.norm(out, layer.mlp_post_norm, spec.norm_eps)
-    return ops.add(x, out)
+    return ops.add(x, _norm(ops, spec, layer.mlp_post_norm, out))
+
+
+def _norm(ops: Ops[T, W], spec: ModelSpec, weight: W | None, x: T) -> T:
+    """Where the layer has this norm."""
+    return x if weight is None else ops.norm(x, weight, spec.norm_eps)

@@ -35,7 +35,8 @@ class Ops(Protocol[T, W_contra]):
     def head_norm(
         self, qkv: T, q_weight: W_contra, k_weight: W_contra, attention: AttentionSpec
     ) -> T:
-        """RMS norm of each query head and each key head; values pass: qkv -> qkv"""
+        """RMS norm of each query head and each key head, or with `attention.joint_norm` of all
+        query heads as one and all key heads as one; values pass: qkv -> qkv"""
         ...
 
     def rope(self, qkv: T, attention: AttentionSpec) -> T:

@@ -11,7 +11,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from headrace.core.errors import UnsupportedModelError, WeightsError
 from headrace.models.decoder import DecoderWeights
 from headrace.models.dims import MAX_CONTEXT
-from headrace.models.families import gemma, gguf_names, hub_names, llama, mistral, phi, qwen
+from headrace.models.families import (
+    gemma,
+    gguf_names,
+    hub_names,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    smollm,
+)
 from headrace.models.families.hub_names import HubNames
 from headrace.models.fields import Fields
 from headrace.models.refs import WeightRef
@@ -27,6 +37,8 @@ CONFIG_FAMILIES: dict[str, Callable[[Fields, HubNames, int | None], Description]
     "phi3": phi.from_config,
     "gemma2": gemma.from_config,
     "gemma3_text": gemma.from_config,
+    "smollm3": smollm.from_config,
+    "olmo2": olmo.from_config,
 }
 
 GGUF_FAMILIES: dict[
@@ -41,6 +53,8 @@ GGUF_FAMILIES: dict[
     "phi3": phi.from_gguf,
     "gemma2": gemma.from_gguf,
     "gemma3": gemma.from_gguf,
+    "smollm3": smollm.from_gguf,
+    "olmo2": olmo.from_gguf,
 }
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -42,6 +42,7 @@ class AttentionSpec:
     window: int | None = None  # a token sees itself and the window - 1 before it
     softcap: float | None = None  # of the scores
     norm_eps: float = 1e-6  # of head_norm
+    joint_norm: bool = False  # OLMo 2: head_norm is over all heads together, not over each
 
     @property
     def q_width(self) -> int:
@@ -73,7 +74,8 @@ class ModelSpec:
     tied_embeddings: bool = False
     qkv_bias: bool = False
     head_norm: bool = False  # Qwen3, Gemma 3: RMS norm of each query and key head
-    post_norms: bool = False  # Gemma: norms after attention and after the MLP too
+    pre_norms: bool = True  # norms before attention and before the MLP; OLMo 2 has none
+    post_norms: bool = False  # Gemma, OLMo 2: norms after attention and after the MLP
 
     @property
     def layers(self) -> int:
@@ -87,8 +89,11 @@ class ModelSpec:
             total += attention.qkv_width * (self.hidden_size + (1 if self.qkv_bias else 0))
             total += attention.q_width * self.hidden_size
             total += 3 * self.hidden_size * self.intermediate_size
-            total += self.hidden_size * (4 if self.post_norms else 2)
-            total += 2 * attention.head_dim if self.head_norm else 0
+            total += self.hidden_size * 2 * (self.pre_norms + self.post_norms)
+            if self.head_norm and attention.joint_norm:
+                total += attention.q_width + attention.kv_width
+            elif self.head_norm:
+                total += 2 * attention.head_dim
         return total + self.hidden_size
 
     def kv_bytes_per_token(self, bytes_per_value: float) -> int:

@@ -78,6 +78,34 @@ def test_rope_and_head_norm(run_op: RunOp, interleaved: bool, rotated: int | Non
     np.testing.assert_allclose(got, ops.rope(normed, a), rtol=1e-5, atol=2e-6)
 
 
+def test_joint_norm(run_op: RunOp) -> None:
+    """Over all heads of a kind, also where there are fewer key heads."""
+    rng = np.random.default_rng(22)
+    a = replace(attention_spec(6, 2, 24), joint_norm=True)
+    x = rng.standard_normal((5, a.qkv_width)).astype(np.float32)
+    q, k = (rng.standard_normal(width).astype(np.float32) for width in (a.q_width, a.kv_width))
+    got = run_op([x], lambda ops, v: ops.head_norm(v, q, k, a))
+    ops = ReferenceOps(KvBlocks(spec_of(a), 1, 16), plan_of(entry(5)))
+    wanted = ops.head_norm(x, ReferenceWeight(q), ReferenceWeight(k), a)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="head_norm: wrong width"):
+        run_op([x], lambda ops, v: ops.head_norm(v, q, k[:-1], a))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_frequencies_of_zero_change_nothing(run_op: RunOp, interleaved: bool) -> None:
+    """What SmolLM3's layers without rotation rely on: to the bit, at any position."""
+    rng = np.random.default_rng(23)
+    still = RopeSpec(inv_freq=(0.0,) * 12, interleaved=interleaved)
+    a = replace(attention_spec(4, 2, 24), rope=still)
+    x = rng.standard_normal((3, a.qkv_width)).astype(np.float32)
+    tables = [list(range(80))]
+    got = run_op([x], lambda ops, v: ops.rope(v, a), positions=[1000, 1001, 1002], tables=tables)
+    np.testing.assert_array_equal(got, x)
+    ops = ReferenceOps(KvBlocks(spec_of(a), 1, 16), plan_of(entry(3, 1000)))
+    np.testing.assert_array_equal(ops.rope(x, a), x)
+
+
 SHAPES = [
     attention_spec(9, 3, 64),
     attention_spec(8, 1, 32, window=20),

@@ -2,7 +2,8 @@
 
 Every precision with a model of 8B parameters and with the default model, whose shapes choose other
 launches; and from other families what these two do not have: windows, soft caps, biases, norms of
-heads, heads of other sizes. Numbers alone: nothing is compiled here, and no weight has memory.
+heads one by one and together, heads of other sizes. Numbers alone: nothing is compiled here, and
+no weight has memory.
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ MODELS = {
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
+    "olmo-2-7b": _LLAMA
+    | {
+        "model_type": "olmo2",
+        "architectures": ["Olmo2ForCausalLM"],
+        "vocab_size": 100352,
+        "intermediate_size": 11008,
+        "num_key_value_heads": 32,
+    },
 }
 Shapes = list[tuple[int, int]]  # (tokens of the longest chunk, rows of the step)
 # Steps of one token a sequence, of as many rows as choices are made for; and chunks, for every tile
@@ -179,4 +188,5 @@ SERVED = (
     Served(model="qwen2.5-7b", shapes=ONE),
     Served(model="phi-3-mini", shapes=ENDS),
     Served(model="phi-4-mini", shapes=ONE),
+    Served(model="olmo-2-7b", shapes=[*ENDS, (1, 64)]),
 )

@@ -29,7 +29,7 @@ _FOUND.loader.exec_module(tiny)
 
 
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8"])
-@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "gemma", "qwen2", "smollm3", "olmo2"])
 def test_predicted_is_allocated(name: str, quantization: str, device: torch.device) -> None:
     spec = tiny.SPECS[name]
     weights = tiny.make_weights(spec, format_name="BF16")

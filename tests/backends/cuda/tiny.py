@@ -47,6 +47,10 @@ SPECS = {
     ),
     "qwen2": _spec(_LLAMA, replace(_LLAMA, window=8), qkv_bias=True),
     "qwen3": _spec(replace(_LLAMA, head_dim=24, norm_eps=1e-6), head_norm=True),
+    "smollm3": _spec(_LLAMA, replace(_LLAMA, rope=RopeSpec(inv_freq=(0.0,) * 8))),
+    "olmo2": _spec(
+        replace(_LLAMA, joint_norm=True), head_norm=True, pre_norms=False, post_norms=True
+    ),
     "gemma": _spec(
         replace(_LLAMA, window=8, softcap=5.0),
         replace(_LLAMA, softcap=5.0),
@@ -90,14 +94,14 @@ def make_weights(
     hidden = spec.hidden_size
     layers = [
         LayerWeights(
-            attn_norm=norm(hidden),
+            attn_norm=norm(hidden) if spec.pre_norms else None,
             qkv=matrix(a.q_width, a.kv_width, a.kv_width, columns=hidden, bias=spec.qkv_bias),
             attn_out=matrix(hidden, columns=a.q_width),
-            mlp_norm=norm(hidden),
+            mlp_norm=norm(hidden) if spec.pre_norms else None,
             gate_up=matrix(spec.intermediate_size, spec.intermediate_size, columns=hidden),
             down=matrix(hidden, columns=spec.intermediate_size),
-            q_norm=norm(a.head_dim) if spec.head_norm else None,
-            k_norm=norm(a.head_dim) if spec.head_norm else None,
+            q_norm=norm(a.q_width if a.joint_norm else a.head_dim) if spec.head_norm else None,
+            k_norm=norm(a.kv_width if a.joint_norm else a.head_dim) if spec.head_norm else None,
             attn_post_norm=norm(hidden) if spec.post_norms else None,
             mlp_post_norm=norm(hidden) if spec.post_norms else None,
         )

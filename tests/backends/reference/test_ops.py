@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -104,6 +106,20 @@ def test_head_norm_leaves_values() -> None:
         for i, weight in enumerate(each)
     ]
     close(found, torch.cat([*normed, heads[:, 8], heads[:, 9]], dim=-1))
+
+
+def test_a_joint_norm_is_over_all_heads_of_a_kind() -> None:
+    spec = make()
+    attention = replace(spec.attention[0], joint_norm=True)
+    ops, qkv = ops_for(spec, (0, 3)), random(3, attention.qkv_width)
+    q_norm, k_norm = random(48, seed=1), random(16, seed=2)
+    found = ops.head_norm(qkv, ReferenceWeight(q_norm), ReferenceWeight(k_norm), attention)
+    rows = torch.tensor(qkv)
+    queries, keys, values = rows[:, :48], rows[:, 48:64], rows[:, 64:]
+    norm = torch.nn.functional.rms_norm
+    queries = norm(queries, (48,), torch.tensor(q_norm), 1e-5)
+    keys = norm(keys, (16,), torch.tensor(k_norm), 1e-5)
+    close(found, torch.cat([queries, keys, values], dim=-1))
 
 
 @pytest.mark.parametrize("interleaved", [True, False])

@@ -115,6 +115,11 @@ def slower_rope(attention: AttentionSpec) -> AttentionSpec:
     return replace(attention, rope=slower)
 
 
+def rotate_every_layer(spec: ModelSpec) -> ModelSpec:
+    rope = spec.attention[0].rope
+    return replace(spec, attention=tuple(replace(a, rope=rope) for a in spec.attention))
+
+
 @pytest.mark.parametrize(
     ("case", "change"),
     [
@@ -123,6 +128,7 @@ def slower_rope(attention: AttentionSpec) -> AttentionSpec:
         ("llama2", each_layer(lambda a: replace(a, scale=a.scale * 1.01))),
         ("mistral", each_layer(lambda a: replace(a, window=None))),
         ("mistral", each_layer(lambda a: replace(a, window=9))),
+        ("smollm3", rotate_every_layer),
         ("gemma2", each_layer(lambda a: replace(a, softcap=None))),
         ("gemma2", lambda spec: replace(spec, final_softcap=None)),
         ("gemma3", lambda spec: replace(spec, embed_scale=1.0)),

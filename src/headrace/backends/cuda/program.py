@@ -28,6 +28,7 @@ from headrace.backends.cuda.products.product import Product, Workspace
 from headrace.backends.cuda.step.inputs import StepInputs, StepShape
 from headrace.backends.shared.recorder import (
     Embed,
+    HeadNorm,
     Instruction,
     Multiply,
     Norm,
@@ -204,12 +205,14 @@ class Program:
         spec, norms = instruction.attention, instruction.head_norm
         if spec.rope not in self._ropes:
             self._ropes[spec.rope] = rope_table(spec.rope, self._context_tokens, self._device)
+        joint = norms if spec.joint_norm else None  # the rope kernel norms each head by itself
+        each = None if spec.joint_norm else norms
         rope = RopeKernel(
             spec,
             self._block_tokens,
             self._ropes[spec.rope],
-            q_norm=None if norms is None else _vector(norms.q_weight),
-            k_norm=None if norms is None else _vector(norms.k_weight),
+            q_norm=None if each is None else _vector(each.q_weight),
+            k_norm=None if each is None else _vector(each.k_weight),
             dependent=self._dependent,
         )
         shared = (spec, self._shape, self._block_tokens, self._attention)
@@ -218,12 +221,27 @@ class Program:
         layer = self._kv.layers[spec.layer]
         which = self._windows.index(spec.window)
         inputs = self._inputs
+        norm_jointly = None if joint is None else self._joint_norm(joint, qkv)
 
         def launch(shape: StepShape) -> None:
             views = inputs.views(shape)
+            if norm_jointly is not None:
+                norm_jointly(shape.rows)
             work = (layer, inputs.tables, views.work[which], views.items, views.tile)
             rope.launch(qkv, layer, views.positions, views.slots, shape.rows)
             kernel.launch(qkv, *work, out)
+
+        return launch
+
+    def _joint_norm(self, instruction: HeadNorm, qkv: torch.Tensor) -> Callable[[int], None]:
+        """Queries and keys in place, a row at a time: two launches."""
+        spec, pdl = instruction.attention, self._dependent
+        queries, keys = qkv[:, : spec.q_width], qkv[:, spec.q_width : -spec.kv_width]
+        q_weight, k_weight = _vector(instruction.q_weight), _vector(instruction.k_weight)
+
+        def launch(rows: int) -> None:
+            for part, weight in ((queries[:rows], q_weight), (keys[:rows], k_weight)):
+                launches.prepare(part, part, weight=weight, eps=spec.norm_eps, pdl=pdl)
 
         return launch
 

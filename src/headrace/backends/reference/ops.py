@@ -126,6 +126,8 @@ class ReferenceOps:
         attention: AttentionSpec,
     ) -> Floats:
         q, k, v = _heads(qkv, attention)
+        if attention.joint_norm:
+            q, k = q.reshape(len(q), -1), k.reshape(len(k), -1)
         q = self.norm(q, q_weight, attention.norm_eps)
         k = self.norm(k, k_weight, attention.norm_eps)
         return _joined(q, k, v)
@@ -221,7 +223,7 @@ def _heads(qkv: Floats, attention: AttentionSpec) -> tuple[Floats, Floats, Float
 
 
 def _joined(q: Floats, k: Floats, v: Floats) -> Floats:
-    return np.concatenate([q, k, v], axis=1).reshape(len(q), -1)
+    return np.concatenate([x.reshape(len(x), -1) for x in (q, k, v)], axis=1)
 
 
 def _rotate(x: Floats, cos: Floats, sin: Floats, interleaved: bool) -> Floats:

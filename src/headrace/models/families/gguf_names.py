@@ -92,6 +92,13 @@ def read_rope_shape(metadata: Fields, dims: Dims, served: int) -> RopeShape:
     )
 
 
+def refuse_window(metadata: Fields) -> None:
+    """For architectures whose models have none: the file is of another model, or a newer one."""
+    name = "attention.sliding_window"
+    if metadata.has(name) and metadata.integer(name, low=0) > 0:
+        raise metadata.unsupported(name, "no sliding window in this architecture")
+
+
 def is_tied(tensor_shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return "output.weight" not in tensor_shapes
 

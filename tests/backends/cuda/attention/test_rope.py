@@ -150,3 +150,18 @@ def test_table_is_exact_far_out() -> None:
         angle = float(np.float32(position) * np.float32(HALVES.inv_freq[1]))
         assert table[position, 1] == np.float32(math.cos(angle))
         assert table[position, 16 + 1] == np.float32(math.sin(angle))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_frequencies_of_zero_change_nothing(interleaved: bool, device: torch.device) -> None:
+    """What SmolLM3's layers without rotation rely on: to the bit, at any position."""
+    spec = replace(SPEC, rope=RopeSpec(inv_freq=(0.0,) * 16, interleaved=interleaved))
+    qkv = torch.randn(3, spec.qkv_width, generator=torch.Generator().manual_seed(5)).to(device)
+    kv = torch.zeros((2, 1, spec.kv_heads, BLOCK_TOKENS, spec.head_dim), device=device)
+    at = torch.tensor([0, 17, 4000], dtype=torch.int32, device=device)
+    got = qkv.clone()
+    kernel = RopeKernel(spec, BLOCK_TOKENS, rope_table(spec.rope, 4096, device))
+    kernel.launch(got, kv, at, torch.arange(3, device=device), 3)
+    assert torch.equal(got, qkv)
+    keys = qkv[:, spec.q_width : spec.q_width + spec.kv_width].reshape(3, spec.kv_heads, -1)
+    assert torch.equal(kv[0, 0, :, :3].transpose(0, 1), keys)

@@ -210,7 +210,9 @@ void bind_program(nb::module_& m) {
       .def("head_norm",
            [](P& p, int slot, int heads, int kv_heads, int head_dim, FloatArray q, FloatArray k,
               float eps) {
-             require(static_cast<int>(q.size()) == head_dim && q.size() == k.size(),
+             const int q_size = static_cast<int>(q.size()), k_size = static_cast<int>(k.size());
+             require((q_size == head_dim && k_size == head_dim) ||
+                         (q_size == heads * head_dim && k_size == kv_heads * head_dim),
                      "head_norm: wrong width");
              p.program.head_norm(
                  slot, shape_of(p.program, slot, 0, heads, kv_heads, head_dim, 1, 0, 0),

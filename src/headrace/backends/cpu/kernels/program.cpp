@@ -170,10 +170,16 @@ void Program::record_product(const std::string& name, int in, int out, const Lin
 
 void Program::head_norm(int slot, AttentionShape shape, std::vector<float> q, std::vector<float> k,
                         float eps) {
+  // A weight as long as a head norms each head; one as long as all heads norms them together.
   record_rows("head_norm", [this, slot, shape, q = std::move(q), k = std::move(k), eps](const Extent&, int r) {
     float* x = row(slot, r);
-    for (int h = 0; h < shape.heads + shape.kv_heads; ++h, x += shape.head_dim)
-      kernels_.norm(x, h < shape.heads ? q.data() : k.data(), eps, shape.head_dim, x);
+    const auto norm_heads = [&](const std::vector<float>& weight, int heads) {
+      const int width = static_cast<int>(weight.size());
+      for (int done = 0; done < heads * shape.head_dim; done += width, x += width)
+        kernels_.norm(x, weight.data(), eps, width, x);
+    };
+    norm_heads(q, shape.heads);
+    norm_heads(k, shape.kv_heads);
   });
 }
 
