@@ -22,9 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.assemble import Assembled, assemble
+from headrace.core.step import StepPlan
 from headrace.fetch.resolve import resolve_model
 from peers.environments import prepare_llama_cpp
-from speed import blocks_for, entry, fill, step_s
+from speed import add_row, blocks_for, fill, step_s
 
 CONTEXT_TOKENS = 128
 MOST_STEPS = 4096  # of a measurement; also what the blocks are for
@@ -60,7 +61,9 @@ def decode_for(model: Assembled, seconds: float) -> float:
     steps = 0
     began = time.perf_counter()
     while (took := time.perf_counter() - began) < seconds and steps < MOST_STEPS:
-        step_s(model.runner, [entry(0, [7], CONTEXT_TOKENS + steps, blocks)])
+        plan = StepPlan()
+        add_row(plan, 0, [7], CONTEXT_TOKENS + steps, blocks)
+        step_s(model.runner, plan)
         steps += 1
     return steps / took
 

@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 from headrace.core.request import GenerateRequest, SamplingParams
-from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.engine.loop import Engine
 
 PROMPT_TOKENS = 64
@@ -41,15 +41,12 @@ class TimedNothing:
 
     def collect(self) -> StepResult:
         began = time.thread_time()
-        entries = [
-            EntryResult(
-                sequence_id=entry.sequence_id,
-                token_id=None if entry.draw is None else 1,
-                logprob=-0.5,
-            )
-            for entry in self._plans.popleft().entries
-        ]
-        result = StepResult(entries=entries, compute_s=0.01)
+        draws = self._plans.popleft().draws
+        result = StepResult(
+            tokens=[[] if draw is None else [1] for draw in draws],
+            logprobs=[[] if draw is None else [-0.5] for draw in draws],
+            compute_s=0.01,
+        )
         self.busy_s += time.thread_time() - began
         return result
 

@@ -153,7 +153,7 @@ class Paced:
 
     def submit(self, plan: Any) -> None:
         self._runner.submit(plan)
-        self._tokens.append(sum(len(entry.token_ids) for entry in plan.entries))
+        self._tokens.append(plan.batch_tokens)
 
     def collect(self) -> Any:
         result = self._runner.collect()

@@ -27,7 +27,7 @@ from typing import Any
 
 from headrace.assemble import assemble
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE
-from headrace.core.step import Runner, StepEntry, StepPlan
+from headrace.core.step import RowExtra, Runner, StepPlan
 
 DEVICES = ("reference", "cpu", "cuda")
 Figures = dict[str, float]
@@ -43,15 +43,11 @@ def score(runner: Runner, token_ids: list[int], window: int) -> list[float]:
         tokens = token_ids[at : at + window]
         for start in range(0, len(tokens) - 1, limits.max_batch_tokens):
             end = min(start + limits.max_batch_tokens, len(tokens) - 1)
-            entry = StepEntry(
-                sequence_id=at,
-                token_ids=tokens[start:end],
-                start=start,
-                block_table=table,
-                targets=tokens[start + 1 : end + 1],
-            )
-            runner.submit(StepPlan(entries=[entry]))
-            found += runner.collect().entries[0].target_logprobs
+            plan = StepPlan()
+            scored = RowExtra(targets=tokens[start + 1 : end + 1])
+            plan.add(at, tokens[start:end], start, table, extra=scored)
+            runner.submit(plan)
+            found += runner.collect().extras[0].target_logprobs
     return found
 
 

@@ -17,23 +17,21 @@ import time
 
 from headrace.assemble import assemble
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE
-from headrace.core.step import Draw, Runner, StepEntry, StepPlan
+from headrace.core.step import DrawParams, Runner, StepPlan
 
-GREEDY = Draw(temperature=0.0)
+GREEDY = DrawParams(temperature=0.0)
 BLOCK_TOKENS = 16
 PREFILL_TOKENS = 512
 DECODE_STEPS = 32
 
 
-def entry(number: int, tokens: list[int], start: int, blocks: int) -> StepEntry:
+def add_row(plan: StepPlan, number: int, tokens: list[int], start: int, blocks: int) -> None:
     table = list(range(number * blocks, (number + 1) * blocks))
-    return StepEntry(
-        sequence_id=number, token_ids=tokens, start=start, block_table=table, draw=GREEDY
-    )
+    plan.add(number, tokens, start, table, version=blocks, draw=GREEDY)
 
 
-def step_s(runner: Runner, entries: list[StepEntry]) -> float:
-    runner.submit(StepPlan(entries=entries))
+def step_s(runner: Runner, plan: StepPlan) -> float:
+    runner.submit(plan)
     return runner.collect().compute_s
 
 
@@ -44,10 +42,12 @@ def blocks_for(tokens: int) -> int:
 def fill(runner: Runner, number: int, tokens: list[int], blocks: int) -> float:
     """Compute a prompt in steps; the seconds it took."""
     most = runner.limits.max_batch_tokens
-    return sum(
-        step_s(runner, [entry(number, tokens[at : at + most], at, blocks)])
-        for at in range(0, len(tokens), most)
-    )
+    took_s = 0.0
+    for at in range(0, len(tokens), most):
+        plan = StepPlan()
+        add_row(plan, number, tokens[at : at + most], at, blocks)
+        took_s += step_s(runner, plan)
+    return took_s
 
 
 def fill_all(runner: Runner, tokens: list[int], sequences: int) -> None:
@@ -55,7 +55,7 @@ def fill_all(runner: Runner, tokens: list[int], sequences: int) -> None:
     blocks = blocks_for(len(tokens) + DECODE_STEPS)
     fill(runner, 0, tokens, blocks)
     copies = [(block % blocks, block) for block in range(blocks, sequences * blocks)]
-    runner.submit(StepPlan(entries=[], copies=copies))
+    runner.submit(StepPlan(copies=copies))
     runner.collect()
 
 
@@ -63,12 +63,12 @@ def decode(runner: Runner, tokens: list[int], sequences: int) -> tuple[float, fl
     """Tokens a second: by the median step, and over wall time."""
     blocks = blocks_for(len(tokens) + DECODE_STEPS)
     began = time.perf_counter()
-    times = [
-        step_s(
-            runner, [entry(n, [tokens[n]], len(tokens) + step, blocks) for n in range(sequences)]
-        )
-        for step in range(DECODE_STEPS)
-    ]
+    times = []
+    for step in range(DECODE_STEPS):
+        plan = StepPlan()
+        for n in range(sequences):
+            add_row(plan, n, [tokens[n]], len(tokens) + step, blocks)
+        times.append(step_s(runner, plan))
     wall_s = time.perf_counter() - began
     return sequences / statistics.median(times), sequences * DECODE_STEPS / wall_s
 

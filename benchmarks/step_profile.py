@@ -26,12 +26,12 @@ from headrace.assemble import assemble
 from headrace.backends.cpu.profile import OperationProfile, Peaks, measure_peaks
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.core.request import GenerateRequest, SamplingParams
-from headrace.core.step import Draw, StepEntry, StepPlan
+from headrace.core.step import DrawParams, StepPlan
 from headrace.engine.loop import Engine
 
 BLOCK_TOKENS = 16
 PREFILL_ROWS = 128  # a step of so many rows or more is one prompt
-GREEDY = Draw(temperature=0.0)
+GREEDY = DrawParams(temperature=0.0)
 ENGINE_SEQUENCES = (1, 16)
 ENGINE_PROMPT = 32
 ENGINE_STEPS = 200
@@ -42,28 +42,15 @@ def blocks_for(tokens: int) -> int:
 
 
 def plan(rows: int, tokens: list[int], context: int) -> StepPlan:
+    made = StepPlan()
     if rows >= PREFILL_ROWS:
-        table = list(range(blocks_for(rows)))
-        return StepPlan(
-            entries=[
-                StepEntry(
-                    sequence_id=0, token_ids=tokens[:rows], start=0, block_table=table, draw=GREEDY
-                )
-            ]
-        )
+        made.add(0, tokens[:rows], 0, list(range(blocks_for(rows))), draw=GREEDY)
+        return made
     blocks = blocks_for(context + 1)
-    return StepPlan(
-        entries=[
-            StepEntry(
-                sequence_id=n,
-                token_ids=[tokens[n]],
-                start=context,
-                block_table=list(range(n * blocks, (n + 1) * blocks)),
-                draw=GREEDY,
-            )
-            for n in range(rows)
-        ]
-    )
+    for n in range(rows):
+        table = list(range(n * blocks, (n + 1) * blocks))
+        made.add(n, [tokens[n]], context, table, draw=GREEDY)
+    return made
 
 
 def measure(runner: CpuRunner, step: StepPlan, rounds: int) -> dict[str, list[OperationProfile]]:
@@ -159,10 +146,9 @@ def main() -> None:
 
     # Every block is written once: unwritten memory would be read too fast.
     for block in range(kv_tokens // BLOCK_TOKENS):
-        entry = StepEntry(
-            sequence_id=0, token_ids=tokens[:1] * BLOCK_TOKENS, start=0, block_table=[block]
-        )
-        runner.submit(StepPlan(entries=[entry]))
+        whole = StepPlan()
+        whole.add(0, tokens[:1] * BLOCK_TOKENS, 0, [block], version=block)
+        runner.submit(whole)
         runner.collect()
     threads = runner.threads
     before = measure_peaks(threads, runner.weight_bytes)

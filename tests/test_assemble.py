@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.plans import plan_of
 
 from headrace import LLM, SamplingParams
 from headrace.assemble import Assembled, assemble
@@ -16,7 +17,6 @@ from headrace.backends.shared import host
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, HeadraceError, MemoryFitError
 from headrace.core.sizes import MIB
-from headrace.core.step import StepPlan
 
 TOKEN_BYTES = 2 * 30 * 3 * 64 * 2  # SmolLM2-135M: layers, KV heads, head size, fp16
 
@@ -57,7 +57,7 @@ def test_int8_and_overlap_reach_the_runner(default_model_path: Path) -> None:
     assert model.runner.limits.steps_in_flight == 2
     model.close()
     with pytest.raises(HeadraceError, match="runner is closed"):
-        model.runner.submit(StepPlan(entries=[]))
+        model.runner.submit(plan_of())
 
 
 def test_the_kernel_says_the_same(default_model_path: Path) -> None:

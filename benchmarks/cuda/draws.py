@@ -18,7 +18,6 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from numpy.typing import NDArray
 
 from headrace.backends.cuda.draws import draw_kernels as kernels
 from headrace.backends.cuda.draws.sampling import Sampler
-from headrace.backends.draws import Wanted
+from headrace.backends.cuda.draws.wanted import Wanted
 from headrace.backends.reference.sampling import draw
-from headrace.core.step import Draw, StepEntry
+from headrace.core.step import DrawParams, FlatBias, RowExtra, StepPlan
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -74,40 +73,42 @@ def make_rows(kind: str, rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
     return -1.1 * torch.log(order + 1.0) + 0.3 * noise
 
 
-def make_entries(way: str, rows: int, vocab: int, seed: int = 0) -> list[StepEntry]:
+def make_plan(way: str, rows: int, vocab: int, seed: int = 0) -> StepPlan:
     rng = np.random.default_rng(seed)
     asked: dict[str, Any] = {"temperature": 0.8} | WAYS[way]
-    if "mask" in asked:
-        asked["mask"] = asked["mask"] * (vocab // 8)
-    entries = []
+    limits = {name: asked.pop(name) for name in ("banned", "mask") if name in asked}
+    if "mask" in limits:
+        limits["mask"] = limits["mask"] * (vocab // 8)
+    if "bias" in asked:
+        asked["bias"] = FlatBias(asked["bias"])
+    params = DrawParams(**asked)
+    plan = StepPlan()
     for number in range(rows):
         said = rng.integers(0, vocab, HISTORY).tolist()
-        how = Draw(**asked, uniform=float(rng.random()), history=said, prompt_tokens=HISTORY // 2)
-        entries.append(
-            StepEntry(
-                sequence_id=number,
-                token_ids=[said[-1]],
-                start=HISTORY - 1,
-                block_table=[0],
-                draw=how,
-            )
-        )
-    return entries
+        extra = RowExtra(**limits, history=said, prompt_tokens=HISTORY // 2)
+        uniform = float(rng.random())
+        plan.add(number, [said[-1]], HISTORY - 1, [0], 0, params, uniform, extra)
+    return plan
 
 
 class Case:
     """Rows of one kind, drawn from in one way."""
 
     def __init__(self, kind: str, way: str, rows: int, vocab: int, seed: int = 0) -> None:
-        self.entries = make_entries(way, rows, vocab, seed)
+        self.plan = make_plan(way, rows, vocab, seed)
         self.logits = make_rows(kind, rows, vocab, seed)
         self.sampler = Sampler(rows, rows, rows, vocab, DEVICE)
         self._zeros = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-        self._wanted = Wanted(self.entries)
+        self._wanted = Wanted(self.plan)
         self.likeliest()
         self.is_adjusted = self.sampler.prepare_draws(
             self._wanted, self.logits, self._zeros, self._zeros
         )
+
+    def how(self, row: int) -> tuple[DrawParams, RowExtra]:
+        params = self.plan.draws[row]
+        assert params is not None
+        return params, self.plan.extras[row]
 
     def likeliest(self) -> None:
         self.sampler.launch(self.logits)
@@ -137,12 +138,12 @@ def check(rows: int, vocab: int) -> list[str]:
             searched = (case.sampler._drawing._work.states[:, 0] == 4).sum().item()
             host = case.logits.cpu().numpy()
             bad = edge = 0
-            for row, entry, token, logprob in zip(host, case.entries, found, logprobs, strict=True):
-                assert entry.draw is not None
-                expected, at = draw(row, entry.draw)
+            for number, (token, logprob) in enumerate(zip(found, logprobs, strict=True)):
+                at, how = case.plan.uniforms[number], case.how(number)
+                expected, expected_logprob = draw(host[number], how[0], at, how[1])
                 if token == expected:
-                    bad += not math.isclose(logprob, at, abs_tol=1e-4)
-                elif token in neighbours(row, entry.draw):
+                    bad += not math.isclose(logprob, expected_logprob, abs_tol=1e-4)
+                elif token in neighbours(host[number], at, *how):
                     edge += 1
                 else:
                     bad += 1
@@ -153,10 +154,12 @@ def check(rows: int, vocab: int) -> list[str]:
     return wrong
 
 
-def neighbours(row: NDArray[np.float32], how: Draw) -> set[int]:
+def neighbours(
+    row: NDArray[np.float32], uniform: float, params: DrawParams, extra: RowExtra
+) -> set[int]:
     """What the reference draws a hair's breadth to either side: weights are float32 here."""
-    moved = [how.uniform - EDGE, how.uniform + EDGE]
-    return {draw(row, replace(how, uniform=min(max(0.0, u), 1 - 1e-16)))[0] for u in moved}
+    moved = [min(max(0.0, u), 1 - 1e-16) for u in (uniform - EDGE, uniform + EDGE)]
+    return {draw(row, params, u, extra)[0] for u in moved}
 
 
 def replay_us(launch: Callable[[], None]) -> float:

@@ -24,14 +24,14 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from candidates import candidates, save  # type: ignore[import-not-found]
+from measure import copy_of, graph_seconds, time_launches  # type: ignore[import-not-found]
 
 from headrace.backends.cuda.products.choice import (
     MEASURED_ROWS,
     Choices,
     KernelChoice,
-    candidates,
     key_of,
-    save,
 )
 from headrace.backends.cuda.products.matrix import (
     Matrix,
@@ -41,7 +41,6 @@ from headrace.backends.cuda.products.matrix import (
     int4_matrix,
     quantize_matrix,
 )
-from headrace.backends.cuda.products.measure import copy_of, graph_seconds, time_launches
 from headrace.backends.cuda.products.product import Norm, Product, Workspace
 from headrace.models.spec import Activation
 
@@ -295,7 +294,7 @@ class Step:
                 launch = choices.launch(product.matrix, rows)
                 product.run(launch, x, out, out if product.add else None, rows)
 
-        return graph_seconds(work)
+        return float(graph_seconds(work))
 
 
 def step_bytes(model: Model, format: MatrixFormat) -> float:

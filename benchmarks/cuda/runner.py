@@ -32,12 +32,12 @@ from headrace.backends.cuda.loading import prepared_bytes  # noqa: E402
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of  # noqa: E402
 from headrace.backends.reference.runner import ReferenceRunner  # noqa: E402
 from headrace.core.config import EngineConfig  # noqa: E402
-from headrace.core.step import PREVIOUS, Draw, StepEntry, StepPlan  # noqa: E402
+from headrace.core.step import PREVIOUS, DrawParams, RowExtra, StepPlan  # noqa: E402
 from headrace.weights.describe import describe_file  # noqa: E402
 from headrace.weights.load import find_weights, open_weights  # noqa: E402
 from shapes import write_shape  # noqa: E402
 
-GREEDY = Draw(temperature=0.0)
+GREEDY = DrawParams(temperature=0.0)
 BLOCK_TOKENS = 32
 BATCHES = (1, 8, 64, 256)
 
@@ -56,34 +56,20 @@ def tiny_logprobs(runner: Any, rng: np.random.Generator, vocab: int) -> list[flo
     """Of a scored prompt beside another sequence, and of what both decode to."""
     tokens = rng.integers(0, vocab, 37).tolist()
     tables = [[1, 2, 3], [4, 5]]
-    scored = StepEntry(
-        sequence_id=1,
-        token_ids=tokens,
-        start=0,
-        block_table=tables[0],
-        targets=[*tokens[1:], 0],
-        draw=GREEDY,
-    )
-    other = StepEntry(
-        sequence_id=2, token_ids=tokens[:5], start=0, block_table=tables[1], draw=GREEDY
-    )
     found: list[float] = []
     for step in range(4):
-        entries = [scored, other]
-        if step:
+        plan = StepPlan()
+        if not step:
+            scored = RowExtra(targets=[*tokens[1:], 0])
+            plan.add(1, tokens, 0, tables[0], draw=GREEDY, extra=scored)
+            plan.add(2, tokens[:5], 0, tables[1], draw=GREEDY)
+        else:
             # Known tokens, so that a draw that differs by rounding does not part the runs.
-            entries = [
-                StepEntry(
-                    sequence_id=number,
-                    token_ids=[tokens[step]],
-                    start=start + step - 1,
-                    block_table=table,
-                    targets=[tokens[step + 1]],
-                )
-                for number, start, table in ((1, 37, tables[0]), (2, 5, tables[1]))
-            ]
-        runner.submit(StepPlan(entries=entries))
-        for result in runner.collect().entries:
+            for number, start, table in ((1, 37, tables[0]), (2, 5, tables[1])):
+                scored = RowExtra(targets=[tokens[step + 1]])
+                plan.add(number, [tokens[step]], start + step - 1, table, extra=scored)
+        runner.submit(plan)
+        for result in runner.collect().extras.values():
             found += result.target_logprobs
     return found
 
@@ -182,22 +168,14 @@ class Shape:
         rng = np.random.default_rng(tokens)
         best = 0.0
         for _ in range(3):
-            entries = []
+            plan = StepPlan()
             for number, start in enumerate(range(0, tokens, 4000)):
                 count = min(4000, tokens - start)
                 table = list(range(number * 126, number * 126 + 126))
                 ids = rng.integers(0, self.spec.vocab_size, count).tolist()
-                entries.append(
-                    StepEntry(
-                        sequence_id=10**6 + number,
-                        token_ids=ids,
-                        start=0,
-                        block_table=table,
-                        draw=GREEDY,
-                    )
-                )
+                plan.add(10**6 + number, ids, 0, table, draw=GREEDY)
             began = time.perf_counter()
-            self.runner.submit(StepPlan(entries=entries))
+            self.runner.submit(plan)
             self.runner.collect()
             best = time.perf_counter() - began
         return best
@@ -206,18 +184,10 @@ class Shape:
         tables = [list(range(n * 16, n * 16 + 16)) for n in range(batch)]
 
         def plan(at: int, token: int) -> StepPlan:
-            return StepPlan(
-                entries=[
-                    StepEntry(
-                        sequence_id=n,
-                        token_ids=[token],
-                        start=at,
-                        block_table=tables[n],
-                        draw=GREEDY,
-                    )
-                    for n in range(batch)
-                ]
-            )
+            made = StepPlan()
+            for n in range(batch):
+                made.add(n, [token], at, tables[n], draw=GREEDY)
+            return made
 
         runner, host, device_s = self.runner, [], []
         runner.submit(plan(start, 7))

@@ -21,15 +21,14 @@ from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from candidates import candidates, save  # type: ignore[import-not-found]
 from runner import Shape  # type: ignore[import-not-found]
 
 from headrace.backends.cuda.products.choice import (
     Choices,
     KernelChoice,
     bucket_of,
-    candidates,
     key_of,
-    save,
 )
 from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.products.product import Product

@@ -11,11 +11,11 @@ import time
 from importlib.metadata import version
 
 from headrace.assemble import Assembled, assemble
-from headrace.core.step import Draw, EntryResult, Runner, StepEntry, StepPlan
+from headrace.core.step import DrawParams, Runner, StepPlan, StepResult
 from peers.adapter import Answer, HttpServer, free_port, run_adapter
 from peers.workloads import DECODE_STEPS, MAX_SEQUENCES, make_prompt
 
-GREEDY = Draw(temperature=0.0)
+GREEDY = DrawParams(temperature=0.0)
 BLOCK_TOKENS = 16
 
 
@@ -50,16 +50,18 @@ class Headrace:
         blocks = blocks_for(context + DECODE_STEPS + 1)
         fill(runner, 0, make_prompt(context, seed), blocks)
         copies = [(block % blocks, block) for block in range(blocks, sequences * blocks)]
-        runner.submit(StepPlan(entries=[], copies=copies))
+        runner.submit(StepPlan(copies=copies))
         runner.collect()
         ids = list(range(100, 100 + sequences))
         began = 0.0
         for step in range(DECODE_STEPS + 1):
             if step == 1:  # the first one warms up
                 began = time.perf_counter()
-            entries = [entry(n, [ids[n]], context + step, blocks) for n in range(sequences)]
-            runner.submit(StepPlan(entries=entries))
-            ids = [drawn(result) for result in runner.collect().entries]
+            plan = StepPlan()
+            for n in range(sequences):
+                add_row(plan, n, [ids[n]], context + step, blocks)
+            runner.submit(plan)
+            ids = drawn(runner.collect())
         return {"value": sequences * DECODE_STEPS / (time.perf_counter() - began)}
 
     def serve(self) -> Answer:
@@ -84,27 +86,27 @@ class Headrace:
             self._assembled.close()
 
 
-def drawn(result: EntryResult) -> int:
-    if result.token_id is None:
-        raise RuntimeError(result.error or "a step drew no token")
-    return result.token_id
+def drawn(result: StepResult) -> list[int]:
+    for found in result.extras.values():
+        raise RuntimeError(found.error or "a step found what nobody asked for")
+    return [token for (token,) in result.tokens]
 
 
 def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def entry(number: int, tokens: list[int], start: int, blocks: int) -> StepEntry:
+def add_row(plan: StepPlan, number: int, tokens: list[int], start: int, blocks: int) -> None:
     table = list(range(number * blocks, (number + 1) * blocks))
-    return StepEntry(
-        sequence_id=number, token_ids=tokens, start=start, block_table=table, draw=GREEDY
-    )
+    plan.add(number, tokens, start, table, version=blocks, draw=GREEDY)
 
 
 def fill(runner: Runner, number: int, prompt: list[int], blocks: int) -> None:
     most = runner.limits.max_batch_tokens
     for at in range(0, len(prompt), most):
-        runner.submit(StepPlan(entries=[entry(number, prompt[at : at + most], at, blocks)]))
+        plan = StepPlan()
+        add_row(plan, number, prompt[at : at + most], at, blocks)
+        runner.submit(plan)
         runner.collect()
 
 

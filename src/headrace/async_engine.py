@@ -133,7 +133,7 @@ class AsyncEngine:
                 if isinstance(item, HeadraceError):
                     raise item
                 for token in item:
-                    event = text.push(token)
+                    event = text.push(*token.row)
                     if event is None:
                         continue
                     if event.finish_reason is not None and token.finish_reason is None:

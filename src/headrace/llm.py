@@ -223,7 +223,7 @@ class LLM:
             self._engine.add(request)
             while not (stopped() or text.is_complete):
                 for token in self._engine.step():
-                    if token.request_id == request.request_id and (event := text.push(token)):
+                    if token.request_id == request.request_id and (event := text.push(*token.row)):
                         yield event
                         if event.finish_reason is not None and token.finish_reason is None:
                             self._engine.stop(token.request_id, token.index)
@@ -256,7 +256,7 @@ class LLM:
         """Steps until nothing is left to do."""
         while self._engine.has_work:
             for token in self._engine.step():
-                if event := texts[token.request_id].push(token):
+                if event := texts[token.request_id].push(*token.row):
                     outputs[token.request_id].add(event)
                     if event.finish_reason is not None and token.finish_reason is None:
                         # By a stop string, which the engine does not know.

@@ -18,10 +18,11 @@ from headrace.core.request import (
     GenerateRequest,
     Logprob,
     Logprobs,
+    PromptScore,
     RequestOutput,
-    SampledToken,
     SamplingParams,
     TokenEvent,
+    TokenExtras,
 )
 from headrace.tokenizer.detokenize import StreamDetokenizer
 from headrace.tokenizer.stop import StopChecker, StopStrings
@@ -134,24 +135,31 @@ class RequestText:
         """Whether every continuation has come to its end."""
         return len(self._ended) >= self._open
 
-    def push(self, token: SampledToken) -> TokenEvent | None:
-        """The event for a token; None for one after a stop string, which nobody is to see."""
-        if token.error is not None:
-            is_own_fault = token.finish_reason is FinishReason.REFUSED
+    def push(
+        self,
+        index: int,
+        token_id: int,
+        logprob: float,
+        reason: FinishReason | None,
+        extras: TokenExtras | None,
+    ) -> TokenEvent | None:
+        """The event for a token (fields as SampledToken's); None for one after a stop string, which
+        nobody is to see."""
+        if extras is not None and extras.error is not None:
+            is_own_fault = reason is FinishReason.REFUSED
             kind = InvalidRequestError if is_own_fault else HeadraceError
-            raise kind(f"Request {token.request_id} failed: {token.error.rstrip('.')}.")
-        if token.index in self._ended:
+            raise kind(f"Request {self._request.request_id} failed: {extras.error.rstrip('.')}.")
+        if index in self._ended:
             return None
         params = self._request.params
-        if token.index not in self._streams:
-            self._streams[token.index] = (
+        if index not in self._streams:
+            self._streams[index] = (
                 StreamDetokenizer(self._tokenizer, shown_ids=self._shown_ids),
                 StopChecker(self._stops),
             )
-        detokenizer, stops = self._streams[token.index]
-        reason = token.finish_reason
-        is_hidden = reason is FinishReason.STOP and token.token_id in self._hidden_ends
-        new = detokenizer.push(token.token_id) if token.token_id >= 0 and not is_hidden else ""
+        detokenizer, stops = self._streams[index]
+        is_hidden = reason is FinishReason.STOP and token_id in self._hidden_ends
+        new = detokenizer.push(token_id) if token_id >= 0 and not is_hidden else ""
         if reason is not None:
             new += detokenizer.finish()
         text, stopped = stops.push(new)
@@ -161,36 +169,37 @@ class RequestText:
         elif reason is not None:
             text += stops.finish()
         if reason is not None:
-            self._ended.add(token.index)
-        return self._event(token, text, reason, stops.met)
-
-    def _event(
-        self, token: SampledToken, text: str, reason: FinishReason | None, met: str | None
-    ) -> TokenEvent:
-        params = self._request.params
-        logprobs = None
-        if params.logprobs is not None and token.token_id >= 0:
-            logprobs = self._logprobs(token.token_id, token.logprob, token.top[: params.logprobs])
-        prompt_logprobs: list[Logprobs | None] | None = None
-        if params.prompt_logprobs is not None and token.prompt_scores is not None:
-            prompt_logprobs = [None]
-            for token_id, (logprob, top) in zip(
-                self._request.prompt_token_ids[1:], token.prompt_scores, strict=True
-            ):
-                kept = top[: params.prompt_logprobs]
-                prompt_logprobs.append(self._logprobs(token_id, logprob, kept))
+            self._ended.add(index)
+        logprobs = prompt_logprobs = None
+        if params.logprobs is not None and token_id >= 0:
+            top = () if extras is None else extras.top[: params.logprobs]
+            logprobs = self._logprobs(token_id, logprob, top)
+        if params.prompt_logprobs is not None and extras is not None:
+            prompt_logprobs = self._prompt_logprobs(extras.prompt_scores, params.prompt_logprobs)
         return TokenEvent(
-            request_id=token.request_id,
-            token_id=token.token_id if token.token_id >= 0 else None,
+            request_id=self._request.request_id,
+            token_id=token_id if token_id >= 0 else None,
             text=text,
-            logprob=token.logprob,
-            index=token.index,
+            logprob=logprob,
+            index=index,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             finish_reason=reason,
-            stop_string=met,
-            embedding=token.embedding,
+            stop_string=stops.met,
+            embedding=None if extras is None else extras.embedding,
         )
+
+    def _prompt_logprobs(
+        self, scores: Sequence[PromptScore] | None, wanted: int
+    ) -> list[Logprobs | None] | None:
+        if scores is None:
+            return None
+        found: list[Logprobs | None] = [None]
+        for token_id, (logprob, top) in zip(
+            self._request.prompt_token_ids[1:], scores, strict=True
+        ):
+            found.append(self._logprobs(token_id, logprob, top[:wanted]))
+        return found
 
     def _logprobs(
         self, token_id: int, logprob: float, top: Sequence[tuple[int, float]]

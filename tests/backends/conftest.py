@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from headrace.weights.tensor import FORMATS, Tensor
 
 if TYPE_CHECKING:
     from headrace.backends.cpu import _native
-    from headrace.backends.cpu.ops import Value
+    from headrace.backends.shared.recorder import Value
 
 Floats = NDArray[np.float32]
 
@@ -83,7 +84,8 @@ def run_op(path: str) -> RunOp:
     """run_op(inputs, record): write each input to a slot, run what `record(ops, *values)` records,
     and read its result."""
     from headrace.backends.cpu import _native
-    from headrace.backends.cpu.ops import RecordingOps
+    from headrace.backends.cpu.ops import emit
+    from headrace.backends.shared.recorder import RecordingOps
 
     def run(
         inputs: list[Floats],
@@ -102,22 +104,21 @@ def run_op(path: str) -> RunOp:
         ops = RecordingOps()
         values = [ops.input(x.shape[1]) for x in inputs]
         result = record(ops, *values)
-        slot = ops.emit(program, result)
+        slots = emit(program, ops.instructions, result)
         program.finish()
         for value, x in zip(values, inputs, strict=True):
-            program.slot_view(ops.slots[value], rows)[:] = x
+            program.slot_view(slots[value], rows)[:] = x
+        # Neighbouring rows of one sequence are one share of the step.
+        places = list(zip(entries or [0] * rows, positions or [0] * rows, strict=True))
+        firsts = [r for r, (e, p) in enumerate(places) if not r or places[r - 1] != (e, p - 1)]
         program.run(
-            np.array(tokens or [0] * rows, np.int32),
-            np.array(positions or [0] * rows, np.int32),
-            np.array(entries or [0] * rows, np.int32),
-            np.array(tables or [[0]], np.int32),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.int32),
-            np.zeros((0, 5), np.float64),
-            np.zeros(0, np.float64),
-            np.zeros(0, np.int32),
-            np.zeros(0, np.float32),
+            tokens or [0] * rows,
+            [end - first for first, end in pairwise([*firsts, rows])],
+            [places[first][1] for first in firsts],
+            [(tables or [[0]])[places[first][0]] for first in firsts],
+            [None] * len(firsts),
+            [0.0] * len(firsts),
         )
-        return program.slot_view(slot, rows).copy()
+        return program.slot_view(slots[result], rows).copy()
 
     return run

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from tests.plans import Found, Row, plan_of, rows_of
 
-from headrace.core.step import EntryResult, Runner, StepEntry, StepPlan
+from headrace.backends.cpu import _native
+from headrace.backends.cpu.adjustments import adjustments_of
+from headrace.backends.shared.answers import answer_rows
+from headrace.core.step import Runner, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.tensor import Tensor
@@ -115,6 +119,22 @@ def spoil_embedding(weights: DecoderWeights[Weight], token: int) -> DecoderWeigh
     return replace(weights, embed=Weight(parts=(spoiled,)))
 
 
-def run(runner: Runner, *entries: StepEntry) -> list[EntryResult]:
-    runner.submit(StepPlan(entries=list(entries)))
-    return runner.collect().entries
+def run(runner: Runner, *entries: Row) -> list[Found]:
+    runner.submit(plan_of(*entries))
+    return rows_of(runner.collect())
+
+
+def run_draws(program: _native.Program, plan: StepPlan) -> StepResult:
+    """Of a program whose rows of logits lie there already."""
+    asked = [(row, extra.targets or [], extra.top_logprobs) for row, extra in plan.extras.items()]
+    found = program.run(
+        plan.token_ids,
+        plan.counts,
+        plan.starts,
+        plan.tables,
+        [None if draw is None else draw.filters for draw in plan.draws],
+        plan.uniforms,
+        asked,
+        adjustments_of(plan),
+    )
+    return answer_rows(plan, *found)

@@ -5,4 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(_FOLDER))
+sys.path.append(str(_FOLDER / "cuda"))

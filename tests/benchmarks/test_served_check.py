@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.plans import Draw, reference_draw
 
 from checks.draws import OTHERS, chi_squared_tail, expected_shares, mean_shares, surprise
 from checks.replies import Refused, Reply
-from headrace.backends.reference.sampling import draw
-from headrace.core.step import Draw
 from served_check import main, parting
 
 LOGITS = np.random.default_rng(3).normal(0, 1.5, 24).astype(np.float32)
@@ -45,7 +44,7 @@ def test_expectations_are_those_of_the_reference(how: dict[str, Any]) -> None:
     count = 4000
     drawn = Counter(
         str(
-            draw(
+            reference_draw(
                 LOGITS,
                 Draw(**fields, uniform=(n + 0.5) / count, bias=bias, allowed=allowed),
             )[0]

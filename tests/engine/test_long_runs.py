@@ -14,11 +14,12 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
+from tests.plans import Draw
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
 from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
-from headrace.core.step import Draw, RunnerLimits
+from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
 from headrace.engine.sequence import RUN, child_seed, uniforms
 from headrace.simulate.cost import Cost, linear_cost
@@ -71,7 +72,7 @@ def expected_tokens(request: GenerateRequest, index: int) -> list[int]:
     while len(tokens) < (params.max_tokens or 0):
         run, at = divmod(len(tokens), RUN)
         how = Draw(temperature=params.chosen.temperature, uniform=uniforms(seed, run)[at])
-        drawn = Distribution(value, vocabulary).draw(how)
+        drawn = Distribution(value, vocabulary).draw(how.params, how.uniform, how.extra)
         assert drawn is not None
         tokens.append(drawn)
         if drawn == EOS:

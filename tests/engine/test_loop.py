@@ -9,7 +9,7 @@ import pytest
 from headrace.core.config import SchedulerConfig
 from headrace.core.errors import ContextLengthError, DeviceLostError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
-from headrace.core.step import EntryResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.engine.loop import Engine
 from headrace.engine.sequence import RUN, uniforms
 
@@ -45,25 +45,26 @@ class CountingRunner:
 
     def submit(self, plan: StepPlan) -> None:
         assert 0 < plan.batch_tokens <= self.limits.max_batch_tokens
-        assert len(plan.entries) <= self.limits.max_sequences
-        blocks = [b for entry in plan.entries for b in entry.block_table]
+        assert len(plan) <= self.limits.max_sequences
+        blocks = [b for table in plan.tables for b in table]
         assert len(set(blocks)) == len(blocks)
         assert all(0 <= b < self.limits.total_blocks for b in blocks)
-        results = []
-        for entry in plan.entries:
-            assert entry.start == self.seen.get(entry.sequence_id, 0)
-            end = entry.start + len(entry.token_ids)
-            assert len(entry.block_table) * self.limits.block_tokens >= end
-            self.seen[entry.sequence_id] = end
-            result = EntryResult(sequence_id=entry.sequence_id)
-            if entry.sequence_id in self.fail:
-                result.error = "broken"
-            elif entry.draw is not None:
-                self.uniforms.setdefault(entry.sequence_id, []).append(entry.draw.uniform)
-                result.token_id = EOS if end == self.eos_at else end
-            results.append(result)
+        result = StepResult(tokens=[], logprobs=[])
+        for row, who in enumerate(plan.sequence_ids):
+            assert plan.starts[row] == self.seen.get(who, 0)
+            end = plan.starts[row] + plan.counts[row]
+            assert len(plan.tables[row]) * self.limits.block_tokens >= end
+            self.seen[who] = end
+            drawn = []
+            if who in self.fail:
+                result.extras[row] = RowResult(error="broken")
+            elif plan.draws[row] is not None:
+                self.uniforms.setdefault(who, []).append(plan.uniforms[row])
+                drawn = [EOS if end == self.eos_at else end]
+            result.tokens.append(drawn)
+            result.logprobs.append([0.0] * len(drawn))
         self.plans.append(plan)
-        self._results.append(StepResult(entries=results))
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -103,7 +104,7 @@ def test_a_long_prompt_is_computed_in_chunks_and_then_a_token_a_step() -> None:
     tokens = finish(engine)["a"]
     assert [t.token_id for t in tokens] == [19, 20, 21]
     assert [t.finish_reason for t in tokens] == [None, None, FinishReason.LENGTH]
-    assert [len(p.entries[0].token_ids) for p in runner.plans] == [8, 8, 3, 1, 1]
+    assert [p.counts[0] for p in runner.plans] == [8, 8, 3, 1, 1]
     assert engine.blocks.used_blocks == 0
 
 
@@ -114,7 +115,7 @@ def test_requests_share_steps_and_every_block_comes_back() -> None:
         engine.add(request(name, prompt, max_tokens=most))
     tokens = finish(engine)
     assert {name: len(t) for name, t in tokens.items()} == {"a": 9, "b": 2, "c": 5, "d": 6, "e": 1}
-    assert max(len(plan.entries) for plan in runner.plans) > 1
+    assert max(len(plan) for plan in runner.plans) > 1
     assert engine.blocks.used_blocks == 0
 
 

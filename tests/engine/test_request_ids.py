@@ -10,12 +10,12 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from headrace.backends import draws
+from headrace.backends.shared.answers import flat_bias, flat_ids
 from headrace.core.config import SchedulerConfig
 from headrace.core.request import GenerateRequest, SampledToken, SamplingParams
-from headrace.core.step import EntryResult, FlatBias, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import FlatBias, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.engine.loop import Engine
-from headrace.engine.sequence import RequestIds
+from headrace.engine.sequence import RequestDraws
 
 
 class SameToken:
@@ -36,17 +36,16 @@ class SameToken:
 
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        # Now: the same draws come again with other values.
-        self.banned += [entry.draw.banned for entry in plan.entries if entry.draw is not None]
-        results = [
-            EntryResult(
-                sequence_id=entry.sequence_id,
-                token_id=None if entry.draw is None else 5,
-                target_logprobs=[-1.0] * len(entry.targets or ()),
-            )
-            for entry in plan.entries
-        ]
-        self._results.append(StepResult(entries=results))
+        extras = [plan.extras.get(row, RowExtra()) for row in range(len(plan))]
+        draws = zip(plan.draws, extras, strict=True)
+        self.banned += [extra.banned for draw, extra in draws if draw is not None]
+        result = StepResult(
+            tokens=[[] if draw is None else [5] for draw in plan.draws],
+            logprobs=[[] if draw is None else [0.0] for draw in plan.draws],
+        )
+        for row, extra in plan.extras.items():
+            result.extras[row] = RowResult(target_logprobs=[-1.0] * len(extra.targets or ()))
+        self._results.append(result)
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -71,22 +70,21 @@ def request(n: int, **fields: object) -> GenerateRequest:
 
 
 def test_once_for_all_continuations_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[RequestIds] = []
-    make = RequestIds.__init__
+    made: list[RequestDraws] = []
+    make = RequestDraws.__init__
 
-    def counted(ids: RequestIds, asked: GenerateRequest, stop_ids: frozenset[int]) -> None:
+    def counted(ids: RequestDraws, asked: GenerateRequest, stop_ids: frozenset[int]) -> None:
         made.append(ids)
         make(ids, asked, stop_ids)
 
-    monkeypatch.setattr(RequestIds, "__init__", counted)
+    monkeypatch.setattr(RequestDraws, "__init__", counted)
     fields = {"allowed_token_ids": [5, 6, 7], "logit_bias": {5: 1.0}, "temperature": 1.0}
     runner, tokens = run(request(4, **fields))
     assert len(tokens) == 4 * 6
     assert len(made) == 1
-    drawn = [entry.draw for plan in runner.plans for entry in plan.entries if entry.draw]
+    drawn = [draw for plan in runner.plans for draw in plan.draws if draw]
     assert len(drawn) >= 4 * 6
-    assert {id(draw.allowed) for draw in drawn} == {id(made[0].allowed)}
-    assert {id(draw.bias) for draw in drawn} == {id(made[0].bias)}
+    assert {id(draw) for draw in drawn} == {id(made[0].params)}
 
 
 def test_a_backend_goes_through_no_mapping_and_no_list() -> None:
@@ -95,13 +93,11 @@ def test_a_backend_goes_through_no_mapping_and_no_list() -> None:
             raise AssertionError("walked")
 
     bias = Unwalked({7: 0.1, 3: -100.0})
-    ids, values = draws.flat_bias(bias)
+    ids, values = flat_bias(bias)
     assert ids.tolist() == [7, 3]
     assert values.tolist() == [np.float32(0.1), np.float32(-100)]
-    plain_ids, plain_values = draws.flat_bias({7: 0.1, 3: -100.0})
-    assert (plain_ids.tolist(), plain_values.tolist()) == (ids.tolist(), values.tolist())
     held = array("i", [4, 2])
-    assert np.shares_memory(draws.flat_ids(held), np.asarray(held))
+    assert np.shares_memory(flat_ids(held), np.asarray(held))
 
 
 def test_bad_words_are_banned_as_by_comparing_all_of_them() -> None:
@@ -110,12 +106,12 @@ def test_bad_words_are_banned_as_by_comparing_all_of_them() -> None:
         words = [[rng.randrange(3) for _ in range(rng.randint(1, 4))] for _ in range(4)]
         asked = request(1)
         asked.bad_token_ids = words
-        ids = RequestIds(asked, frozenset())
+        ids = RequestDraws(asked, frozenset())
         tokens = [rng.randrange(3) for _ in range(rng.randint(1, 8))]
         wanted = {
             word[-1] for word in words if len(word) == 1 or tokens[-(len(word) - 1) :] == word[:-1]
         }
-        assert ids.banned_after(tokens) == wanted
+        assert set(ids.banned_after(tokens, is_too_soon=False)) == wanted
 
 
 def test_an_end_before_min_tokens_is_banned_and_not_copied() -> None:

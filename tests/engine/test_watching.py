@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.plans import Draw, Row, plan_of
 
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
@@ -19,7 +20,7 @@ from headrace.core.request import (
     SamplingParams,
     Started,
 )
-from headrace.core.step import Draw, RunnerLimits, StepEntry, StepPlan
+from headrace.core.step import RunnerLimits
 from headrace.engine import starting
 from headrace.engine.loop import Engine
 from headrace.models.decoder import DecoderWeights
@@ -157,11 +158,11 @@ def test_time_is_split_by_the_wall(
 ) -> None:
     spec, weights = tiny_model
     runner = kind(spec, weights, total_blocks=8, max_batch_tokens=16)
-    entry = StepEntry(sequence_id=1, token_ids=[5] * 8, start=0, block_table=[0])
-    runner.submit(StepPlan(entries=[entry]))
+    entry = Row(sequence_id=1, token_ids=[5] * 8, start=0, block_table=[0])
+    runner.submit(plan_of(entry))
     assert runner.collect().sample_s == 0.0  # nothing was drawn
     entry.draw = Draw(temperature=1.0)
-    runner.submit(StepPlan(entries=[entry]))
+    runner.submit(plan_of(entry))
     drawn = runner.collect()
     assert 0 < drawn.sample_s < drawn.compute_s
     engine = Engine(runner, frozenset())
@@ -178,8 +179,8 @@ def test_progress_moves_within_an_instruction(tiny_model: TinyModel) -> None:
 
     def moved(rows: int) -> int:
         before = runner.progress
-        entry = StepEntry(sequence_id=1, token_ids=[5] * rows, start=0, block_table=list(range(8)))
-        runner.submit(StepPlan(entries=[entry]))
+        entry = Row(sequence_id=1, token_ids=[5] * rows, start=0, block_table=list(range(8)))
+        runner.submit(plan_of(entry))
         runner.collect()
         return runner.progress - before
 
@@ -194,9 +195,7 @@ def test_progress_moves_within_a_step(
     spec, weights = tiny_model
     runner = kind(spec, weights, total_blocks=8, max_batch_tokens=128)
     before = runner.progress
-    plan = StepPlan(
-        entries=[StepEntry(sequence_id=1, token_ids=[5] * 120, start=0, block_table=list(range(8)))]
-    )
+    plan = plan_of(Row(sequence_id=1, token_ids=[5] * 120, start=0, block_table=list(range(8))))
     seen: list[int] = []
     done = threading.Event()
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.plans import Draw, reference_draw
 
-from headrace.backends.reference.sampling import draw as reference_draw
-from headrace.core.step import Draw
 from headrace.simulate.distribution import ROOT, Distribution, Vocabulary, extend
 
+GREEDY = Draw(temperature=0.0)
 hashes = st.integers(0, 2**64 - 1)
 vocabularies = st.one_of(
     st.builds(Vocabulary, st.integers(1, 80)),
@@ -49,7 +49,7 @@ def test_plain_draws_are_the_reference_draws(
     distribution = Distribution(value, vocabulary)
     row = logits(distribution, vocabulary.size)
     how = Draw(temperature=temperature, uniform=uniform)
-    token = distribution.draw(how)
+    token = distribution.draw(how.params, how.uniform, how.extra)
     expected = reference_draw(row, how)[0]
     if token != expected:  # running sums round otherwise: only on the very edge
         sums = np.cumsum(np.exp(row))
@@ -84,7 +84,7 @@ def test_allowed_and_banned_are_honoured(value: int, data: st.DataObject) -> Non
             mask=mask,
             uniform=data.draw(st.floats(0, 1, exclude_max=True)),
         )
-        token = distribution.draw(how)
+        token = distribution.draw(how.params, how.uniform, how.extra)
         assert token in left if left else token is None
         if temperature == 0 and left:
             assert token == max(left, key=lambda t: (distribution.logprob(t), -t))
@@ -95,7 +95,7 @@ def test_the_end_token_comes_at_its_rate_and_nowhere_else() -> None:
     vocabulary = Vocabulary(1000, 7, 0.02)
     for number in range(20_000):
         value = extend(value, number % 50)
-        found += Distribution(value, vocabulary).draw(Draw(temperature=0.0)) == 7
+        found += Distribution(value, vocabulary).draw(GREEDY.params, 0.0, GREEDY.extra) == 7
     assert 300 < found < 500  # 400 expected, a standard deviation of 20
 
 

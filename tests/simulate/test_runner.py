@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.plans import Draw, Found, Row, plan_of, rows_of
 
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import PREVIOUS, Draw, EntryResult, RunnerLimits, StepEntry, StepPlan
+from headrace.core.step import PREVIOUS, RunnerLimits
 from headrace.simulate.cost import linear_cost
 from headrace.simulate.runner import SimulatedRunner
 
@@ -33,8 +34,8 @@ def entry(
     draw: Draw | None = GREEDY,
     targets: list[int] | None = None,
     top_logprobs: int = 0,
-) -> StepEntry:
-    return StepEntry(
+) -> Row:
+    return Row(
         sequence_id=number,
         token_ids=token_ids,
         start=start,
@@ -46,10 +47,10 @@ def entry(
 
 
 def run(
-    runner: SimulatedRunner, *entries: StepEntry, copies: tuple[tuple[int, int], ...] = ()
-) -> list[EntryResult]:
-    runner.submit(StepPlan(entries=list(entries), copies=list(copies)))
-    return runner.collect().entries
+    runner: SimulatedRunner, *entries: Row, copies: tuple[tuple[int, int], ...] = ()
+) -> list[Found]:
+    runner.submit(plan_of(*entries, copies=list(copies)))
+    return rows_of(runner.collect())
 
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -104,14 +105,14 @@ def test_plans_in_flight_take_the_token_before_and_the_tables_as_they_were() -> 
 
     runner = make(replace(LIMITS, steps_in_flight=2))
     table = [0, 1, 2]
-    runner.submit(StepPlan(entries=[entry(0, TOKENS, 0, table)]))
-    runner.submit(StepPlan(entries=[entry(0, [PREVIOUS], 9, table)]))
+    runner.submit(plan_of(entry(0, TOKENS, 0, table)))
+    runner.submit(plan_of(entry(0, [PREVIOUS], 9, table)))
     table.clear()
-    with pytest.raises(HeadraceError, match="2 plans before it"):
-        runner.submit(StepPlan(entries=[entry(0, [PREVIOUS], 10, [0, 1, 2])]))
-    assert runner.collect().entries == [first]
-    assert runner.collect().entries == [second]
-    with pytest.raises(HeadraceError, match="drew nothing in the step before"):
+    with pytest.raises(HeadraceError, match="2 in flight"):
+        runner.submit(plan_of(entry(0, [PREVIOUS], 10, [0, 1, 2])))
+    assert rows_of(runner.collect()) == [first]
+    assert rows_of(runner.collect()) == [second]
+    with pytest.raises(HeadraceError, match="the step before drew none for it"):
         run(runner, entry(1, [PREVIOUS], 0, [6]))
 
 
@@ -120,8 +121,8 @@ def test_the_clock_moves_by_the_cost_of_each_step_in_turn() -> None:
     runner = SimulatedRunner(
         replace(LIMITS, steps_in_flight=2), cost=linear_cost(1.0, 0.5, 0.25), clock=clock
     )
-    runner.submit(StepPlan(entries=[entry(0, TOKENS, 0, [0, 1, 2])]))  # 1 + 4.5 + 2.25
-    runner.submit(StepPlan(entries=[entry(0, [1], 9, [0, 1, 2])]))  # 1 + 0.5 + 2.5
+    runner.submit(plan_of(entry(0, TOKENS, 0, [0, 1, 2])))  # 1 + 4.5 + 2.25
+    runner.submit(plan_of(entry(0, [1], 9, [0, 1, 2])))  # 1 + 0.5 + 2.5
     assert clock.now_s() == 10
     assert runner.collect().compute_s == 7.75
     assert clock.now_s() == 17.75
@@ -137,11 +138,14 @@ def test_faults_come_when_asked_for_and_spoil_what_they_touched() -> None:
     runner = make(replace(LIMITS, steps_in_flight=2))
     runner.fail([1])
     runner.raise_on_step(2)
-    runner.submit(StepPlan(entries=[entry(0, [1], 0, [0]), entry(1, [1], 0, [1])]))
-    runner.submit(StepPlan(entries=[entry(0, [PREVIOUS], 1, [0]), entry(1, [PREVIOUS], 1, [1])]))
-    assert [e.error for e in runner.collect().entries] == [None, "made to fail"]
-    assert [e.error for e in runner.collect().entries] == [None, "the step before failed"]
-    runner.submit(StepPlan(entries=[entry(0, [1], 2, [0])]))
+    runner.submit(plan_of(entry(0, [1], 0, [0]), entry(1, [1], 0, [1])))
+    runner.submit(plan_of(entry(0, [PREVIOUS], 1, [0]), entry(1, [PREVIOUS], 1, [1])))
+    assert [e.error for e in rows_of(runner.collect())] == [None, "made to fail"]
+    assert [e.error for e in rows_of(runner.collect())] == [
+        None,
+        "the step before, which this one continues, failed",
+    ]
+    runner.submit(plan_of(entry(0, [1], 2, [0])))
     with pytest.raises(HeadraceError, match="Step 2 failed"):
         runner.collect()
     assert run(runner, entry(0, [1], 2, [0]))[0].error is None
@@ -192,35 +196,35 @@ def test_two_writers_and_a_reader_of_what_is_being_written_are_caught() -> None:
     ("change", "message"),
     [
         ({"token_ids": []}, "0 tokens"),
-        ({"token_ids": [50]}, "a token 50"),
-        ({"token_ids": [PREVIOUS]}, "a token -1"),
+        ({"token_ids": [50]}, "outside the vocabulary"),
+        ({"token_ids": [PREVIOUS]}, "PREVIOUS for sequence 0"),
         ({"token_ids": [1] * 65, "block_table": list(range(8))}, "65 tokens"),
-        ({"start": 30, "block_table": list(range(8))}, "from position 30"),
-        ({"start": -1}, "from position -1"),
+        ({"start": 30, "block_table": list(range(8))}, "positions 30 to 30"),
+        ({"start": -1}, "positions -1 to -1"),
         ({"start": 4}, "1 blocks of 4 tokens"),
         ({"block_table": [8]}, r"blocks \[8\]"),
         ({"block_table": [-1]}, r"blocks \[-1\]"),
         ({"block_table": [0, 0]}, r"blocks \[0, 0\]"),
         ({"targets": [1, 2]}, "2 targets"),
-        ({"targets": [50]}, "a token 50"),
+        ({"targets": [50]}, "outside the vocabulary"),
     ],
 )
 def test_a_mistaken_entry_is_refused(change: dict[str, object], message: str) -> None:
     good = entry(0, [1], 0, [0])
     with pytest.raises(HeadraceError, match=message):
-        make().submit(StepPlan(entries=[replace(good, **change)]))  # type: ignore[arg-type]
+        make().submit(plan_of(replace(good, **change)))  # type: ignore[arg-type]
 
 
 def test_a_mistaken_plan_is_refused() -> None:
     good = entry(0, [1], 0, [0])
     for entries, copies, message in (
-        ([], [], "0 tokens"),
-        ([good, good], [], "more than one entry"),
-        ([replace(good, sequence_id=i) for i in range(5)], [], "5 entries"),
-        ([good], [(0, 8)], r"copy \(0, 8\)"),
+        ([], [], "no rows"),
+        ([good, good], [], "more than one row"),
+        ([replace(good, sequence_id=i) for i in range(5)], [], "5 rows"),
+        ([good], [(0, 8)], r"a copy of blocks \(0, 8\)"),
     ):
         with pytest.raises(HeadraceError, match=message):
-            make().submit(StepPlan(entries=entries, copies=copies))
+            make().submit(plan_of(*entries, copies=copies))
     with pytest.raises(HeadraceError, match="no plan submitted"):
         make().collect()
     with pytest.raises(ConfigError, match="eos_id is 50"):

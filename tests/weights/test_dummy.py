@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.plans import Draw, Row, plan_of, rows_of
 from tests.weights.packers import CONFIG
 
 from headrace.backends.cpu import layout
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import ModelNotFoundError, UnsupportedModelError, WeightsError
-from headrace.core.step import Draw, StepEntry, StepPlan
 from headrace.models.refs import TensorRef
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.describe import describe_file
@@ -56,7 +56,7 @@ def test_every_family_runs(tmp_path: Path, change: dict[str, object]) -> None:
         weights = find_weights(refs, file)
     assert weights.embed.parts[0].shape == (48, 64)
     assert (weights.head is weights.embed) == spec.tied_embeddings
-    entry = StepEntry(
+    entry = Row(
         sequence_id=0, token_ids=[1, 2, 3], start=0, block_table=[0], draw=Draw(temperature=0.0)
     )
     logprobs = []
@@ -64,8 +64,8 @@ def test_every_family_runs(tmp_path: Path, change: dict[str, object]) -> None:
     with CpuRunner(spec, weights, total_blocks=1, kv_dtype="f32") as runner:
         assert runner.weight_bytes == layout.weight_bytes(weights)
         for each in (reference, runner):
-            each.submit(StepPlan(entries=[entry]))
-            (result,) = each.collect().entries
+            each.submit(plan_of(entry))
+            (result,) = rows_of(each.collect())
             assert result.token_id is not None
             logprobs.append(result.logprob)
     assert np.isfinite(logprobs).all()

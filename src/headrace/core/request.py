@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.core import bounds
 from headrace.core.checks import (
@@ -206,6 +206,26 @@ class GenerateRequest:
         check_fields(self)
 
 
+# A prompt's token: its logprob, and the likeliest in its place with theirs.
+PromptScore = tuple[float, Sequence[tuple[int, float]]]
+
+
+class TokenExtras(Protocol):
+    """What few tokens have; see SampledToken."""
+
+    @property
+    def top(self) -> Sequence[tuple[int, float]]: ...
+
+    @property
+    def error(self) -> str | None: ...
+
+    @property
+    def prompt_scores(self) -> Sequence[PromptScore] | None: ...
+
+    @property
+    def embedding(self) -> list[float] | None: ...
+
+
 @dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
 class SampledToken:
     """What the engine gives: a token of a request, and the end where it is the last."""
@@ -218,9 +238,14 @@ class SampledToken:
     finish_reason: FinishReason | None = None
     error: str | None = None
     # With the first token of a request's first continuation, which comes before all others, if
-    # asked for: for each prompt token but the first, its logprob and the likeliest in its place.
-    prompt_scores: list[tuple[float, Sequence[tuple[int, float]]]] | None = None
+    # asked for: one for each prompt token but the first.
+    prompt_scores: list[PromptScore] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
+
+    @property
+    def row(self) -> tuple[int, int, float, FinishReason | None, TokenExtras]:
+        """As text.RequestText.push takes it."""
+        return self.index, self.token_id, self.logprob, self.finish_reason, self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +271,7 @@ class Logprob:
 Logprobs = dict[int, Logprob]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take twice the time to make
 class TokenEvent:
     """What streams out to a caller: a token and the text that it completed. A last event that
     brings no token (a timeout) has a token_id of None."""

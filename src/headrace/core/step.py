@@ -1,8 +1,19 @@
 """The one seam between deciding and computing: StepPlan in, StepResult out, through a Runner.
 
-A plan is plain ints and lists. There is no prefill and no decode here: each entry asks for some
-tokens of a sequence to be computed, and perhaps for what follows them. Whoever writes plans does
-not know what computes them; whoever computes does not know why.
+A plan is columns of plain numbers, one row for each sequence that takes part. There is no prefill
+and no decode here: a row asks for some tokens of its sequence to be computed, and perhaps for the
+token that follows them. Whoever writes plans does not know what computes them; whoever computes
+does not know why.
+
+What both sides rely on:
+
+- Nobody changes a plan that was submitted, but for two values of a row that are shared with its
+  author, because to copy them would cost every step as much as the sequence is long: its block
+  table and its history. A runner reads these when the plan is submitted.
+- A history only ever grows. A block table only grows as long as its version is the same: whoever
+  changes an entry of it makes a new list, with another version. So a runner, or whoever sends plans
+  to another process, need look only at the end that it has not seen yet of a (sequence, version)
+  that it has seen before. Neither ids of sequences nor their versions are used again.
 """
 
 from __future__ import annotations
@@ -10,10 +21,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 # In place of a token id: the token that this sequence drew in the step before, which whoever wrote
-# the plan did not know yet. Only as an entry's single token, and only where `steps_in_flight` > 1.
+# the plan did not know yet. Only as a row's single token, and only where `steps_in_flight` > 1.
 PREVIOUS = -1
 
 
@@ -29,14 +40,16 @@ class FlatBias(dict[int, float]):
         self.flat_values = array("f", bias.values())
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made for every token of every sequence
-class Draw:
-    """How to draw one token from the distribution after an entry's last token.
+_NO_BIAS = FlatBias({})
 
-    `uniform` in [0, 1) is the only randomness, chosen by whoever plans: the same number gives the
-    same token on every runner and in every batch. Order: `bias` is added, tokens outside `allowed`
-    or `mask` and in `banned` are dropped, penalties, then temperature and the filters
-    (backends/reference/sampling.py spells it out).
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawParams:
+    """How a sequence draws its tokens: what is the same at every place. Made once a request, and
+    compared by identity. The order of operations is in backends/reference/sampling.py.
+
+    Backends take numbers by the row: `filters` (temperature, top_p, min_p, typical_p, top_k) and
+    `penalties` (repetition, presence, frequency).
     """
 
     temperature: float
@@ -47,111 +60,158 @@ class Draw:
     repetition_penalty: float = 1.0  # of tokens so far: divides positive logits, multiplies others
     presence_penalty: float = 0.0  # subtracted once from each token of the output so far
     frequency_penalty: float = 0.0  # subtracted as often as it came in the output
-    # What penalties are about: the sequence's tokens up to the entry's last, of which so many are
-    # the prompt's. One that is PREVIOUS is not in it, and counts all the same: as output.
-    history: Sequence[int] = ()
-    prompt_tokens: int = 0
-    bias: Mapping[int, float] = field(default_factory=dict)
-    allowed: Collection[int] | None = None
-    banned: Collection[int] = ()
-    # A bit a token: t may be drawn if mask[t >> 3] >> (t & 7) & 1. Tokens past its end may not be;
-    # bits past the vocabulary mean nothing.
-    mask: bytes | None = None
-    uniform: float = 0.0
+    bias: FlatBias = field(default_factory=lambda: _NO_BIAS)  # added to the logits
+    allowed: Collection[int] | None = None  # all others are dropped
+    filters: tuple[float, ...] = field(init=False)
+    penalties: tuple[float, float, float] = field(init=False)
+    # Whether the tokens so far make a difference: then a row brings its history.
+    penalizes: bool = field(init=False)
+    # Whether a token is drawn from other logits than the model's, whatever the row says besides.
+    adjusts: bool = field(init=False)
+    # Whether it is more than the model's likeliest token.
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # frozen
+        filters = (self.temperature, self.top_p, self.min_p, self.typical_p, float(self.top_k))
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        put(self, "filters", filters)
+        put(self, "penalties", penalties)
+        put(self, "penalizes", penalties != (1.0, 0.0, 0.0))
+        put(self, "adjusts", self.penalizes or bool(self.bias) or self.allowed is not None)
+        put(self, "samples", self.adjusts or self.temperature != 0)
 
 
 @dataclass(slots=True, kw_only=True)
-class StepEntry:
-    """One sequence's share of a step.
+class RowExtra:
+    """What few rows of a plan have: limits on a draw that change from place to place, what its
+    penalties are about, and other results than a token."""
 
-    positions   0 ........ start ............ start + len(token_ids)
-                [ in blocks ][ computed now  ]
-    """
-
-    sequence_id: int
-    token_ids: list[int]  # to be computed now, in order
-    start: int  # position of the first of them; all before it are in the blocks
-    block_table: list[int]  # block numbers, covering position start + len(token_ids) - 1
-    draw: Draw | None = None  # sample after the last token
+    banned: Collection[int] = ()  # tokens that may not be drawn
+    # A bit a token: t may be drawn if mask[t >> 3] >> (t & 7) & 1. Tokens past its end may not be;
+    # bits past the vocabulary mean nothing.
+    mask: bytes | None = None
+    # If the draw penalizes: the sequence's tokens up to the row's last, of which so many are the
+    # prompt's. One that is PREVIOUS is not in it, and counts all the same: as output.
+    history: Sequence[int] = ()
+    prompt_tokens: int = 0
     targets: list[int] | None = None  # score: one id a token, its logprob as the token's successor
     top_logprobs: int = 0  # how many of the likeliest to give with the drawn token and each target
     pool: bool = False  # give the sum of its tokens' hidden states
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether a draw is from other logits than the model's because of what is said here."""
+        return self.mask is not None or len(self.banned) > 0
+
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """Everything one step computes."""
+    """Everything one step computes. Row i is one sequence's share:
 
-    entries: list[StepEntry]
+    positions   0 ........ starts[i] ............ starts[i] + counts[i]
+                [ in blocks ][ computed now       ]
+
+    `token_ids` holds the rows' tokens one after the other; every other column has a value a row.
+    """
+
+    sequence_ids: list[int] = field(default_factory=list)  # each once
+    counts: list[int] = field(default_factory=list)  # of tokens to be computed now, 1 or more
+    starts: list[int] = field(default_factory=list)  # position of the first of them
+    token_ids: list[int] = field(default_factory=list)
+    # Block numbers from position 0 on, covering the last token that is computed now.
+    tables: list[list[int]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of the tables
+    draws: list[DrawParams | None] = field(default_factory=list)  # of the token after the last one
+    # In [0, 1), where there is a draw: its only randomness. The same number gives the same token on
+    # every runner and in every batch.
+    uniforms: list[float] = field(default_factory=list)
+    extras: dict[int, RowExtra] = field(default_factory=dict)  # by row; most plans have none
     # (from, to): blocks to be copied whole before anything is computed
     copies: list[tuple[int, int]] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.sequence_ids)
+
     @property
     def batch_tokens(self) -> int:
-        return sum([len(entry.token_ids) for entry in self.entries])
+        return len(self.token_ids)
+
+    def add(
+        self,
+        sequence_id: int,
+        token_ids: list[int],
+        start: int,
+        table: list[int],
+        version: int = 0,
+        draw: DrawParams | None = None,
+        uniform: float = 0.0,
+        extra: RowExtra | None = None,
+    ) -> None:
+        """The next row."""
+        if extra is not None:
+            self.extras[len(self.sequence_ids)] = extra
+        self.sequence_ids.append(sequence_id)
+        self.counts.append(len(token_ids))
+        self.starts.append(start)
+        self.token_ids += token_ids
+        self.tables.append(table)
+        self.versions.append(version)
+        self.draws.append(draw)
+        self.uniforms.append(uniform)
+
+    def remove(self, row: int) -> None:
+        """Take a row out again; those behind it move up."""
+        first = sum(self.counts[:row])
+        del self.token_ids[first : first + self.counts[row]]
+        for column in (
+            self.sequence_ids,
+            self.counts,
+            self.starts,
+            self.tables,
+            self.versions,
+            self.draws,
+            self.uniforms,
+        ):
+            del column[row]
+        self.extras.pop(row, None)
+        self.extras = {at - (at > row): extra for at, extra in self.extras.items()}
+
+    def tokens_of(self, row: int) -> list[int]:
+        first = sum(self.counts[:row])
+        return self.token_ids[first : first + self.counts[row]]
 
 
 TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
 @dataclass(slots=True, kw_only=True)
-class EntryResult:
-    """What a step found for one entry, in the plan's order. Logprobs are of the distribution as
-    the model gave it: no temperature, no penalties, no filters. One is made for every token of
-    every sequence: what most do not ask for is the same empty tuple."""
+class RowResult:
+    """What a step found for one row besides tokens, or why it found none."""
 
-    sequence_id: int
-    token_id: int | None = None  # the drawn token
-    logprob: float = 0.0  # of the drawn token
-    top: TopLogprobs = ()
+    tops: Sequence[TopLogprobs] = ()  # for each drawn token
     target_logprobs: Sequence[float] = ()
-    target_top: Sequence[TopLogprobs] = ()
-    # The sum over the entry's tokens of the last hidden states, after the final norm, if asked for;
+    target_tops: Sequence[TopLogprobs] = ()
+    # The sum over the row's tokens of the last hidden states, after the final norm, if asked for;
     # added up in double precision.
     pooled: list[float] | None = None
     error: str | None = None  # this sequence failed, alone
     is_own_fault: bool = False  # because of what its draw asked for
 
 
-class Drawn(NamedTuple):
-    """What most steps find: a token and its logprob for every entry, in the plan's order, and
-    nothing else."""
-
-    sequence_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-
-    def entry_results(self) -> list[EntryResult]:
-        rows = zip(self.sequence_ids, self.token_ids, self.logprobs, strict=True)
-        return [EntryResult(sequence_id=s, token_id=t, logprob=p) for s, t, p in rows]
-
-
+@dataclass(slots=True, kw_only=True)
 class StepResult:
-    """Of one step. A runner gives `entries`, or `drawn` where that says it all: whoever asks for
-    the entries gets them either way, at the cost of making them."""
+    """What a step found, in columns: one value for each row of its plan, in the same order.
 
-    __slots__ = ("_entries", "compute_s", "drawn", "sample_s")
+    Logprobs are of the distribution as the model gave it: no temperature, no penalties, no filters.
+    """
 
-    def __init__(
-        self,
-        *,
-        entries: list[EntryResult] | None = None,
-        drawn: Drawn | None = None,
-        compute_s: float = 0.0,  # the whole step
-        sample_s: float = 0.0,  # of it, drawing and scoring tokens
-    ) -> None:
-        assert (entries is None) != (drawn is None)
-        self._entries = entries
-        self.drawn = drawn
-        self.compute_s = compute_s
-        self.sample_s = sample_s
-
-    @property
-    def entries(self) -> list[EntryResult]:
-        if self._entries is None:
-            assert self.drawn is not None
-            self._entries = self.drawn.entry_results()
-        return self._entries
+    tokens: list[list[int]]  # drawn; none where nothing was to be drawn, or the row failed
+    logprobs: list[list[float]]  # theirs
+    extras: dict[int, RowResult] = field(default_factory=dict)  # by row; most results have none
+    compute_s: float = 0.0  # the whole step
+    sample_s: float = 0.0  # of it, drawing and scoring tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

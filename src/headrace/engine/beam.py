@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.core.request import BeamParams, FinishReason, SampledToken
-from headrace.core.step import EntryResult, TopLogprobs
+from headrace.core.step import TopLogprobs
 from headrace.engine.sequence import Sequence
 
 
@@ -50,11 +50,11 @@ class BeamGroup:
     def start(self, sequence: Sequence) -> None:
         self._beams = [Beam(sequence)]
 
-    def receive(self, sequence: Sequence, found: EntryResult, roster: Forks) -> list[SampledToken]:
+    def receive(self, sequence: Sequence, top: TopLogprobs, roster: Forks) -> list[SampledToken]:
         """A beam's next tokens are known; when all are, choose, and give the result at the end."""
         for beam in self._beams:
             if beam.sequence is sequence:
-                beam.top = found.top
+                beam.top = top
         if any(beam.top is None for beam in self._beams):
             return []
         self._advance(roster)

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from headrace.core.clock import Clock
 from headrace.core.constraint import Allowed, Constraint
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.request import GenerateRequest
-from headrace.core.step import EntryResult
+from headrace.core.request import GenerateRequest, SampledToken
 from headrace.engine.sequence import Sequence
 
 # How long a step waits for grammars that are usually quick: most answer in a tenth of this.
@@ -33,15 +32,16 @@ def check_constraint(request: GenerateRequest, constraint: Constraint | None) ->
 
 def start_constraint(sequence: Sequence) -> None:
     """The first token's mask, and a copy to fork siblings from. Refuses the request if it fails."""
-    if sequence.constraint is None:
+    rare = sequence.rare
+    if rare is None or rare.constraint is None:
         return
     try:
-        allowed = sequence.constraint.allowed()
+        allowed = rare.constraint.allowed()
         if allowed is None:
             raise HeadraceError("it was not compiled")
-        sequence.mask = allowed.mask
-        if sequence.siblings:
-            sequence.unstarted = sequence.constraint.fork(), allowed.mask
+        rare.mask = allowed.mask
+        if rare.siblings:
+            rare.unstarted = rare.constraint.fork(), allowed.mask
     except Exception as error:
         raise InvalidRequestError(
             f"The grammar can't be started: {reason_of(error)}",
@@ -52,9 +52,9 @@ def start_constraint(sequence: Sequence) -> None:
 
 def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
     """One for each sibling that is to be forked, before any of its tokens."""
-    if parent.unstarted is None:
+    if parent.rare is None or parent.rare.unstarted is None:
         return [None] * parent.siblings
-    constraint, mask = parent.unstarted
+    constraint, mask = parent.rare.unstarted
     forks: list[tuple[Constraint, bytes] | None] = []
     try:
         for _ in range(parent.siblings):
@@ -69,10 +69,11 @@ def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
 
 def close_constraints(sequence: Sequence) -> None:
     """Of a sequence that has ended."""
-    if sequence.constraint is not None:
-        sequence.constraint.close()
-    if sequence.unstarted is not None:
-        sequence.unstarted[0].close()
+    rare = sequence.rare
+    if rare is not None and rare.constraint is not None:
+        rare.constraint.close()
+    if rare is not None and rare.unstarted is not None:
+        rare.unstarted[0].close()
 
 
 class Undecided:
@@ -85,7 +86,7 @@ class Undecided:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._held: dict[int, tuple[Sequence, EntryResult]] = {}
+        self._held: dict[int, tuple[Sequence, SampledToken]] = {}
         self._late: set[int] = set()
 
     def __len__(self) -> int:
@@ -94,9 +95,9 @@ class Undecided:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.sequence_id in self._held
 
-    def add(self, sequence: Sequence, found: EntryResult) -> None:
-        """Its constraint was told of the token that was found."""
-        self._held[sequence.sequence_id] = sequence, found
+    def add(self, sequence: Sequence, token: SampledToken) -> None:
+        """Its constraint was told of the token, which is not given out yet."""
+        self._held[sequence.sequence_id] = sequence, token
 
     def forget(self, sequence: Sequence) -> None:
         self._held.pop(sequence.sequence_id, None)
@@ -104,10 +105,10 @@ class Undecided:
 
     def settle(
         self, wait_s: float, *, for_all: bool = False
-    ) -> Iterator[tuple[Sequence, EntryResult, Allowed | Exception]]:
+    ) -> Iterator[tuple[Sequence, SampledToken, Allowed | Exception]]:
         """Those that are decided now: what may follow, or why that can't be said."""
         until_s = self._clock.now_s() + wait_s
-        for sequence_id, (sequence, found) in list(self._held.items()):
+        for sequence_id, (sequence, token) in list(self._held.items()):
             if sequence_id not in self._held:  # its request was ended by a sibling just now
                 continue
             assert sequence.constraint is not None
@@ -126,7 +127,7 @@ class Undecided:
             del self._held[sequence_id]
             if wait_s and not for_all:  # at the end of the step that it was told in
                 self._late.discard(sequence_id)
-            yield sequence, found, decided
+            yield sequence, token, decided
 
 
 def reason_of(error: Exception) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
-from headrace.core.step import EntryResult, StepEntry
 from headrace.engine.sequence import Sequence
 
 
@@ -31,17 +30,18 @@ def check_embed(request: GenerateRequest) -> None:
             )
 
 
-def add_pooled(sequence: Sequence, entry: StepEntry, found: EntryResult) -> SampledToken | None:
-    """Take a chunk's sum; the embedding, if it was the last one."""
-    if found.pooled is None:
+def add_pooled(sequence: Sequence, start: int, sums: list[float] | None) -> SampledToken | None:
+    """Take the sum of a chunk that began at `start`; the embedding, if it was the last one."""
+    rare = sequence.rare
+    if sums is None or rare is None:
         raise HeadraceError(
-            "The runner gave no hidden states for an entry that asked for them.",
+            "The runner gave no hidden states for a row that asked for them.",
             "This is a mistake in Headrace: please report it.",
         )
-    if entry.start == 0:
-        sequence.pooled = found.pooled
+    if start == 0:
+        rare.pooled = sums
     else:
-        sequence.pooled = [a + b for a, b in zip(sequence.pooled, found.pooled, strict=True)]
+        rare.pooled = [a + b for a, b in zip(rare.pooled, sums, strict=True)]
     if sequence.computed_tokens < sequence.prompt_tokens:
         return None
     return SampledToken(
@@ -49,5 +49,5 @@ def add_pooled(sequence: Sequence, entry: StepEntry, found: EntryResult) -> Samp
         token_id=-1,
         logprob=0.0,
         finish_reason=FinishReason.STOP,
-        embedding=[value / sequence.prompt_tokens for value in sequence.pooled],
+        embedding=[value / sequence.prompt_tokens for value in rare.pooled],
     )

@@ -18,7 +18,7 @@ from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
 from headrace.engine.blocks import BlockPool
 from headrace.engine.constrained import Undecided, close_constraints
-from headrace.engine.sequence import Sequence, Status
+from headrace.engine.sequence import Rare, Sequence, Status
 from headrace.engine.turns import Turns
 from headrace.engine.waiting import WaitingQueue
 
@@ -89,10 +89,8 @@ class Roster:
             blocks=blocks,
             keys=parent.keys[:full],
             published_blocks=full,
-            prompt_scores=parent.prompt_scores,
-            ids=parent.ids,
-            beams=parent.beams,
-            constraint=constraint,
+            draws=parent.draws,
+            rare=_inherited(parent.rare, constraint),
             counts_previous=parent.counts_previous,
             epoch=1,  # its prompt was looked up in the prefix cache by its parent
         )
@@ -154,7 +152,7 @@ class Roster:
     def lose_blocks(self, sequence: Sequence) -> None:
         """They go back to the pool; what was computed into them will be computed again."""
         self.blocks.give_back(sequence.blocks)
-        sequence.blocks = []
+        sequence.hold_blocks([])
         sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
         sequence.own_tokens = 0
         sequence.epoch += 1
@@ -179,3 +177,10 @@ class Roster:
             assert at <= len(sequence.blocks) * size, "computed outside its blocks"
             own = sequence.blocks[at // size : sequence.own_tokens // size]
             assert all(map(self.blocks.is_writable, own)), "its own blocks are others' too"
+
+
+def _inherited(rare: Rare | None, constraint: Constraint | None) -> Rare | None:
+    """What a fork has of what is rare: its parent's beams and scores, a constraint of its own."""
+    if rare is None or (rare.beams is None and constraint is None):
+        return None
+    return Rare(beams=rare.beams, constraint=constraint, prompt_scores=rare.prompt_scores)

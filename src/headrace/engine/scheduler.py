@@ -17,12 +17,12 @@ from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.step import (
     PREVIOUS,
-    Drawn,
-    EntryResult,
+    RowExtra,
+    RowResult,
     RunnerLimits,
-    StepEntry,
     StepPlan,
     StepResult,
+    TopLogprobs,
 )
 from headrace.engine.admission import Admission, check_request
 from headrace.engine.beam import BeamGroup
@@ -34,19 +34,21 @@ from headrace.engine.constrained import (
     reason_of,
     start_constraint,
 )
-from headrace.engine.draft import Draft
 from headrace.engine.embedding import add_pooled
+from headrace.engine.next_plan import NextPlan
 from headrace.engine.pace import Pace
 from headrace.engine.policy import StepTimes
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.roster import Roster
-from headrace.engine.sequence import Sequence, Status, child_seed, start_sequence
+from headrace.engine.sequence import Rare, Sequence, Status, child_seed, start_sequence
 from headrace.engine.starting import Starting
 from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-_FINISHED = Status.FINISHED  # looked up once: it is asked for with every token
+_RUNNING, _FINISHED = Status.RUNNING, Status.FINISHED  # looked up once, not with every token
+_UNKNOWN = [PREVIOUS]
+_NOTHING = RowResult()
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
 # Of a step's tokens: how many of a prompt join others' decoding before it is known what they cost.
@@ -86,7 +88,7 @@ class Scheduler:
             roster=self._roster,
             prefix=self.prefix,
             admission=self._admission,
-            compute=self._schedule_tokens,
+            compute=self._add_row,
         )
         self.started = self._starting.started
         self._next_order = 0
@@ -124,8 +126,6 @@ class Scheduler:
         )
         if beams is not None:
             beams.start(sequence)
-        else:
-            sequence.siblings = (request.params.best_of or request.params.n) - 1
         start_constraint(sequence)
         self._next_order += 1
         self._roster.enter(sequence)
@@ -170,79 +170,58 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed now."""
-        draft = Draft(self.limits.max_batch_tokens)
+        new = NextPlan(self.limits.max_batch_tokens)
         prompts: list[Sequence] = []
         for sequence in self._pace.choose(self._running.values()):
             wanted = sequence.wanted_tokens
             if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
-                if sequence.status is Status.RUNNING:  # not preempted by one before it
-                    self._schedule_next(sequence, draft)
+                if sequence.status is _RUNNING:  # not preempted by one before it
+                    self._add_row(sequence, 1, new)
             elif wanted > 0:
                 prompts.append(sequence)
-        draft.decode_tokens = len(draft.entries)
-        if draft.decode_tokens:
+        decode_tokens = len(new.sequences)
+        if decode_tokens:
             waiting = min(len(self._waiting), self._starting.slots - len(self._running))
-            draft.prompt_budget = self._times.prompt_tokens(
-                draft.budget, draft.decode_tokens, len(prompts) + waiting
+            new.prompt_budget = self._times.prompt_tokens(
+                new.budget, decode_tokens, len(prompts) + waiting
             )
-        self._starting.fill(prompts, draft)
-        if not draft.entries:
+        self._starting.fill(prompts, new)
+        if not new.sequences:
             return None
-        drafted = draft.entries.values()
-        self._flights.append([(sequence, sequence.epoch) for sequence, _ in drafted])
-        return StepPlan(entries=[entry for _, entry in drafted], copies=draft.copies)
+        self._flights.append([(sequence, sequence.epoch) for sequence in new.sequences.values()])
+        return new.plan
 
-    def _schedule_next(self, sequence: Sequence, draft: Draft) -> None:
-        """`_schedule_tokens` for the case that comes for every sequence in every step: one token
-        after the prompt, and a draw."""
-        start = sequence.scheduled_tokens
-        if start >= sequence.own_tokens and not self._make_room(sequence, start, start + 1, draft):
-            return
-        entry = sequence.next_entry(start)
-        sequence.draws_in_flight += 1
-        sequence.scheduled_tokens = start + 1
-        draft.entries[sequence.sequence_id] = (sequence, entry)
-        draft.budget -= 1
-
-    def _schedule_tokens(self, sequence: Sequence, count: int, draft: Draft) -> None:
-        """Put the next `count` tokens of a sequence into the draft, with blocks to hold them."""
+    def _add_row(self, sequence: Sequence, count: int, new: NextPlan) -> None:
+        """Put the next `count` tokens of a sequence into the plan, with blocks to hold them."""
         start, known = sequence.scheduled_tokens, len(sequence.token_ids)
-        # A token that is not known yet comes in an entry of its own, after all that are.
+        # A token that is not known yet comes in a row of its own, after all that are.
         end = min(start + count, known) if start < known else start + 1
-        if not self._make_room(sequence, start, end, draft):
+        if end > sequence.own_tokens and not self._make_room(sequence, start, end, new):
             return
-        token_ids = sequence.token_ids[start:end] if start < known else [PREVIOUS]
-        entry = StepEntry(
-            sequence_id=sequence.sequence_id,
-            token_ids=token_ids,
-            start=start,
-            # Shared, not copied: it only grows, and a runner reads as much of it as it needs.
-            block_table=sequence.blocks,
-        )
-        if sequence.request.embed:
-            entry.pool = True
-        elif end == known + sequence.draws_in_flight:
-            entry.draw = sequence.next_draw()
-            entry.top_logprobs = sequence.top_logprobs
-        if start < sequence.prompt_tokens:
-            self._ask_scores(sequence, entry)
-        if entry.draw is not None:
+        draw, uniform, extra = None, 0.0, None
+        if end == known + sequence.draws_in_flight and not sequence.request.embed:
+            draw = sequence.draws.params
+            uniform, extra = sequence.next_uniform(), sequence.next_extra()
             sequence.draws_in_flight += 1
+        if sequence.rare is not None and start < sequence.prompt_tokens:
+            extra = extra or RowExtra()
+            extra.pool = sequence.request.embed
+            sequence.ask_scores(start, end, extra)
+        new.plan.add(
+            sequence.sequence_id,
+            sequence.token_ids[start:end] if start < known else _UNKNOWN,
+            start,
+            sequence.blocks,
+            sequence.table_version,
+            draw,
+            uniform,
+            extra,
+        )
+        new.sequences[sequence.sequence_id] = sequence
+        new.prompt_budget -= end - start
         sequence.scheduled_tokens = end
-        draft.add(sequence, entry)
 
-    def _ask_scores(self, sequence: Sequence, entry: StepEntry) -> None:
-        """Where the prompt's logprobs are wanted and not all known."""
-        top = sequence.request.params.prompt_logprobs
-        if top is None or len(sequence.prompt_scores) >= sequence.prompt_tokens - 1:
-            return
-        after = entry.start + len(entry.token_ids) + 1
-        targets = sequence.token_ids[entry.start + 1 : after]
-        # The last token's successor is what is being drawn: any target will do, none is kept.
-        entry.targets = targets + [0] * (len(entry.token_ids) - len(targets))
-        entry.top_logprobs = max(entry.top_logprobs, top)
-
-    def _make_room(self, sequence: Sequence, start: int, end: int, draft: Draft) -> bool:
+    def _make_room(self, sequence: Sequence, start: int, end: int, new: NextPlan) -> bool:
         """Blocks for positions start..end, the first of them the sequence's own to write to."""
         pool = self.blocks
         at, held = start // pool.block_tokens, len(sequence.blocks)
@@ -255,16 +234,13 @@ class Scheduler:
             if self._roster.reclaim_waiting(None):
                 continue
             victim = self._starting.heaviest()
-            self._preempt(victim, draft)
+            self._preempt(victim, new)
             if victim is sequence:
                 return False
         if copy:
-            old, new = sequence.blocks[at], pool.take()
-            draft.copies.append((old, new))
-            sequence.blocks = [
-                *sequence.blocks
-            ]  # plans in flight keep the table they were made with
-            sequence.blocks[at] = new
+            old, fresh = sequence.blocks[at], pool.take()
+            new.plan.copies.append((old, fresh))
+            sequence.hold_blocks([*sequence.blocks[:at], fresh, *sequence.blocks[at + 1 :]])
             pool.give_back([old])
             sequence.published_blocks = min(sequence.published_blocks, at)
             self.stats.cow_copies += 1
@@ -274,9 +250,9 @@ class Scheduler:
         sequence.own_tokens = len(sequence.blocks) * pool.block_tokens
         return True
 
-    def _preempt(self, victim: Sequence, draft: Draft) -> None:
+    def _preempt(self, victim: Sequence, new: NextPlan) -> None:
         lost = victim.computed_tokens
-        draft.remove(victim)
+        new.remove(victim)
         self.stats.preemptions += 1
         self.stats.preempted_tokens += lost
         log.warning(
@@ -294,98 +270,105 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
-        flight, generated_before = self._flights.popleft(), self.stats.generated_tokens
-        if result.drawn is not None:
-            tokens = self._take_drawn(flight, plan.entries, result.drawn)
-        else:
-            tokens = []
-            for (sequence, epoch), entry, found in zip(
-                flight, plan.entries, result.entries, strict=True
-            ):
-                if not sequence.is_finished:
-                    tokens += self._take_result(sequence, epoch, entry, found)
+        stats, size = self.stats, self.blocks.block_tokens
+        generated_before = stats.generated_tokens
+        given: list[SampledToken] = []
+        prompt_tokens = 0
+        flight = self._flights.popleft()
+        rows = zip(flight, plan.starts, plan.counts, plan.draws, result.tokens, strict=True)
+        for row, ((sequence, epoch), start, count, draw, tokens) in enumerate(rows):
+            if start < sequence.prompt_tokens:
+                prompt_tokens += count
+            if sequence.status is _FINISHED:
+                continue
+            self.progress += 1
+            is_kept = epoch == sequence.epoch  # what was computed was not lost since
+            if is_kept:
+                sequence.computed_tokens = start + count
+            if draw is not None and sequence.constraint is None:
+                sequence.draws_in_flight -= 1
+            found = result.extras.get(row, _NOTHING) if result.extras else _NOTHING
+            if found.error is not None:
+                given += self._fail_row(sequence, found)
+                continue
+            if found.target_logprobs:
+                sequence.keep_scores(start, found)
+            if tokens:
+                top = found.tops[0] if found.tops else ()
+                given += self._take_token(sequence, tokens[0], result.logprobs[row][0], top)
+            elif is_kept and sequence.request.embed:
+                given += self._take_pooled(sequence, start, found.pooled)
+            if sequence.computed_tokens // size > sequence.published_blocks:
+                self._publish_new(sequence)
         if self._undecided:
-            tokens += self.settle(PATIENCE_S)
-        prompt_tokens = sum(
-            [
-                len(entry.token_ids)
-                for (sequence, _), entry in zip(flight, plan.entries, strict=True)
-                if entry.start < sequence.prompt_tokens
-            ]
-        )
-        stats = self.stats
+            given += self.settle(PATIENCE_S)
+        decode_tokens = plan.batch_tokens - prompt_tokens
         stats.steps += 1
         stats.prompt_tokens += prompt_tokens
         stats.step_tokens.observe(prompt_tokens + stats.generated_tokens - generated_before)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        decode_tokens = plan.batch_tokens - prompt_tokens
         self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
         self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
+        return given
+
+    def _take_token(
+        self, sequence: Sequence, token_id: int, logprob: float, top: TopLogprobs
+    ) -> list[SampledToken]:
+        """A token that was drawn: it goes out at once, or when its beams or its grammar have
+        decided."""
+        self.stats.generated_tokens += 1
+        rare = sequence.rare
+        if rare is not None and rare.beams is not None:
+            return self._take_beams(rare.beams, sequence, top)
+        token = SampledToken(
+            request_id=sequence.request.request_id,
+            token_id=token_id,
+            logprob=logprob,
+            index=sequence.index,
+            # A prompt's may have been more.
+            top=top[: sequence.top_logprobs] if sequence.top_logprobs else (),
+        )
+        if rare is None or rare.constraint is None:
+            return self._give(sequence, token, sequence.append(token_id))
+        try:
+            rare.constraint.accept(token_id)
+        except Exception as error:  # no other request is to suffer for it
+            return self._fail_grammar(sequence, error)
+        self._undecided.add(sequence, token)
+        return []
+
+    def _give(
+        self, sequence: Sequence, token: SampledToken, reason: FinishReason | None
+    ) -> list[SampledToken]:
+        """What goes out with a token that is its sequence's now."""
+        if sequence.rare is not None:
+            if sequence.rare.siblings:
+                try:
+                    self._fork_siblings(sequence, sequence.rare)
+                except Exception as error:  # its grammar's
+                    return self._fail_grammar(sequence, error)
+            token.prompt_scores = sequence.take_scores()
+        if reason is not None:
+            token.finish_reason = reason
+            self._admission.learn(sequence.generated_tokens)
+            self._finish(sequence, reason)
+        return [token]
+
+    def _take_beams(
+        self, beams: BeamGroup, sequence: Sequence, top: TopLogprobs
+    ) -> list[SampledToken]:
+        tokens = beams.receive(sequence, top, self._roster)
+        for token in tokens:
+            if token.finish_reason is not None:
+                self._count_finish(token.finish_reason)
+        if not sequence.is_finished and sequence.wanted_tokens == 0:
+            self._roster.park(sequence)
         return tokens
 
-    def _take_result(
-        self, sequence: Sequence, epoch: int, entry: StepEntry, found: EntryResult
-    ) -> list[SampledToken]:
-        """What a step found for one sequence that has not ended."""
-        tokens: list[SampledToken] = []
-        if epoch == sequence.epoch:
-            sequence.computed_tokens = entry.start + len(entry.token_ids)
-        self.progress += 1
-        if entry.draw is not None and sequence.constraint is None:
-            sequence.draws_in_flight -= 1
-        if found.error is not None:
-            reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
-            return self.end(sequence.request.request_id, reason, found.error)
-        if entry.targets is not None:
-            sequence.keep_scores(entry, found)
-        if found.token_id is not None:
-            tokens = self._take_token(sequence, found)
-        elif entry.pool and epoch == sequence.epoch:
-            tokens = self._take_pooled(sequence, entry, found)
-        self._publish_new(sequence)
-        return tokens
-
-    def _take_drawn(
-        self, flight: Flight, entries: list[StepEntry], drawn: Drawn
-    ) -> list[SampledToken]:
-        """`_take_result` for the case that comes for every sequence in every step: a drawn token,
-        and nothing else that was asked for."""
-        tokens: list[SampledToken] = []
-        size, taken = self.blocks.block_tokens, 0
-        for (sequence, epoch), entry, token_id, logprob in zip(
-            flight, entries, drawn.token_ids, drawn.logprobs, strict=True
-        ):
-            if sequence.status is _FINISHED:
-                continue
-            if not sequence.takes_tokens or sequence.siblings:
-                found = EntryResult(
-                    sequence_id=entry.sequence_id, token_id=token_id, logprob=logprob
-                )
-                tokens += self._take_result(sequence, epoch, entry, found)
-                continue
-            if epoch == sequence.epoch:
-                sequence.computed_tokens = entry.start + len(entry.token_ids)
-            sequence.draws_in_flight -= 1
-            reason = sequence.append(token_id)
-            token = SampledToken(
-                request_id=sequence.request.request_id,
-                token_id=token_id,
-                logprob=logprob,
-                index=sequence.index,
-                finish_reason=reason,
-            )
-            if sequence.prompt_scores and sequence.tells_scores:
-                token.prompt_scores = sequence.prompt_scores
-            tokens.append(token)
-            taken += 1
-            if reason is not None:
-                self._admission.learn(sequence.generated_tokens)
-                self._finish(sequence, reason)
-            elif sequence.computed_tokens // size > sequence.published_blocks:
-                self._publish_new(sequence)
-        self.stats.generated_tokens += taken
-        return tokens
+    def _fail_row(self, sequence: Sequence, found: RowResult) -> list[SampledToken]:
+        reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
+        return self.end(sequence.request.request_id, reason, found.error)
 
     def _publish_new(self, sequence: Sequence) -> None:
         """Blocks that became full, if any did."""
@@ -401,26 +384,6 @@ class Scheduler:
             tokens += self.end(sequence.request.request_id, FinishReason.ERROR, error)
         return tokens
 
-    def _take_token(self, sequence: Sequence, found: EntryResult) -> list[SampledToken]:
-        assert found.token_id is not None
-        self.stats.generated_tokens += 1
-        if sequence.beams is not None:
-            tokens = sequence.beams.receive(sequence, found, self._roster)
-            for token in tokens:
-                if token.finish_reason is not None:
-                    self._count_finish(token.finish_reason)
-            if not sequence.is_finished and sequence.wanted_tokens == 0:
-                self._roster.park(sequence)
-            return tokens
-        if sequence.constraint is None:
-            return self._say(sequence, found, sequence.append(found.token_id))
-        try:
-            sequence.constraint.accept(found.token_id)
-        except Exception as error:  # no other request is to suffer for it
-            return self._fail_grammar(sequence, error)
-        self._undecided.add(sequence, found)
-        return []
-
     @property
     def is_undecided(self) -> bool:
         """Whether a drawn token waits for its grammar."""
@@ -429,15 +392,14 @@ class Scheduler:
     def settle(self, wait_s: float, *, for_all: bool = False) -> list[SampledToken]:
         """Tokens whose grammar has said what may follow."""
         tokens: list[SampledToken] = []
-        for sequence, found, decided in self._undecided.settle(wait_s, for_all=for_all):
+        for sequence, token, decided in self._undecided.settle(wait_s, for_all=for_all):
             self.progress += 1
             sequence.draws_in_flight -= 1
             self._roster.resume(sequence)  # if it was preempted meanwhile
             if isinstance(decided, Exception):
                 tokens += self._fail_grammar(sequence, decided)
                 continue
-            assert found.token_id is not None
-            tokens += self._say(sequence, found, sequence.append(found.token_id, decided))
+            tokens += self._give(sequence, token, sequence.append(token.token_id, decided))
         return tokens
 
     def _fail_grammar(self, sequence: Sequence, error: Exception) -> list[SampledToken]:
@@ -446,36 +408,10 @@ class Scheduler:
         kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
         return self.end(sequence.request.request_id, kind, reason_of(error))
 
-    def _say(
-        self, sequence: Sequence, found: EntryResult, reason: FinishReason | None
-    ) -> list[SampledToken]:
-        """What goes out of a token that was taken."""
-        assert found.token_id is not None
-        if sequence.siblings:
-            try:
-                self._fork_siblings(sequence)
-            except Exception as error:  # its grammar's
-                return self._fail_grammar(sequence, error)
-        scores = sequence.prompt_scores if sequence.tells_scores else []
-        token = SampledToken(
-            request_id=sequence.request.request_id,
-            token_id=found.token_id,
-            logprob=found.logprob,
-            index=sequence.index,
-            # A prompt's may have been more.
-            top=found.top[: sequence.top_logprobs] if sequence.top_logprobs else (),
-            finish_reason=reason,
-            prompt_scores=scores or None,
-        )
-        if reason is not None:
-            self._admission.learn(sequence.generated_tokens)
-            self._finish(sequence, reason)
-        return [token]
-
     def _take_pooled(
-        self, sequence: Sequence, entry: StepEntry, found: EntryResult
+        self, sequence: Sequence, start: int, sums: list[float] | None
     ) -> list[SampledToken]:
-        token = add_pooled(sequence, entry, found)
+        token = add_pooled(sequence, start, sums)
         if token is None:
             return []
         self._finish(sequence, FinishReason.STOP)
@@ -487,21 +423,22 @@ class Scheduler:
         self._count_finish(reason)
         self._roster.drop(sequence)
 
-    def _fork_siblings(self, parent: Sequence) -> None:
+    def _fork_siblings(self, parent: Sequence, rare: Rare) -> None:
         """The request's other continuations start from the prompt's blocks. Each computes the last
         prompt token again, into a copy of its block, for logits of its own."""
         shared = parent.prompt_tokens - 1
         # All of them first: should one fail, nothing has changed.
         for index, started in enumerate(fork_constraints(parent), start=1):
             child = self._roster.fork(parent, shared, None if started is None else started[0])
-            child.mask = None if started is None else started[1]
+            if started is not None and child.rare is not None:
+                child.rare.mask = started[1]
             child.index = index
             child.token_ids = list(parent.request.prompt_token_ids)
             child.seed = child_seed(parent.seed, index)
-        parent.siblings = 0
-        if parent.unstarted is not None:
-            parent.unstarted[0].close()
-            parent.unstarted = None
+        rare.siblings = 0
+        if rare.unstarted is not None:
+            rare.unstarted[0].close()
+            rare.unstarted = None
 
     def _count_finish(self, reason: FinishReason) -> None:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1

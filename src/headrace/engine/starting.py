@@ -18,7 +18,7 @@ from headrace.core.config import SchedulerConfig
 from headrace.core.request import Started
 from headrace.core.step import RunnerLimits
 from headrace.engine.admission import Admission
-from headrace.engine.draft import Draft
+from headrace.engine.next_plan import NextPlan
 from headrace.engine.policy import victim_key
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.roster import Roster
@@ -48,7 +48,7 @@ class Starting:
         roster: Roster,
         prefix: PrefixCache,
         admission: Admission,
-        compute: Callable[[Sequence, int, Draft], None],
+        compute: Callable[[Sequence, int, NextPlan], None],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -58,7 +58,7 @@ class Starting:
         self._blocks = roster.blocks
         self._prefix = prefix
         self._admission = admission
-        self._compute = compute  # puts so many tokens of a sequence into the draft
+        self._compute = compute  # puts so many tokens of a sequence into the plan
         self._batch_tokens = limits.max_batch_tokens
         self.slots = min(limits.max_sequences, limits.max_batch_tokens)
         self._most_given = max(1, self.slots // GIVING_SHARE)
@@ -71,35 +71,35 @@ class Starting:
         self._blocked: set[str] = set()  # tenants whose first can't start
         self._bound = math.inf  # who has had more may not pass one of them
 
-    def fill(self, prompts: list[Sequence], draft: Draft) -> None:
-        """Give a draft's room away: to `prompts`, which run, and to those that may start."""
+    def fill(self, prompts: list[Sequence], plan: NextPlan) -> None:
+        """Give a plan's room away: to `prompts`, which run, and to those that may start."""
         turns = self._turns
         if turns.is_shared:
-            for sequence, entry in draft.entries.values():
-                turns.charge(sequence.request.tenant, len(entry.token_ids))
+            for sequence, count in zip(plan.sequences.values(), plan.plan.counts, strict=True):
+                turns.charge(sequence.request.tenant, count)
         if prompts or len(self._waiting):
             self._spare, self._given, self._is_full = None, 0, False
             self._blocked.clear()
             self._bound = math.inf
-            self._fill(prompts, draft)
+            self._fill(prompts, plan)
         if not turns.is_shared:
-            turns.charge_all(self._batch_tokens - draft.budget)
+            turns.charge_all(self._batch_tokens - plan.budget)
 
-    def _fill(self, prompts: list[Sequence], draft: Draft) -> None:
+    def _fill(self, prompts: list[Sequence], plan: NextPlan) -> None:
         under_way: defaultdict[str, deque[Sequence]] = defaultdict(deque)
         for sequence in prompts:
             under_way[sequence.request.tenant].append(sequence)
-        if not draft.budget:  # all of it is decoding's; somebody may have to give way
-            self._make_way_for_next(draft)
-        while draft.room:
+        if not plan.budget:  # all of it is decoding's; somebody may have to give way
+            self._make_way_for_next(plan)
+        while plan.room:
             turn = self._turns.next(self._candidates(under_way))
             if turn is None:
                 return
             if under_way[turn.tenant]:
-                self._go_on(under_way[turn.tenant].popleft(), draft)
+                self._go_on(under_way[turn.tenant].popleft(), plan)
             elif (first := self._waiting.first(turn.tenant)) is not None:
-                if self._start(turn, first, draft):
-                    self._go_on(first, draft)
+                if self._start(turn, first, plan):
+                    self._go_on(first, plan)
                 else:
                     self._blocked.add(turn.tenant)
 
@@ -113,18 +113,18 @@ class Starting:
             ):
                 yield turn
 
-    def _go_on(self, sequence: Sequence, draft: Draft) -> None:
-        if sequence.status is not Status.RUNNING or not draft.room:  # preempted by one before it
+    def _go_on(self, sequence: Sequence, plan: NextPlan) -> None:
+        if sequence.status is not Status.RUNNING or not plan.room:  # preempted by one before it
             return
         before = sequence.scheduled_tokens
-        self._compute(sequence, min(sequence.wanted_tokens, draft.room), draft)
+        self._compute(sequence, min(sequence.wanted_tokens, plan.room), plan)
         if self._turns.is_shared:
             tokens = max(0, sequence.scheduled_tokens - before)
             self._turns.charge(sequence.request.tenant, tokens)
 
     # -- starting ------------------------------------------------------------------------------
 
-    def _start(self, turn: Turn, sequence: Sequence, draft: Draft) -> bool:
+    def _start(self, turn: Turn, sequence: Sequence, plan: NextPlan) -> bool:
         # One that was preempted while its last token is being drawn must know that token first.
         if sequence.wanted_tokens == 0:
             return False
@@ -132,7 +132,7 @@ class Starting:
         if found is not None:
             turn.passed_over = 0
         while found is None:
-            if not self._make_way(turn, sequence, draft):
+            if not self._make_way(turn, sequence, plan):
                 turn.passed_over += 1
                 self._is_full = len(self._running) >= self.slots
                 self._bound = min(self._bound, turn.had + BYPASS_TOKENS)
@@ -206,14 +206,14 @@ class Starting:
         tenant = max(held, key=lambda each: held[each] / self._turns.of(each).weight)
         return _newest(self._of(tenant))
 
-    def _make_way_for_next(self, draft: Draft) -> None:
+    def _make_way_for_next(self, plan: NextPlan) -> None:
         turn = self._turns.next(t for t in self._turns.active if self._waiting.count(t.tenant))
         if turn is None or (sequence := self._waiting.first(turn.tenant)) is None:
             return
-        if sequence.wanted_tokens and not self._make_way(turn, sequence, draft):
+        if sequence.wanted_tokens and not self._make_way(turn, sequence, plan):
             turn.passed_over += 1
 
-    def _make_way(self, turn: Turn, sequence: Sequence, draft: Draft) -> bool:
+    def _make_way(self, turn: Turn, sequence: Sequence, plan: NextPlan) -> bool:
         """Have another tenant's sequence give way to one whose turn it is, if any should."""
         if not self._turns.is_shared or turn.passed_over < PATIENCE_STEPS:
             return False
@@ -231,7 +231,7 @@ class Starting:
             victim.request.request_id,
             sequence.request.request_id,
         )
-        draft.remove(victim)
+        plan.remove(victim)
         self._roster.preempt(victim)
         return True
 

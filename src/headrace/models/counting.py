@@ -52,11 +52,6 @@ class StepCount:
     def flops(self) -> int:
         return self.matmul_flops + self.attention_flops
 
-    @property
-    def moved_bytes(self) -> float:
-        moved = self.weight_bytes + self.activation_bytes
-        return moved + self.kv_read_bytes + self.kv_written_bytes
-
 
 def size_weights(
     refs: DecoderWeights[WeightRef], bytes_per_value: float

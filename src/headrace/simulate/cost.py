@@ -15,11 +15,8 @@ def linear_cost(
     """A step's fixed part, a part for each token computed, and one for each token attended to."""
 
     def cost(plan: StepPlan) -> float:
-        tokens = context = 0
-        for entry in plan.entries:
-            count = len(entry.token_ids)
-            tokens += count
-            context += entry.start + count
+        tokens = plan.batch_tokens
+        context = sum(plan.starts) + tokens
         return base_s + per_token_s * tokens + per_context_token_s * context
 
     return cost

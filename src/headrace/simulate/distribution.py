@@ -16,10 +16,12 @@ import numpy as np
 
 from headrace.backends.reference.sampling import draw as reference_draw
 from headrace.backends.reference.sampling import masked_in
-from headrace.core.step import Draw, TopLogprobs
+from headrace.core.errors import InvalidRequestError
+from headrace.core.step import DrawParams, RowExtra, TopLogprobs
 
 RANKED = 32  # tokens with a probability of their own
 _MASK = (1 << 64) - 1
+_UNFILTERED = DrawParams(temperature=1.0).filters
 _SURE = 1e-6  # falling off so fast, the first token is all but certain
 
 ROOT = 0x243F6A8885A308D3  # the hash of no tokens
@@ -81,23 +83,17 @@ class Distribution:
                 return self._of_rank(rank + ends)
         return self._of_others()
 
-    def draw(self, how: Draw) -> int | None:
+    def draw(self, params: DrawParams, uniform: float, extra: RowExtra) -> int | None:
         """A token, or None where nothing is left to draw from."""
-        if _adjusts(how):
-            return self._drawn_by_reference(how)
-        if how.temperature == 0:
-            if not _limits(how):
-                return self._vocabulary.eos_id if self._ends else self._token(self._first)
-            return self._likeliest(how)
-        if (
-            not _limits(how)
-            and how.temperature == 1
-            and how.top_k == 0
-            and how.min_p == 0
-            and how.top_p == how.typical_p == 1
-        ):
-            return self._drawn(how.uniform)
-        return self._drawn_by_reference(how)
+        adjusts = params.penalizes or bool(params.bias)
+        limits = params.allowed is not None or extra.adjusts
+        if not adjusts and params.temperature == 0:
+            if limits:
+                return self._likeliest(params, extra)
+            return self._vocabulary.eos_id if self._ends else self._token(self._first)
+        if not adjusts and not limits and params.filters == _UNFILTERED:
+            return self._drawn(uniform)
+        return self._drawn_by_reference(params, uniform, extra)
 
     def _token(self, number: int) -> int:
         eos_id = self._vocabulary.eos_id
@@ -132,21 +128,21 @@ class Distribution:
         ranks = self._ranked + self._ends
         return ranks * self._log_fall - math.log(self._vocabulary.size - ranks)
 
-    def _likeliest(self, how: Draw) -> int | None:
+    def _likeliest(self, params: DrawParams, extra: RowExtra) -> int | None:
         for token in self._ranks(self._vocabulary.size):
-            if _may(token, how):
+            if _may(token, params, extra):
                 return token
-        for token in self._candidates(how):
-            if _may(token, how):
+        for token in self._candidates(params, extra):
+            if _may(token, params, extra):
                 return token
         return None
 
-    def _candidates(self, how: Draw) -> Iterable[int]:
+    def _candidates(self, params: DrawParams, extra: RowExtra) -> Iterable[int]:
         """No fewer tokens than may be drawn, by id."""
-        if how.allowed is not None:
-            return sorted(how.allowed)
-        if how.mask is not None:  # most masks leave few
-            found: list[int] = np.flatnonzero(masked_in(how.mask, self._vocabulary.size)).tolist()
+        if params.allowed is not None:
+            return sorted(params.allowed)
+        if extra.mask is not None:  # most masks leave few
+            found: list[int] = np.flatnonzero(masked_in(extra.mask, self._vocabulary.size)).tolist()
             return found
         return range(self._vocabulary.size)
 
@@ -170,41 +166,22 @@ class Distribution:
             return last
         return next_id + min(int((uniform - running) / each), left - 1)
 
-    def _drawn_by_reference(self, how: Draw) -> int | None:
+    def _drawn_by_reference(
+        self, params: DrawParams, uniform: float, extra: RowExtra
+    ) -> int | None:
         ranks = self._ranks(self._vocabulary.size)
         has_others = len(ranks) < self._vocabulary.size
         logits = np.full(self._vocabulary.size, self._of_others() if has_others else -np.inf)
         logits[ranks] = [self._of_rank(rank) for rank in range(len(ranks))]
-        if how.allowed is not None:
-            outside = np.ones(len(logits), bool)
-            outside[list(how.allowed)] = False
-            logits[outside] = -np.inf
-        if how.mask is not None:
-            logits[~masked_in(how.mask, len(logits))] = -np.inf
-        logits[list(how.banned)] = -np.inf
-        if logits.max() == -np.inf:
+        try:
+            return reference_draw(logits, params, uniform, extra)[0]
+        except InvalidRequestError:
             return None
-        return reference_draw(logits, how)[0]
 
 
-def _may(token: int, how: Draw) -> bool:
-    if how.mask is not None:
+def _may(token: int, params: DrawParams, extra: RowExtra) -> bool:
+    if extra.mask is not None:
         at = token >> 3
-        if at >= len(how.mask) or not how.mask[at] >> (token & 7) & 1:
+        if at >= len(extra.mask) or not extra.mask[at] >> (token & 7) & 1:
             return False
-    return token not in how.banned and (how.allowed is None or token in how.allowed)
-
-
-def _limits(how: Draw) -> bool:
-    """Whether some tokens may not be drawn at all."""
-    return bool(how.allowed is not None or how.mask is not None or how.banned)
-
-
-def _adjusts(how: Draw) -> bool:
-    """Whether the order of tokens may change."""
-    return bool(
-        how.bias
-        or how.repetition_penalty != 1
-        or how.presence_penalty != 0
-        or how.frequency_penalty != 0
-    )
+    return token not in extra.banned and (params.allowed is None or token in params.allowed)

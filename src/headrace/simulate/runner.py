@@ -8,31 +8,32 @@ not know why a plan is as it is, nor real time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from headrace.backends.shared.flight import (
+    CONTINUES_FAILED,
+    Continued,
+    Flight,
+    failed_rows,
+    tokens_before,
+)
+from headrace.backends.shared.plan_check import check_blocks, mistaken
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import (
-    PREVIOUS,
-    Drawn,
-    EntryResult,
-    RunnerLimits,
-    StepEntry,
-    StepPlan,
-    StepResult,
-)
+from headrace.core.step import RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
-from headrace.simulate.slots import Slots, mistaken
+from headrace.simulate.slots import Slots
+
+_NOTHING = RowExtra()
 
 
 @dataclass(slots=True)
-class _Submitted:
+class _Step:
     number: int
-    plan: StepPlan
-    tables: list[list[int]]  # as they were at submission: the engine goes on changing its own
+    plan: StepPlan  # with tables of its own: the engine goes on changing its tables
+    continued: Continued
     started_s: float
     compute_s: float
 
@@ -66,9 +67,9 @@ class SimulatedRunner:
         self._vocabulary = Vocabulary(vocab_size, eos_id, eos_rate)
         self._strict = strict
         self._slots = Slots(limits.total_blocks, limits.block_tokens)
-        self._in_flight: deque[_Submitted] = deque()
+        self._flight: Flight[_Step] = Flight(limits, vocab_size)
+        self._before: StepResult | None = None  # of the step before; None if that failed
         self._busy_until_s = clock.now_s()
-        self._drawn: dict[int, int] = {}  # by the step before
         # Sequences that failed -> plans submitted by then: those that follow are not yet told.
         self._lost: dict[int, int] = {}
         self._failing: set[int] = set()
@@ -83,190 +84,143 @@ class SimulatedRunner:
         self._raising.add(number)
 
     def submit(self, plan: StepPlan) -> None:
-        if len(self._in_flight) >= self.limits.steps_in_flight:
-            raise mistaken(
-                f"{len(self._in_flight)} plans before it that were not collected",
-                f"fewer than {self.limits.steps_in_flight}",
-            )
-        _check_plan(plan, self.limits, self._vocabulary.size, self._strict)
-        submitted = _Submitted(
-            number=self.steps,
-            plan=plan,
-            tables=[list(entry.block_table) for entry in plan.entries],
-            started_s=self._clock.now_s(),
-            compute_s=self._cost(plan),
+        continued = self._flight.check(plan)
+        if not len(plan):
+            raise mistaken("no rows", "1 or more")
+        _check_tables(plan, self.limits, self._strict)
+        kept = replace(
+            plan,
+            token_ids=list(plan.token_ids),
+            tables=[list(table) for table in plan.tables],
         )
+        step = _Step(self.steps, kept, continued, self._clock.now_s(), self._cost(plan))
         self.steps += 1
-        self._in_flight.append(submitted)
+        self._flight.add(plan, step)
 
     def collect(self) -> StepResult:
-        if not self._in_flight:
-            raise HeadraceError(
-                "collect() was called with no plan submitted; expected a submit() before it.",
-                "Submit a plan first.",
-            )
-        submitted = self._in_flight.popleft()
+        step = self._flight.take()
         self.progress += 1
         # One step at a time: it began when it was submitted, or when the step before it was done.
-        self._busy_until_s = max(self._busy_until_s, submitted.started_s) + submitted.compute_s
+        self._busy_until_s = max(self._busy_until_s, step.started_s) + step.compute_s
         self._clock.advance(max(0.0, self._busy_until_s - self._clock.now_s()))
-        if submitted.number in self._raising:
-            self._drawn = {}
-            self._lost.update((entry.sequence_id, self.steps) for entry in submitted.plan.entries)
+        before, self._before = self._before, None
+        if step.number in self._raising:
+            self._lost.update(dict.fromkeys(step.plan.sequence_ids, self.steps))
             raise HeadraceError(
-                f"Step {submitted.number} failed, as raise_on_step() asked.",
+                f"Step {step.number} failed, as raise_on_step() asked.",
                 "Ask for no failure.",
             )
-        results = self._execute(submitted)
-        if all(map(_is_plain, results, submitted.plan.entries)):  # said in few words, as a GPU does
-            drawn = Drawn(
-                [result.sequence_id for result in results],
-                [result.token_id for result in results if result.token_id is not None],
-                [result.logprob for result in results],
-            )
-            return StepResult(drawn=drawn, compute_s=submitted.compute_s)
-        return StepResult(entries=results, compute_s=submitted.compute_s)
+        self._before = self._execute(step, before)
+        return self._before
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _execute(self, submitted: _Submitted) -> list[EntryResult]:
-        plan, tables = submitted.plan, submitted.tables
+    def _execute(self, step: _Step, before: StepResult | None) -> StepResult:
+        plan = step.plan
         for source, target in plan.copies:
             self._slots.copy(source, target)
-        self._check_writers(plan.entries, tables)
-        drawn: dict[int, int] = {}
-        results = []
-        for entry, table in zip(plan.entries, tables, strict=True):
-            if submitted.number < self._lost.get(entry.sequence_id, 0):
-                error = "the step before failed"
-                result = EntryResult(sequence_id=entry.sequence_id, error=error)
+        self._check_writers(plan)
+        failed = set(failed_rows(step.continued, before))
+        for at, token in tokens_before(step.continued, before):
+            plan.token_ids[at] = token
+        result = StepResult(tokens=[], logprobs=[], compute_s=step.compute_s)
+        first = 0
+        for row, (sequence_id, count) in enumerate(
+            zip(plan.sequence_ids, plan.counts, strict=True)
+        ):
+            result.tokens.append([])
+            result.logprobs.append([])
+            tokens, first = plan.token_ids[first : first + count], first + count
+            if row in failed or step.number < self._lost.get(sequence_id, 0):
+                found: RowResult | None = RowResult(error=CONTINUES_FAILED)
             else:
-                result = self._compute(entry, table)
-            if result.error is not None:
-                self._lost[entry.sequence_id] = self.steps
-                self._slots.spoil(table, entry.start, len(entry.token_ids))
-            elif result.token_id is not None:
-                drawn[entry.sequence_id] = result.token_id
-            results.append(result)
-        self._drawn = drawn
-        return results
-
-    def _compute(self, entry: StepEntry, table: list[int]) -> EntryResult:
-        sequence_id, token_ids = entry.sequence_id, entry.token_ids
-        result = EntryResult(sequence_id=sequence_id)
-        if token_ids[0] == PREVIOUS:
-            if sequence_id not in self._drawn:
-                raise mistaken(
-                    f"PREVIOUS for sequence {sequence_id}, which drew nothing in the step before",
-                    "a token id",
-                )
-            token_ids = [self._drawn[sequence_id]]
-        if sequence_id in self._failing:
-            result.error = "made to fail"
-            return result
-        if self._strict:
-            self._slots.check_chain(table, entry.start)
-        hashes = self._slots.write(table, entry.start, token_ids)
-        if entry.targets is not None:
-            scored = [Distribution(value, self._vocabulary) for value in hashes]
-            pairs = zip(scored, entry.targets, strict=True)
-            result.target_logprobs = [after.logprob(target) for after, target in pairs]
-            result.target_top = [after.top(entry.top_logprobs) for after in scored]
-        if entry.pool:
-            result.pooled = [
-                float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
-            ]
-        if entry.draw is not None:
-            after = Distribution(hashes[-1], self._vocabulary)
-            token = after.draw(entry.draw)
-            if token is None:
-                result.error = "no token is left to draw: all are banned or masked"
-                result.is_own_fault = True
-                return result
-            result.token_id = token
-            result.logprob = after.logprob(token)
-            if entry.top_logprobs:
-                result.top = after.top(entry.top_logprobs)
+                found = self._compute(plan, row, tokens, result)
+            if found is None:
+                continue
+            result.extras[row] = found
+            if found.error is not None:
+                result.tokens[row], result.logprobs[row] = [], []
+                self._lost[sequence_id] = self.steps
+                self._slots.spoil(plan.tables[row], plan.starts[row], count)
         return result
 
-    def _check_writers(self, entries: list[StepEntry], tables: list[list[int]]) -> None:
+    def _compute(
+        self, plan: StepPlan, row: int, token_ids: list[int], result: StepResult
+    ) -> RowResult | None:
+        """Puts the drawn token into the result; gives what there is besides, if anything."""
+        table, start, params = plan.tables[row], plan.starts[row], plan.draws[row]
+        asked = plan.extras.get(row, _NOTHING)
+        if plan.sequence_ids[row] in self._failing:
+            return RowResult(error="made to fail")
+        if self._strict:
+            self._slots.check_chain(table, start)
+        hashes = self._slots.write(table, start, token_ids)
+        found = RowResult()
+        if asked.targets is not None:
+            scored = [Distribution(value, self._vocabulary) for value in hashes]
+            pairs = zip(scored, asked.targets, strict=True)
+            found.target_logprobs = [after.logprob(target) for after, target in pairs]
+            found.target_tops = [after.top(asked.top_logprobs) for after in scored]
+        if asked.pool:
+            found.pooled = [
+                float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
+            ]
+        if params is not None:
+            after = Distribution(hashes[-1], self._vocabulary)
+            token = after.draw(params, plan.uniforms[row], asked)
+            if token is None:
+                error = "no token is left to draw: all are banned or masked"
+                return RowResult(error=error, is_own_fault=True)
+            result.tokens[row], result.logprobs[row] = [token], [after.logprob(token)]
+            if asked.top_logprobs:
+                found.tops = [after.top(asked.top_logprobs)]
+        return None if asked is _NOTHING else found
+
+    def _check_writers(self, plan: StepPlan) -> None:
         """No block is written by two sequences; strict: no slot is read that another one writes."""
         size = self.limits.block_tokens
         writers: dict[int, tuple[int, int]] = {}  # block -> sequence, first place written
-        for entry, table in zip(entries, tables, strict=True):
-            first, place = divmod(entry.start, size)
-            last = (entry.start + len(entry.token_ids) - 1) // size
-            for block in table[first : last + 1]:
+        rows = list(zip(plan.sequence_ids, plan.starts, plan.counts, plan.tables, strict=True))
+        for sequence_id, start, count, table in rows:
+            first, place = divmod(start, size)
+            for block in table[first : (start + count - 1) // size + 1]:
                 if block in writers:
                     raise mistaken(
-                        f"block {block} written by sequences {writers[block][0]} and "
-                        f"{entry.sequence_id}",
+                        f"block {block} written by sequences {writers[block][0]} and {sequence_id}",
                         "one writer a block",
                     )
-                writers[block] = (entry.sequence_id, place)
+                writers[block] = (sequence_id, place)
                 place = 0
         if self._strict:
-            for entry, table in zip(entries, tables, strict=True):
-                _check_readers(entry, table, writers, size)
+            for sequence_id, start, _, table in rows:
+                _check_readers(sequence_id, start, table, writers, size)
 
 
 def _check_readers(
-    entry: StepEntry, table: list[int], writers: dict[int, tuple[int, int]], size: int
+    sequence_id: int,
+    start: int,
+    table: list[int],
+    writers: dict[int, tuple[int, int]],
+    size: int,
 ) -> None:
-    for index, block in enumerate(table[: -(-entry.start // size)]):
-        writer, place = writers.get(block, (entry.sequence_id, size))
-        if writer != entry.sequence_id and place < entry.start - index * size:
+    for index, block in enumerate(table[: -(-start // size)]):
+        writer, place = writers.get(block, (sequence_id, size))
+        if writer != sequence_id and place < start - index * size:
             raise mistaken(
-                f"block {block} read by sequence {entry.sequence_id} while {writer} writes it",
+                f"block {block} read by sequence {sequence_id} while {writer} writes it",
                 "positions before `start` to be in the blocks before the step",
             )
 
 
-def _check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int, strict: bool) -> None:
-    if not 0 < plan.batch_tokens <= limits.max_batch_tokens:
-        raise mistaken(f"{plan.batch_tokens} tokens", f"1 to {limits.max_batch_tokens}")
-    if len(plan.entries) > limits.max_sequences:
-        raise mistaken(f"{len(plan.entries)} entries", f"at most {limits.max_sequences}")
-    if len({entry.sequence_id for entry in plan.entries}) != len(plan.entries):
-        raise mistaken("a sequence in more than one entry", "one entry a sequence")
-    for pair in plan.copies:
-        if not all(0 <= block < limits.total_blocks for block in pair):
-            raise mistaken(f"the copy {pair}", f"blocks 0 to {limits.total_blocks - 1}")
-    for entry in plan.entries:
-        _check_entry(entry, limits, vocab_size, strict)
-
-
-def _check_entry(entry: StepEntry, limits: RunnerLimits, vocab_size: int, strict: bool) -> None:
-    who = f"sequence {entry.sequence_id}"
-    token_ids, table = entry.token_ids, entry.block_table
-    end = entry.start + len(token_ids)
-    if not token_ids or entry.start < 0 or end > limits.context_tokens:
-        raise mistaken(
-            f"{who} with {len(token_ids)} tokens from position {entry.start}",
-            f"at least one, within the context of {limits.context_tokens}",
-        )
-    if len(table) * limits.block_tokens < end:
-        raise mistaken(
-            f"{who} with {len(table)} blocks of {limits.block_tokens} tokens",
-            f"enough for {end} tokens",
-        )
-    # Without `strict` only the blocks that will be touched: long tables are most of the cost.
-    used = table if strict else table[max(0, entry.start - 1) // limits.block_tokens :]
-    if min(used) < 0 or max(used) >= limits.total_blocks or len(set(used)) != len(used):
-        raise mistaken(f"{who} with blocks {table}", f"0 to {limits.total_blocks - 1}, each once")
-    if entry.targets is not None and len(entry.targets) != len(token_ids):
-        raise mistaken(f"{who} with {len(entry.targets)} targets", f"{len(token_ids)}")
-    previous = limits.steps_in_flight > 1 and token_ids == [PREVIOUS]
-    for token in [*token_ids, *(entry.targets or ())]:
-        if not 0 <= token < vocab_size and not (previous and token == PREVIOUS):
+def _check_tables(plan: StepPlan, limits: RunnerLimits, strict: bool) -> None:
+    """Without `strict` only the blocks that will be touched: long tables are most of the cost."""
+    if strict:
+        check_blocks(plan, limits)
+    for sequence_id, start, table in zip(plan.sequence_ids, plan.starts, plan.tables, strict=True):
+        used = table if strict else table[max(0, start - 1) // limits.block_tokens :]
+        if min(used) < 0 or max(used) >= limits.total_blocks or len(set(used)) != len(used):
             raise mistaken(
-                f"{who} with a token {token}",
-                f"0 to {vocab_size - 1}, or PREVIOUS alone with plans in flight",
+                f"sequence {sequence_id} with blocks {table}",
+                f"0 to {limits.total_blocks - 1}, each once",
             )
-
-
-def _is_plain(result: EntryResult, entry: StepEntry) -> bool:
-    """Whether a token was drawn, and that is all that was asked for."""
-    asked = entry.targets is not None or entry.top_logprobs > 0 or entry.pool
-    return result.token_id is not None and result.error is None and not asked

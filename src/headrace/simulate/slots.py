@@ -7,7 +7,7 @@ meaning and no sequences.
 
 from __future__ import annotations
 
-from headrace.core.errors import HeadraceError
+from headrace.backends.shared.plan_check import mistaken
 from headrace.simulate.distribution import ROOT, extend
 
 UNWRITTEN = -1
@@ -77,10 +77,3 @@ class Slots:
                     f"follow position {position - 1}",
                     "a table whose tokens were computed one after the other",
                 )
-
-
-def mistaken(found: str, expected: str) -> HeadraceError:
-    return HeadraceError(
-        f"The step plan has {found}; expected {expected}.",
-        "This is a mistake in Headrace: please report it.",
-    )

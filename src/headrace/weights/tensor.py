@@ -16,10 +16,6 @@ class TensorFormat:
     block_values: int
     block_bytes: int
 
-    @property
-    def bits_per_value(self) -> float:
-        return 8 * self.block_bytes / self.block_values
-
 
 FORMATS = {
     f.name: f

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.kv import KV_DTYPES, kv_bytes_per_token
-from headrace.backends.cpu.ops import RecordingOps, Value
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
-from headrace.core.step import StepEntry
+from headrace.backends.shared.recorder import RecordingOps, Value
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
 
 Floats = NDArray[np.float32]
@@ -44,10 +44,8 @@ def attention_spec(
     )
 
 
-def entry(count: int, start: int = 0, table: list[int] | None = None, number: int = 0) -> StepEntry:
-    return StepEntry(
-        sequence_id=number, token_ids=[0] * count, start=start, block_table=table or [0]
-    )
+def entry(count: int, start: int = 0, table: list[int] | None = None, number: int = 0) -> Row:
+    return Row(sequence_id=number, token_ids=[0] * count, start=start, block_table=table or [0])
 
 
 def spec_of(attention: AttentionSpec) -> ModelSpec:
@@ -75,7 +73,7 @@ def test_rope_and_head_norm(run_op: RunOp, interleaved: bool, rotated: int | Non
         return ops.rope(ops.head_norm(v, q, k, a), a)
 
     got = run_op([x], record, positions=[1000, 1001, 1002, 0, 1, 2], tables=[list(range(80))])
-    ops = ReferenceOps(KvBlocks(spec_of(a), 1, 16), entries)
+    ops = ReferenceOps(KvBlocks(spec_of(a), 1, 16), plan_of(*entries))
     normed = ops.head_norm(x, ReferenceWeight(q), ReferenceWeight(k), a)
     np.testing.assert_allclose(got, ops.rope(normed, a), rtol=1e-5, atol=2e-6)
 
@@ -112,8 +110,11 @@ class KeptBlocks(KvBlocks):
         super().__init__(spec_of(a), total_blocks, 16)
         self.kv_dtype = kv_dtype
 
-    def write(self, layer: int, entry: StepEntry, keys: Floats, values: Floats) -> None:
-        super().write(layer, entry, as_kept(keys, self.kv_dtype), as_kept(values, self.kv_dtype))
+    def write(
+        self, layer: int, table: Sequence[int], start: int, keys: Floats, values: Floats
+    ) -> None:
+        kept = as_kept(keys, self.kv_dtype), as_kept(values, self.kv_dtype)
+        super().write(layer, table, start, *kept)
 
 
 @pytest.mark.parametrize("a", SHAPES, ids=lambda a: f"{a.heads}x{a.kv_heads}x{a.head_dim}")
@@ -141,7 +142,7 @@ def test_attention_over_scattered_blocks(run_op: RunOp, a: AttentionSpec, kv_dty
             tables=tables,
             kv=kv,
         )
-        expected = ReferenceOps(blocks, entries).attention(x, a)
+        expected = ReferenceOps(blocks, plan_of(*entries)).attention(x, a)
         if kv_dtype == "int8":
             # A value halfway between two codes may go either way: one code, of 254, of one value.
             np.testing.assert_allclose(got, expected, rtol=0, atol=2e-3)
@@ -170,7 +171,7 @@ def test_rounded_keys_and_values_stay_near_the_exact_ones(
         kv=_native.KvPool(7, 2, 2, 64, kv_dtype),
     )
     entries = [entry(100, 0, table)]
-    expected = ReferenceOps(KvBlocks(spec_of(a), 7, 16), entries).attention(x, a)
+    expected = ReferenceOps(KvBlocks(spec_of(a), 7, 16), plan_of(*entries)).attention(x, a)
     for head in range(4):
         part = slice(64 * head, 64 * head + 64)
         off = np.linalg.norm(got[:, part] - expected[:, part])
@@ -218,7 +219,7 @@ def test_int8_keys_and_values_of_zero_and_of_extreme_size(run_op: RunOp, size: f
 
 def reference_attention(x: Floats, a: AttentionSpec) -> Floats:
     blocks = KvBlocks(spec_of(a), 1, 16)
-    return ReferenceOps(blocks, [entry(len(x))]).attention(x, a)
+    return ReferenceOps(blocks, plan_of(entry(len(x)))).attention(x, a)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

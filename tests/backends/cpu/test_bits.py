@@ -14,12 +14,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import DTypeLike, NDArray
+from tests.backends.random_models import run_draws
+from tests.plans import Draw, Row, plan_of, rows_of
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.draws import DrawArrays
 from headrace.backends.cpu.kv import KV_DTYPES
-from headrace.backends.cpu.ops import RecordingOps, Value
-from headrace.core.step import Draw, StepEntry
+from headrace.backends.cpu.ops import emit
+from headrace.backends.shared.recorder import RecordingOps, Value
 from headrace.models.spec import Activation, AttentionSpec, RopeSpec
 from headrace.weights.tensor import FORMATS, Tensor
 
@@ -211,7 +212,7 @@ def test_draws(path: str) -> None:
     rng = Exact(8)
     logits = rng.standard_normal((6, 1000)) * np.float32(5)
     entries = [
-        StepEntry(sequence_id=0, token_ids=[0], start=0, block_table=[0], draw=how)
+        Row(sequence_id=0, token_ids=[0], start=0, block_table=[0], draw=how)
         for temperature in (0.5, 1.0)
         for how in (
             Draw(temperature=temperature, uniform=0.625),
@@ -222,12 +223,11 @@ def test_draws(path: str) -> None:
     program = _native.Program(_native.Pool(2), None, 6, 3, 16, path)
     ops = RecordingOps()
     value: Value = ops.input(1000)
-    program.finish(ops.emit(program, ops.select(value)))
-    program.slot_view(ops.slots[value], 6)[:] = logits
-    zeros = np.zeros(6, np.int32)
-    arrays = DrawArrays(entries)
-    arrays.run(program, zeros, zeros, zeros, np.zeros((1, 1), np.int32))
-    results = arrays.results(entries)
+    selected = ops.select(value)
+    slots = emit(program, ops.instructions, selected)
+    program.finish(slots[selected])
+    program.slot_view(slots[value], 6)[:] = logits
+    results = rows_of(run_draws(program, plan_of(*entries)))
     check(path, "draws", np.array([r.token_id for r in results], np.int32))
     # A logarithm is the C library's, and may end on another bit.
     reported = np.array([r.logprob for r in results])

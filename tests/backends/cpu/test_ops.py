@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.ops import RecordingOps, Value
+from headrace.backends.cpu.ops import fuse
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
-from headrace.core.step import StepEntry
+from headrace.backends.shared.recorder import RecordingOps, Value, assign_slots, slot_values
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.dequantize import dequantize
 from headrace.weights.tensor import FORMATS, Tensor
@@ -222,7 +223,9 @@ def test_what_is_fused(random_tensor: RandomTensor) -> None:
         ops = RecordingOps()
         x = ops.input(64)
         gate_up = ops.linear(ops.norm(x, weight, 1e-5), up)
-        return ops.assign_slots(ops.add(x, ops.linear(ops.gated(gate_up, Activation.SILU), down)))
+        result = ops.add(x, ops.linear(ops.gated(gate_up, Activation.SILU), down))
+        taken = slot_values(assign_slots(fuse(ops.instructions, result), result))
+        return [(value.width, value.head) for value in taken]
 
     assert slots("Q4_0") == [(64, False), (128, False)]  # x, and the sum in its place; gate and up
     assert slots("F32") == [
@@ -280,8 +283,8 @@ def reference(rows: int) -> ReferenceOps:
         norm_eps=1e-5,
         attention=(attention,),
     )
-    entry = StepEntry(sequence_id=0, token_ids=[0] * rows, start=0, block_table=[0])
-    return ReferenceOps(KvBlocks(spec, 1, 16), [entry])
+    entry = Row(sequence_id=0, token_ids=[0] * rows, start=0, block_table=[0])
+    return ReferenceOps(KvBlocks(spec, 1, 16), plan_of(entry))
 
 
 @pytest.mark.parametrize("width", [16, 40, 576])

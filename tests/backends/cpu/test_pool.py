@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from tests.backends.random_models import SPECS, RandomTensor, make_weights, run
+from tests.plans import Draw, Found, Row
 
 from headrace.backends.cpu import _native, machine
 from headrace.backends.cpu.runner import CpuRunner
-from headrace.core.step import Draw, EntryResult, StepEntry
 
 SLICE_S = 0.006  # what a thread that lost its core is away for, roughly
 
@@ -78,13 +78,13 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def texts(runner: CpuRunner) -> list[list[EntryResult]]:
+def texts(runner: CpuRunner) -> list[list[Found]]:
     """A prompt in two chunks beside others that decode, then forty tokens of three sequences."""
     draw = Draw(temperature=0.9, top_p=0.9, uniform=0.3)
     tables = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14]]
 
-    def entry(number: int, tokens: list[int], start: int) -> StepEntry:
-        return StepEntry(
+    def entry(number: int, tokens: list[int], start: int) -> Row:
+        return Row(
             sequence_id=number,
             token_ids=tokens,
             start=start,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.ops import RecordingOps
+from headrace.backends.cpu.ops import emit
 from headrace.backends.cpu.profile import OperationProfile, Peaks, measure_peaks, read_profile
+from headrace.backends.shared.recorder import RecordingOps
 from headrace.models.spec import AttentionSpec, RopeSpec
 from headrace.weights.tensor import Tensor
 
@@ -32,19 +33,14 @@ def make_program(random_tensor: RandomTensor, threads: int) -> _native.Program:
     program = _native.Program(_native.Pool(threads), kv, 64, 4, 128, None)
     ops = RecordingOps()
     normed = ops.norm(ops.input(64), np.ones(64, np.float32), 1e-5)
-    ops.emit(program, ops.attention(ops.rope(ops.linear(normed, matrix), ATTENTION), ATTENTION))
+    result = ops.attention(ops.rope(ops.linear(normed, matrix), ATTENTION), ATTENTION)
+    emit(program, ops.instructions, result)
     program.finish()
     return program
 
 
 def run(program: _native.Program, rows: int) -> None:
-    positions = np.arange(rows, dtype=np.int32)
-    zeros = np.zeros(rows, np.int32)
-    none, nothing = np.zeros(0, np.int32), np.zeros(0, np.float64)
-    program.run(
-        zeros, positions, zeros, np.arange(8, dtype=np.int32)[None], none, none,
-        np.zeros((0, 5)), nothing, none, np.zeros(0, np.float32),
-    )  # fmt: skip
+    program.run([0] * rows, [rows], [0], [list(range(8))], [None], [0.0])
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -19,13 +19,14 @@ from tests.backends.random_models import (
     run,
     spoil_embedding,
 )
+from tests.plans import Draw, Row, plan_of, rows_of
 
 from headrace.backends.cpu import _native, layout
 from headrace.backends.cpu.kv import KV_DTYPES, kv_bytes_per_token
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import PREVIOUS, Draw, Runner, StepEntry, StepPlan
+from headrace.core.step import PREVIOUS, Runner
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -50,9 +51,9 @@ def test_bytes_are_known_before_they_are_taken(
         assert predicted == runner.activation_bytes
 
 
-def scored(tokens: list[int], number: int, table: list[int], start: int = 0) -> StepEntry:
+def scored(tokens: list[int], number: int, table: list[int], start: int = 0) -> Row:
     """All of the tokens from `start` on, each scored against its successor, and one drawn."""
-    return StepEntry(
+    return Row(
         sequence_id=number,
         token_ids=tokens[start:],
         start=start,
@@ -159,8 +160,8 @@ def test_a_whole_draw_is_the_references(random_tensor: RandomTensor) -> None:
         ({"token_ids": [VOCAB]}, "outside the vocabulary"),
         ({"token_ids": [-2]}, "outside the vocabulary"),
         ({"block_table": [4]}, "outside the pool"),
-        ({"start": 16}, "beyond its block table"),
-        ({"token_ids": [0] * 600, "block_table": [0] * 40}, "more than its buffers"),
+        ({"start": 16}, "1 blocks of 16 tokens; expected enough for 17"),
+        ({"token_ids": [0] * 600, "block_table": [0] * 40}, "600 tokens; expected at most 512"),
     ],
 )
 def test_a_mistaken_plan_is_refused_and_harms_nothing(
@@ -168,11 +169,9 @@ def test_a_mistaken_plan_is_refused_and_harms_nothing(
 ) -> None:
     spec = SPECS["plain"]
     runner = CpuRunner(spec, make_weights(spec, random_tensor, "Q4_0"), total_blocks=4)
-    good = StepEntry(
-        sequence_id=0, token_ids=[5], start=0, block_table=[1], draw=Draw(temperature=0.0)
-    )
+    good = Row(sequence_id=0, token_ids=[5], start=0, block_table=[1], draw=Draw(temperature=0.0))
     before = run(runner, good)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, HeadraceError), match=message):
         run(runner, replace(good, **change))  # type: ignore[arg-type]
     assert run(runner, good) == before
 
@@ -180,10 +179,8 @@ def test_a_mistaken_plan_is_refused_and_harms_nothing(
 GREEDY = Draw(temperature=0.0)
 
 
-def decoded(tokens: list[int], number: int, start: int, table: list[int]) -> StepEntry:
-    return StepEntry(
-        sequence_id=number, token_ids=tokens, start=start, block_table=table, draw=GREEDY
-    )
+def decoded(tokens: list[int], number: int, start: int, table: list[int]) -> Row:
+    return Row(sequence_id=number, token_ids=tokens, start=start, block_table=table, draw=GREEDY)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -223,18 +220,18 @@ def test_a_sequence_goes_on_over_copied_blocks(random_tensor: RandomTensor, kv_d
     # writes other tokens to the block itself in the same step.
     other = scored([*tokens[:20], 1, 2, 3], 0, [3, 5], start=20)
     branch = scored(tokens, 1, [3, 7, 6], start=20)
-    runner.submit(StepPlan(entries=[other, branch], copies=[(5, 2), (2, 7)]))
-    found = runner.collect().entries[1]
+    runner.submit(plan_of(other, branch, copies=[(5, 2), (2, 7)]))
+    found = rows_of(runner.collect())[1]
     assert found.target_logprobs == expected.target_logprobs
     assert (found.token_id, found.logprob) == (expected.token_id, expected.logprob)
 
     runner = prefilled()
-    runner.submit(StepPlan(entries=[], copies=[(3, 0), (5, 1)]))
-    assert runner.collect().entries == []
+    runner.submit(plan_of(copies=[(3, 0), (5, 1)]))
+    assert rows_of(runner.collect()) == []
     (found,) = run(runner, scored(tokens, 2, [0, 1, 6], start=20))
     assert found.target_logprobs == expected.target_logprobs
-    runner.submit(StepPlan(entries=[]))
-    assert runner.collect().entries == []
+    runner.submit(plan_of())
+    assert rows_of(runner.collect()) == []
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -275,7 +272,7 @@ def test_tokens_come_from_the_step_before_while_it_is_in_flight(
     tables are taken away as soon as a plan is submitted: it must have been read by then."""
     assert in_flight.limits.steps_in_flight == 2
     expected = step_by_step(random_tensor, PROMPTS, 12)
-    found = []
+    found, orders = [], []
     lengths = [len(p) for p in PROMPTS]
     for step in range(13):
         entries = [
@@ -283,22 +280,27 @@ def test_tokens_come_from_the_step_before_while_it_is_in_flight(
                     [2 * i, 2 * i + 1])
             for i, p in enumerate(PROMPTS)
         ]  # fmt: skip
-        in_flight.submit(StepPlan(entries=entries[::-1] if step % 2 else entries))
+        order = [2, 1, 0] if step % 2 else [0, 1, 2]
+        in_flight.submit(plan_of(*[entries[i] for i in order]))
+        orders.append(order)
         for entry in entries:
             entry.block_table.clear()
         if step > 0:
-            found.append(in_flight.collect().entries)
-    found.append(in_flight.collect().entries)
-    by_number = [{r.sequence_id: r.token_id for r in results} for results in found]
+            found.append(rows_of(in_flight.collect()))
+    found.append(rows_of(in_flight.collect()))
+    by_number = [
+        {i: result.token_id for i, result in zip(order, results, strict=True)}
+        for order, results in zip(orders, found, strict=True)
+    ]
     assert [[step[i] for i in range(3)] for step in by_number] == expected
 
 
 def test_a_third_plan_has_to_wait(in_flight: Runner) -> None:
-    for number in (2, 1):
-        in_flight.submit(StepPlan(entries=[decoded([number], number, 0, [number])]))
+    for count in (2, 1):
+        in_flight.submit(plan_of(*[decoded([n], n, 0, [n]) for n in range(count)]))
     with pytest.raises(HeadraceError, match="2 in flight; expected fewer than 2"):
-        in_flight.submit(StepPlan(entries=[decoded([3], 3, 0, [3])]))
-    assert [in_flight.collect().entries[0].sequence_id for _ in range(2)] == [2, 1]
+        in_flight.submit(plan_of(decoded([3], 3, 0, [3])))
+    assert [len(rows_of(in_flight.collect())) for _ in range(2)] == [2, 1]
     with pytest.raises(HeadraceError, match="no plan submitted"):
         in_flight.collect()
 
@@ -307,15 +309,14 @@ def test_previous_that_nobody_drew_is_refused_and_the_next_plans_work(in_flight:
     drawn = decoded([5], 0, 0, [0])
     silent = replace(decoded([5, 6], 1, 0, [1]), draw=None)
     unknown = decoded([PREVIOUS], 1, 2, [1])
-    in_flight.submit(StepPlan(entries=[drawn, silent]))
-    in_flight.submit(StepPlan(entries=[unknown]))
-    expected = in_flight.collect().entries[0].token_id
-    in_flight.submit(StepPlan(entries=[drawn]))
+    in_flight.submit(plan_of(drawn, silent))
     with pytest.raises(HeadraceError, match="PREVIOUS for sequence 1; expected a token id"):
-        in_flight.collect()
-    assert in_flight.collect().entries[0].token_id == expected
+        in_flight.submit(plan_of(unknown))
+    in_flight.submit(plan_of(drawn))
+    expected = rows_of(in_flight.collect())[0].token_id
+    assert rows_of(in_flight.collect())[0].token_id == expected
     with pytest.raises(HeadraceError, match="PREVIOUS among 2 tokens"):
-        in_flight.submit(StepPlan(entries=[decoded([5, PREVIOUS], 0, 1, [0])]))
+        in_flight.submit(plan_of(decoded([5, PREVIOUS], 0, 1, [0])))
 
 
 def test_previous_needs_steps_in_flight(random_tensor: RandomTensor) -> None:
@@ -330,9 +331,9 @@ def test_previous_needs_steps_in_flight(random_tensor: RandomTensor) -> None:
         run(runner, decoded([5], 0, 0, [0]))
         with pytest.raises(HeadraceError, match=r"PREVIOUS for sequence 0; .*only one step"):
             run(runner, decoded([PREVIOUS], 0, 1, [0]))
-        runner.submit(StepPlan(entries=[decoded([5], 0, 0, [0])]))
+        runner.submit(plan_of(decoded([5], 0, 0, [0])))
         with pytest.raises(HeadraceError, match="1 in flight; expected fewer than 1"):
-            runner.submit(StepPlan(entries=[decoded([5], 0, 0, [0])]))
+            runner.submit(plan_of(decoded([5], 0, 0, [0])))
 
 
 def test_what_a_step_raises_comes_with_its_own_result(random_tensor: RandomTensor) -> None:
@@ -342,24 +343,23 @@ def test_what_a_step_raises_comes_with_its_own_result(random_tensor: RandomTenso
     weights = make_weights(spec, random_tensor, "Q4_0")
     good = decoded([5], 0, 0, [0])
     with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
-        runner.submit(StepPlan(entries=[good]))
-        runner.submit(StepPlan(entries=[decoded([6], 1, 0, [99])]))  # outside the pool
-        expected = runner.collect().entries
+        runner.submit(plan_of(good))
+        runner.submit(plan_of(decoded([6], 1, 0, [99])))  # outside the pool
+        expected = rows_of(runner.collect())
         follower = decoded([PREVIOUS], 1, 1, [1])
-        runner.submit(StepPlan(entries=[follower, good]))
+        runner.submit(plan_of(follower, good))
         with pytest.raises(ValueError, match="outside the pool"):
             runner.collect()
-        runner.submit(StepPlan(entries=[good, replace(follower, start=2)]))
-        failed, whole = runner.collect().entries
-        assert (failed.sequence_id, failed.token_id) == (1, None)
+        runner.submit(plan_of(good, replace(follower, start=2)))
+        failed, whole = rows_of(runner.collect())
+        assert failed.token_id is None
         assert failed.error == "the step before, which this one continues, failed"
         assert [whole] == expected
-        whole, failed = runner.collect().entries  # and it stays failed
+        whole, failed = rows_of(runner.collect())  # and it stays failed
         assert failed.error is not None
         assert [whole] == expected
-        runner.submit(StepPlan(entries=[good], copies=[(0, 4)]))
-        with pytest.raises(ValueError, match="copy names a block outside the pool"):
-            runner.collect()
+        with pytest.raises(HeadraceError, match=r"a copy of blocks \(0, 4\); expected 0 to 3"):
+            runner.submit(plan_of(good, copies=[(0, 4)]))
         assert run(runner, good) == expected
 
 
@@ -370,9 +370,9 @@ def test_a_sequence_without_numbers_fails_alone_in_flight(random_tensor: RandomT
     plain = decoded([5], 1, 0, [1])
     with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
         (before,) = run(runner, plain)
-        runner.submit(StepPlan(entries=[decoded([13], 0, 0, [0]), plain]))
-        runner.submit(StepPlan(entries=[decoded([PREVIOUS], 0, 1, [0]), plain]))
-        first, second = runner.collect().entries, runner.collect().entries
+        runner.submit(plan_of(decoded([13], 0, 0, [0]), plain))
+        runner.submit(plan_of(decoded([PREVIOUS], 0, 1, [0]), plain))
+        first, second = rows_of(runner.collect()), rows_of(runner.collect())
     assert first[0].error is not None
     assert "not numbers" in first[0].error
     assert second[0].error is not None
@@ -387,7 +387,7 @@ def step_threads() -> list[threading.Thread]:
 def test_the_thread_ends_with_the_runner(random_tensor: RandomTensor) -> None:
     spec = SPECS["plain"]
     weights = make_weights(spec, random_tensor, "Q4_0")
-    good = StepPlan(entries=[decoded([5], 0, 0, [0])])
+    good = plan_of(decoded([5], 0, 0, [0]))
     before = step_threads()
     with CpuRunner(spec, weights, total_blocks=4, overlap=True) as runner:
         runner.submit(good)
@@ -410,18 +410,19 @@ def test_an_interpreter_that_exits_with_plans_in_flight_exits_cleanly() -> None:
     """No close(), a step that is being computed and one that waits, while modules are torn down."""
     program = """
 import time
-from headrace.backends.cpu.flight import Flight
+from headrace.backends.cpu.worker import Worker
 
-class Slow:
-    drawing = frozenset()
-    def compute(self, previous):
-        time.sleep(0.2)
-        print("computed", flush=True)
-        return []
+class Owner:
+    pass
 
-flight = Flight(2)
-flight.submit(Slow())
-flight.submit(Slow())
+def slow():
+    time.sleep(0.2)
+    print("computed", flush=True)
+
+owner = Owner()
+worker = Worker(owner)
+worker.submit(slow)
+worker.submit(slow)
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60

@@ -11,45 +11,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.backends.random_models import run_draws
+from tests.plans import Draw, Found, Row, plan_of, reference_adjust, reference_draw, rows_of
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.draws import DrawArrays
-from headrace.backends.cpu.ops import RecordingOps
-from headrace.backends.reference.sampling import adjust, log_probability, top_log_probabilities
-from headrace.backends.reference.sampling import draw as reference_draw
+from headrace.backends.cpu.ops import emit
+from headrace.backends.reference.sampling import log_probability, top_log_probabilities
+from headrace.backends.shared.recorder import RecordingOps
 from headrace.core.errors import HeadraceError
-from headrace.core.step import Draw, EntryResult, StepEntry
 
 Floats = NDArray[np.float32]
 WIDTH = 1500
 PATHS = _native.paths()
 
 
-def native(logits: Floats, entries: list[StepEntry], path: str | None = None) -> list[EntryResult]:
+def native(logits: Floats, entries: list[Row], path: str | None = None) -> list[Found]:
     """Rows of logits for the entries' tokens, one after the other."""
     rows, width = logits.shape
     program = _native.Program(_native.Pool(2), None, rows, 3, 16, path)
     ops = RecordingOps()
     value = ops.input(width)
-    program.finish(ops.emit(program, ops.select(value)))
-    program.slot_view(ops.slots[value], rows)[:] = logits
-    zeros = np.zeros(rows, np.int32)
-    arrays = DrawArrays(entries)
-    arrays.run(program, zeros, zeros, zeros, np.zeros((1, 1), np.int32))
-    return arrays.results(entries)
+    selected = ops.select(value)
+    slots = emit(program, ops.instructions, selected)
+    program.finish(slots[selected])
+    program.slot_view(slots[value], rows)[:] = logits
+    return rows_of(run_draws(program, plan_of(*entries)))
 
 
-def drawing(how: Draw, top_logprobs: int = 0) -> StepEntry:
-    return StepEntry(
+def drawing(how: Draw, top_logprobs: int = 0) -> Row:
+    return Row(
         sequence_id=0, token_ids=[0], start=0, block_table=[0], draw=how, top_logprobs=top_logprobs
     )
 
 
-def draw_all(logits: Floats, draws: list[Draw], path: str | None = None) -> list[EntryResult]:
+def draw_all(logits: Floats, draws: list[Draw], path: str | None = None) -> list[Found]:
     return native(logits, [drawing(how) for how in draws], path)
 
 
-def tokens_of(results: list[EntryResult]) -> list[int | None]:
+def tokens_of(results: list[Found]) -> list[int | None]:
     return [result.token_id for result in results]
 
 
@@ -97,7 +96,7 @@ full_draws = st.builds(
 )
 
 
-def rows_of(seed: int, spread: float, steps: int) -> Floats:
+def logits_of(seed: int, spread: float, steps: int) -> Floats:
     """Logits; with steps, only on a grid, so that many are equal."""
     logits = np.random.default_rng(seed).standard_normal((1, WIDTH)) * spread
     if steps:
@@ -125,7 +124,7 @@ def edges(logits: Floats, how: Draw) -> set[int]:
 
 def check(logits: Floats, how: Draw, path: str) -> None:
     (found,) = draw_all(logits, [how], path)
-    if np.isneginf(adjust(logits[0], how)).all():
+    if np.isneginf(reference_adjust(logits[0], how)).all():
         with pytest.raises(HeadraceError) as caught:
             reference_draw(logits[0], how)
         assert (found.token_id, found.error) == (None, caught.value.cause)
@@ -151,7 +150,7 @@ row_kinds = st.tuples(
 def test_the_same_token_as_the_reference(
     how: Draw, kind: tuple[int, float, int], path: str
 ) -> None:
-    check(rows_of(*kind), how, path)
+    check(logits_of(*kind), how, path)
 
 
 @settings(deadline=None, max_examples=400)
@@ -159,19 +158,19 @@ def test_the_same_token_as_the_reference(
 def test_the_same_token_with_everything_at_once(
     how: Draw, kind: tuple[int, float, int], path: str
 ) -> None:
-    check(rows_of(*kind), how, path)
+    check(logits_of(*kind), how, path)
 
 
 @settings(deadline=None, max_examples=200)
 @given(how=full_draws, kind=row_kinds)
 def test_adjusted_logits_are_the_same_to_the_bit(how: Draw, kind: tuple[int, float, int]) -> None:
     """Greedy draws that ban what came before walk down the whole order."""
-    logits = rows_of(*kind)
+    logits = logits_of(*kind)
     banned = set(how.banned)
     greedy = replace(how, temperature=0.0)
     for _ in range(12):
         (found,) = draw_all(logits, [replace(greedy, banned=banned)])
-        left = adjust(logits[0], replace(greedy, banned=banned))
+        left = reference_adjust(logits[0], replace(greedy, banned=banned))
         if np.isneginf(left).all():
             assert found.token_id is None
             return
@@ -190,7 +189,7 @@ def test_one_filter_at_a_time_far_into_the_tail(
     only: dict[str, float], temperature: float, path: str
 ) -> None:
     """Uniforms up to the very end: however likely the others, no token that is left is missed."""
-    row = rows_of(11, 6.0, 0)
+    row = logits_of(11, 6.0, 0)
     ends = [1 - 10.0**-exponent for exponent in range(1, 7)]
     hows = [
         Draw(temperature=temperature, uniform=u, **only)  # type: ignore[arg-type]
@@ -208,7 +207,7 @@ def test_one_filter_at_a_time_far_into_the_tail(
 
 def test_rows_of_one_step_do_not_touch_each_other() -> None:
     """Adjusted, plain, scored and failing rows side by side are what they are alone."""
-    logits = np.concatenate([rows_of(seed, 3.0, 0) for seed in range(10)])
+    logits = np.concatenate([logits_of(seed, 3.0, 0) for seed in range(10)])
     penal = Draw(
         temperature=0.9, repetition_penalty=1.5, history=array("i", [3, 3, 9, 9]), prompt_tokens=2,
         frequency_penalty=0.5, uniform=0.6,
@@ -225,7 +224,7 @@ def test_rows_of_one_step_do_not_touch_each_other() -> None:
     entries = [drawing(how, top_logprobs=number) for number, how in enumerate(hows)]
     entries.insert(
         2,
-        StepEntry(
+        Row(
             sequence_id=0, token_ids=[0] * 3, start=0, block_table=[0], targets=[1, 2, 3],
             draw=penal, top_logprobs=4,
         ),
@@ -248,7 +247,7 @@ def test_scores_and_draws_in_one_step(path: str) -> None:
     logits = (rng.standard_normal((8, 4099)) * 4).astype(np.float32)
     how = Draw(temperature=0.8, top_p=0.9, uniform=0.37)
     targets = [17, 4098, 0, 5]
-    scored = StepEntry(
+    scored = Row(
         sequence_id=1, token_ids=[0] * 4, start=0, block_table=[0], targets=targets, top_logprobs=20
     )
     found = native(
@@ -344,7 +343,7 @@ def test_logits_that_are_not_numbers_give_no_token(bad: float) -> None:
     logits = np.zeros((4, 100), np.float32)
     logits[0, 3] = logits[2, 3] = bad
     logits[1, 4] = 1
-    scored = StepEntry(
+    scored = Row(
         sequence_id=1, token_ids=[0] * 2, start=0, block_table=[0], targets=[1, 2], top_logprobs=2
     )
     for how in (

@@ -34,6 +34,7 @@ import torch
 from tests.backends.cuda import mistaken_kernels
 from tests.backends.cuda.no_device import Watch, name_of
 from tests.backends.cuda.served_shapes import META, MODELS, SERVED, Served
+from tests.plans import Draw, Row, plan_of
 from triton.runtime.jit import JITFunction
 
 import headrace.backends.cuda as backend
@@ -43,13 +44,12 @@ from headrace.backends.cuda.kv import KvPool
 from headrace.backends.cuda.loading import Loader
 from headrace.backends.cuda.products import launches, matrix
 from headrace.backends.cuda.products.choice import Choices
-from headrace.backends.cuda.products.gated import ACTIVATION_SILU
 from headrace.backends.cuda.products.matrix import MatrixFormat, quantize_matrix
 from headrace.backends.cuda.products.product import Workspace
 from headrace.backends.cuda.program import Program, attention_windows
 from headrace.backends.cuda.runner import CudaRunner, logit_rows, work_shape
 from headrace.backends.cuda.step.inputs import StepInputs
-from headrace.core.step import PREVIOUS, Draw, RunnerLimits, StepEntry, StepPlan
+from headrace.core.step import PREVIOUS, RunnerLimits, StepPlan
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.describe import describe_file
@@ -198,17 +198,15 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
     scored = list(range(23))
     for count in (1, max_sequences):
         chosen = [draws[n % len(draws)] for n in range(1, count + 1)]
-        yield StepPlan(
-            entries=[
-                StepEntry(
-                    sequence_id=n, token_ids=history, start=0, block_table=[n], draw=chosen[n]
-                )
+        yield plan_of(
+            *[
+                Row(sequence_id=n, token_ids=history, start=0, block_table=[n], draw=chosen[n])
                 for n in range(count)
             ]
         )
-        yield StepPlan(
-            entries=[
-                StepEntry(
+        yield plan_of(
+            *[
+                Row(
                     sequence_id=n,
                     token_ids=[PREVIOUS],
                     start=len(history),
@@ -221,9 +219,9 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
             copies=[(0, 60)],
         )
         for pool in (False, True):  # more rows of logits than exist at one time, and others
-            yield StepPlan(
-                entries=[
-                    StepEntry(
+            yield plan_of(
+                *[
+                    Row(
                         sequence_id=100,
                         token_ids=scored,
                         start=0,
@@ -237,12 +235,9 @@ def _plans(vocab_size: int, max_sequences: int) -> Iterator[StepPlan]:
 
 
 def launch_by_hand(architecture: int) -> None:
-    """What no model above comes to: no product leaves its gate to another launch today, and only a
-    table that a user measured would have INT8 widened for the library."""
+    """What no model above comes to: only a table that a user measured would have INT8 widened for
+    the library."""
     pdl = is_dependent(architecture)
-    gate_up = torch.empty((16, 2 * 14336), dtype=torch.bfloat16, device=META)
-    out = torch.empty((16, 14336), dtype=torch.bfloat16, device=META)
-    launches.gated(gate_up, out, ACTIVATION_SILU, interleaved=True, pdl=pdl)
     int8 = quantize_matrix(torch.empty((4096, 4096), device=META), META, MatrixFormat.INT8)
     launches.widen(int8, Workspace([int8], max_rows=512, device=META, pdl=pdl))
 

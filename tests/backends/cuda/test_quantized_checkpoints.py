@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.plans import Row, plan_of, rows_of
 from tests.weights.packers import Packed, checkpoint, pack_awq, pack_eight_bit, pack_gptq
 
 from headrace.backends.cuda.layout import shape_weights
@@ -18,7 +19,7 @@ from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat, dequantize_matrix
 from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.reference.runner import ReferenceRunner
-from headrace.core.step import Runner, StepEntry, StepPlan
+from headrace.core.step import Runner, StepPlan
 from headrace.weights.dequantize import dequantize
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
@@ -221,7 +222,7 @@ def logprobs(runner: Runner, steps: list[StepPlan]) -> list[float]:
     found: list[float] = []
     for plan in steps:
         runner.submit(plan)
-        (result,) = runner.collect().entries
+        (result,) = rows_of(runner.collect())
         assert result.error is None
         found += result.target_logprobs
     return found
@@ -237,9 +238,9 @@ def test_whole_models_answer_as_the_reference(
     checkpoint(pack).save(tmp_path, config)
     tokens = [3, 17, 40, 5, 22, 9]
     steps = [
-        StepPlan(
-            entries=[
-                StepEntry(
+        plan_of(
+            *[
+                Row(
                     sequence_id=0,
                     token_ids=tokens[first:end],
                     start=first,

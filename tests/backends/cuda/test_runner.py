@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.plans import Draw, Row, plan_of, rows_of
 
 from headrace.backends.cuda.products.choice import Choices, KernelChoice
 from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.runner import CudaRunner, has_dependent_launches
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import HeadraceError
-from headrace.core.step import PREVIOUS, Draw, Runner, StepEntry, StepPlan, StepResult
+from headrace.core.step import PREVIOUS, Runner, StepResult
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
 
@@ -55,12 +56,12 @@ def make(
     return CudaRunner(spec, weights, **limits, device=device, **chosen), reference
 
 
-def entry(number: int, tokens: list[int], start: int, table: list[int], **values: Any) -> StepEntry:
-    return StepEntry(sequence_id=number, token_ids=tokens, start=start, block_table=table, **values)
+def entry(number: int, tokens: list[int], start: int, table: list[int], **values: Any) -> Row:
+    return Row(sequence_id=number, token_ids=tokens, start=start, block_table=table, **values)
 
 
-def run(runner: Runner, *entries: StepEntry, **plan: Any) -> StepResult:
-    runner.submit(StepPlan(entries=list(entries), **plan))
+def run(runner: Runner, *entries: Row, **plan: Any) -> StepResult:
+    runner.submit(plan_of(*entries, **plan))
     return runner.collect()
 
 
@@ -69,13 +70,9 @@ TOLERANCE = 2e-2 if torch.cuda.is_available() else 2e-4
 
 
 def assert_alike(found: StepResult, expected: StepResult, tolerance: float = TOLERANCE) -> None:
-    assert len(found.entries) == len(expected.entries)
-    for mine, other in zip(found.entries, expected.entries, strict=True):
-        assert (mine.sequence_id, mine.error, mine.is_own_fault) == (
-            other.sequence_id,
-            other.error,
-            other.is_own_fault,
-        )
+    assert len(rows_of(found)) == len(rows_of(expected))
+    for mine, other in zip(rows_of(found), rows_of(expected), strict=True):
+        assert (mine.error, mine.is_own_fault) == (other.error, other.is_own_fault)
         assert mine.token_id == other.token_id
         assert math.isclose(mine.logprob, other.logprob, abs_tol=tolerance)
         assert [t for t, _ in mine.top] == [t for t, _ in other.top]
@@ -120,18 +117,16 @@ def test_in_bf16_logprobs_are_near(kv_dtype: str, device: torch.device) -> None:
     tokens = np.random.default_rng(2).integers(0, tiny.VOCAB, 18).tolist()
     step = entry(1, tokens, 0, [2, 5], targets=[*tokens[1:], 0])
     with cuda:
-        found = np.array(run(cuda, step).entries[0].target_logprobs)
-    expected = np.array(run(reference, step).entries[0].target_logprobs)
+        found = np.array(rows_of(run(cuda, step))[0].target_logprobs)
+    expected = np.array(rows_of(run(reference, step))[0].target_logprobs)
     assert np.abs(found - expected).mean() < (0.45 if kv_dtype == "fp8" else 0.06)
 
 
 def test_two_steps_are_in_flight_and_the_second_continues_the_first(device: torch.device) -> None:
     cuda, reference = make("llama", device)
     table = [6, 2]
-    plans = [StepPlan(entries=[entry(9, [1, 2, 3], 0, table, draw=GREEDY)])]
-    plans += [
-        StepPlan(entries=[entry(9, [PREVIOUS], at, table, draw=GREEDY)]) for at in range(3, 9)
-    ]
+    plans = [plan_of(entry(9, [1, 2, 3], 0, table, draw=GREEDY))]
+    plans += [plan_of(entry(9, [PREVIOUS], at, table, draw=GREEDY)) for at in range(3, 9)]
     drawn: list[list[int | None]] = []
     for runner in (cuda, reference):
         assert runner.limits.steps_in_flight == 2
@@ -139,8 +134,8 @@ def test_two_steps_are_in_flight_and_the_second_continues_the_first(device: torc
         runner.submit(plans[0])
         for plan in plans[1:]:
             runner.submit(plan)
-            drawn[-1].append(runner.collect().entries[0].token_id)
-        drawn[-1].append(runner.collect().entries[0].token_id)
+            drawn[-1].append(rows_of(runner.collect())[0].token_id)
+        drawn[-1].append(rows_of(runner.collect())[0].token_id)
     assert drawn[0] == drawn[1]
     assert None not in drawn[0]
     cuda.close()
@@ -157,11 +152,11 @@ def test_a_failed_draw_fails_what_continues_it_and_nothing_else(device: torch.de
     results = []
     for runner in (cuda, reference):
         for entries in steps:
-            runner.submit(StepPlan(entries=entries))
+            runner.submit(plan_of(*entries))
         results.append([runner.collect(), runner.collect()])
     for found, expected in zip(*results, strict=True):
         assert_alike(found, expected)
-    assert results[0][1].entries[0].error is not None
+    assert rows_of(results[0][1])[0].error is not None
     cuda.close()
 
 
@@ -187,15 +182,15 @@ def test_penalties_count_tokens_that_nobody_knows_yet(device: torch.device) -> N
                     start = 0 if step == 0 else len(known[n])
                     asked = replace(how, history=known[n], prompt_tokens=6)
                     entries.append(entry(n, tokens, start, [2 * n, 2 * n + 1], draw=asked))
-                runner.submit(StepPlan(entries=entries))
+                runner.submit(plan_of(*entries))
                 if step:
                     result = runner.collect()
-                    for n, one in zip(range(first, first + 3), result.entries, strict=True):
+                    for n, one in zip(range(first, first + 3), rows_of(result), strict=True):
                         assert one.token_id is not None
                         known[n].append(one.token_id)
-                    found.append([one.token_id for one in result.entries])
+                    found.append([one.token_id for one in rows_of(result)])
             result = runner.collect()
-            for n, one in zip(range(first, first + 3), result.entries, strict=True):
+            for n, one in zip(range(first, first + 3), rows_of(result), strict=True):
                 assert one.token_id is not None
                 known[n].append(one.token_id)
         drawn.append([*found, *known])
@@ -212,7 +207,7 @@ def test_blocks_are_copied_before_the_step(device: torch.device) -> None:
         copies = [(3, 7), (4, 8), (7, 9)]
         found = run(cuda, step, copies=copies)
         assert_alike(found, run(reference, step, copies=copies))
-        assert run(cuda, copies=[(8, 2)]).entries == []
+        assert rows_of(run(cuda, copies=[(8, 2)])) == []
 
 
 def test_tables_that_change_are_seen(device: torch.device) -> None:
@@ -222,7 +217,7 @@ def test_tables_that_change_are_seen(device: torch.device) -> None:
     cuda, reference = make("gguf", device)
     tokens = rng.integers(0, tiny.VOCAB, 40).tolist()
     table = [1, 2]
-    steps: list[tuple[StepEntry, list[tuple[int, int]]]] = [
+    steps: list[tuple[Row, list[tuple[int, int]]]] = [
         (entry(1, tokens[:20], 0, table), []),
         (entry(1, tokens[20:21], 20, [1, 2], draw=GREEDY), []),
         (entry(1, tokens[:18], 0, [5, 6]), []),
@@ -255,7 +250,7 @@ def test_more_rows_are_scored_than_logits_exist(device: torch.device) -> None:
         found, expected = run(cuda, *step), run(reference, *step)
     assert_alike(found, expected)
     for mine, other in zip(
-        found.entries[0].target_top, expected.entries[0].target_top, strict=True
+        rows_of(found)[0].target_top, rows_of(expected)[0].target_top, strict=True
     ):
         assert [t for t, _ in mine] == [t for t, _ in other]
 
@@ -264,18 +259,18 @@ def test_more_rows_are_scored_than_logits_exist(device: torch.device) -> None:
     ("mistake", "cause"),
     [
         (entry(1, [1], 0, [99], draw=GREEDY), "block that is not in the pool"),
-        (entry(1, [1], 20, [0], draw=GREEDY), "table that is too short"),
+        (entry(1, [1], 20, [0], draw=GREEDY), "1 blocks of 16 tokens; expected enough for 21"),
         (entry(1, [tiny.VOCAB], 0, [0]), "outside the vocabulary"),
         (entry(1, [-2], 0, [0]), "outside the vocabulary"),
         (entry(1, [1] * 41, 0, [0, 1, 2]), "41 tokens"),
-        (entry(1, [1], 96, [0] * 7), "past the context"),
+        (entry(1, [1], 96, [0] * 7), "positions 96 to 96; expected positions within the context"),
         (entry(1, [PREVIOUS], 0, [0]), "PREVIOUS for sequence 1"),
-        (entry(1, [1, PREVIOUS], 0, [0]), "among several tokens"),
-        (entry(1, [], 0, [0]), "without tokens"),
+        (entry(1, [1, PREVIOUS], 0, [0]), "PREVIOUS among 2 tokens"),
+        (entry(1, [], 0, [0]), "0 tokens for counts of"),
     ],
 )
 def test_a_mistaken_plan_is_refused_and_harms_nobody(
-    mistake: StepEntry, cause: str, device: torch.device
+    mistake: Row, cause: str, device: torch.device
 ) -> None:
     cuda, reference = make("gguf", device)
     table = [4]
@@ -283,7 +278,7 @@ def test_a_mistaken_plan_is_refused_and_harms_nobody(
     with cuda:
         run(cuda, good[0])
         with pytest.raises(HeadraceError, match=cause):
-            cuda.submit(StepPlan(entries=[mistake]))
+            cuda.submit(plan_of(mistake))
         run(reference, good[0])
         assert_alike(run(cuda, good[1]), run(reference, good[1]))
 
@@ -323,7 +318,7 @@ def test_batch_invariant_rows_have_the_same_bits_in_any_step(
                     for n in range(others)
                 ]
                 result = run(cuda, *more, mine)
-                scores += result.entries[-1].target_logprobs
+                scores += rows_of(result)[-1].target_logprobs
                 at += count
         found.append(scores)
     assert found[0] == found[1] == found[2]
@@ -340,7 +335,7 @@ def test_only_newer_gpus_begin_a_launch_before_the_last_has_ended(
 
 def test_limits_of_flight(device: torch.device) -> None:
     cuda, _ = make("llama", device, overlap=False)
-    step = StepPlan(entries=[entry(1, [1], 0, [0])])
+    step = plan_of(entry(1, [1], 0, [0]))
     with pytest.raises(HeadraceError, match="no plan submitted"):
         cuda.collect()
     before = cuda.progress

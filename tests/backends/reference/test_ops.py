@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight, prepare
-from headrace.core.step import StepEntry
 from headrace.models.dims import Dims, make_spec
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.tensor import FORMATS, Tensor
@@ -40,13 +40,13 @@ def random(*shape: int, seed: int = 0) -> Floats:
 
 def ops_for(spec: ModelSpec, *starts_and_counts: tuple[int, int]) -> ReferenceOps:
     entries = [
-        StepEntry(
+        Row(
             sequence_id=i, token_ids=[(i + t) % 11 for t in range(count)], start=start,
             block_table=list(range(10 * i + 9, 10 * i - 1, -1)),
         )
         for i, (start, count) in enumerate(starts_and_counts)
     ]  # fmt: skip
-    return ReferenceOps(KvBlocks(spec, 40, 16), entries)
+    return ReferenceOps(KvBlocks(spec, 40, 16), plan_of(*entries))
 
 
 def close(found: Floats, wanted: torch.Tensor) -> None:
@@ -140,13 +140,11 @@ def test_attention_is_torchs_over_shuffled_blocks(window: int | None) -> None:
     found: list[list[Floats]] = [[], []]
     for cuts in ([(0, 13), (0, 20)], [(13, 14), (20, 37)], [(14, 50)]):
         entries = [
-            StepEntry(
-                sequence_id=i, token_ids=[0] * (end - start), start=start, block_table=tables[i]
-            )
+            Row(sequence_id=i, token_ids=[0] * (end - start), start=start, block_table=tables[i])
             for i, (start, end) in enumerate(cuts)
         ]
         rows = np.concatenate([texts[i][a:b] for i, (a, b) in enumerate(cuts)])
-        out = ReferenceOps(blocks, entries).attention(rows, attention)
+        out = ReferenceOps(blocks, plan_of(*entries)).attention(rows, attention)
         parts = np.split(out, np.cumsum([b - a for a, b in cuts])[:-1])
         for i, part in enumerate(parts):
             found[i].append(part)

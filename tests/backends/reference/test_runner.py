@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.plans import Draw, Row, plan_of, rows_of
 
 from headrace.backends.reference import runner as runner_module
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import Draw, Runner, StepEntry, StepPlan
+from headrace.core.step import Runner, StepPlan
 from headrace.models import decoder
 from headrace.models.dims import Dims, make_spec
 from headrace.models.families.hub_names import HubNames, hub_weights
@@ -45,12 +46,12 @@ def make_runner(total_blocks: int = 12, **limits: int) -> ReferenceRunner:
 
 def entry(
     tokens: list[int], start: int = 0, table: tuple[int, ...] = (7, 2, 5, 0), sequence: int = 1
-) -> StepEntry:
-    return StepEntry(sequence_id=sequence, token_ids=tokens, start=start, block_table=list(table))
+) -> Row:
+    return Row(sequence_id=sequence, token_ids=tokens, start=start, block_table=list(table))
 
 
-def plan(*entries: StepEntry) -> StepPlan:
-    return StepPlan(entries=list(entries))
+def plan(*entries: Row) -> StepPlan:
+    return plan_of(*entries)
 
 
 def all_logits(tokens: list[int]) -> NDArray[np.float32]:
@@ -83,11 +84,11 @@ def test_results_come_in_the_order_of_plans_and_entries() -> None:
     last.draw = Draw(temperature=0)
     runner.submit(plan(last))
     early, late = runner.collect(), runner.collect()
-    assert [r.sequence_id for r in early.entries] == [1, 2]
-    assert early.entries[0].token_id is None
-    assert early.entries[1].token_id == int(wanted[4].argmax())
-    assert late.entries[0].token_id == int(wanted[-1].argmax())
-    assert late.entries[0].logprob == pytest.approx(log_softmax(wanted[-1:]).max(), abs=1e-5)
+    assert len(rows_of(early)) == 2
+    assert rows_of(early)[0].token_id is None
+    assert rows_of(early)[1].token_id == int(wanted[4].argmax())
+    assert rows_of(late)[0].token_id == int(wanted[-1].argmax())
+    assert rows_of(late)[0].logprob == pytest.approx(log_softmax(wanted[-1:]).max(), abs=1e-5)
     assert late.compute_s > 0
 
 
@@ -103,7 +104,7 @@ def test_scores_are_log_softmax_however_the_head_is_cut(
     scored.targets = [*TEXT[1:], 17]
     scored.draw = Draw(temperature=1, uniform=0.4)
     runner.submit(plan(silent, scored))
-    nothing, found = runner.collect().entries
+    nothing, found = rows_of(runner.collect())
     assert not nothing.target_logprobs
     np.testing.assert_allclose(
         found.target_logprobs, wanted[np.arange(20), scored.targets], atol=1e-5
@@ -118,7 +119,7 @@ def test_alternatives_come_with_each_target_and_the_drawn_token() -> None:
     silent = replace(entry(TEXT, table=(1, 3), sequence=2), draw=Draw(temperature=0))
     runner = make_runner()
     runner.submit(plan(scored, silent))
-    found, plain = runner.collect().entries
+    found, plain = rows_of(runner.collect())
     for top, scores in zip([*found.target_top, found.top], [*wanted, wanted[-1]], strict=True):
         assert [token for token, _ in top] == np.argsort(-scores)[:3].tolist()
         assert [p for _, p in top] == pytest.approx(np.sort(-scores)[:3] * -1, abs=1e-5)
@@ -131,7 +132,7 @@ def test_a_draw_that_nothing_can_follow_fails_alone() -> None:
     empty = replace(entry(TEXT), draw=Draw(temperature=1, allowed=[4], banned=[4]))
     good = replace(entry(TEXT, table=(1, 3), sequence=2), draw=Draw(temperature=0))
     runner.submit(plan(empty, good))
-    failed, found = runner.collect().entries
+    failed, found = rows_of(runner.collect())
     assert failed.token_id is None
     assert failed.error is not None
     assert "No token may follow" in failed.error
@@ -190,10 +191,10 @@ def test_copies_come_before_the_step_and_in_order() -> None:
 def test_an_empty_plan_has_an_empty_result() -> None:
     runner = make_runner()
     runner.submit(plan())
-    assert runner.collect().entries == []
+    assert rows_of(runner.collect()) == []
 
 
-def with_targets(targets: list[int]) -> StepEntry:
+def with_targets(targets: list[int]) -> Row:
     return replace(entry(TEXT[:3]), targets=targets)
 
 
@@ -203,11 +204,11 @@ def with_targets(targets: list[int]) -> StepEntry:
         (plan(entry(TEXT * 2)), "40 tokens; expected at most 32"),
         (
             plan(*(entry([1], sequence=i, table=(i,)) for i in range(5))),
-            "5 entries; expected at most 4",
+            "5 rows; expected at most 4",
         ),
-        (plan(entry([1]), entry([2], table=(3,))), "more than one entry"),
-        (plan(entry([])), "0 tokens from position 0; expected at least one"),
-        (plan(entry([1], start=-1)), "position -1"),
+        (plan(entry([1]), entry([2], table=(3,))), "more than one row"),
+        (plan(entry([])), "0 tokens for counts of"),
+        (plan(entry([1], start=-1)), "positions -1 to -1"),
         (plan(entry([1, 2], start=63)), "within the context of 64"),
         (plan(entry([1], start=16, table=(3,))), "1 blocks of 16 tokens; expected enough for 17"),
         (plan(entry([1], table=(12,))), "0 to 11"),

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.plans import Draw, reference_adjust, reference_draw
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -23,13 +24,10 @@ from transformers import (
 )
 
 from headrace.backends.reference.sampling import (
-    adjust,
-    draw,
     log_probability,
     top_log_probabilities,
 )
 from headrace.core.errors import HeadraceError
-from headrace.core.step import Draw
 
 Row = NDArray[np.float32]
 
@@ -40,7 +38,9 @@ def row(size: int = 50, seed: int = 0) -> Row:
 
 def reachable(logits: Row, how: Draw, steps: int = 4000) -> set[int]:
     """The tokens that some uniform number leads to."""
-    return {draw(logits, replace(how, uniform=(u + 0.5) / steps))[0] for u in range(steps)}
+    return {
+        reference_draw(logits, replace(how, uniform=(u + 0.5) / steps))[0] for u in range(steps)
+    }
 
 
 def processed(processor: object, logits: Row, seen: list[int]) -> Row:
@@ -53,7 +53,7 @@ def processed(processor: object, logits: Row, seen: list[int]) -> Row:
 def test_greedy_is_the_first_of_the_largest() -> None:
     logits = np.array([0, 3, 1, 3], np.float32)
     how = Draw(temperature=0, top_k=1, top_p=0.1, min_p=1, uniform=0.99)
-    token, logprob = draw(logits, how)
+    token, logprob = reference_draw(logits, how)
     assert token == 1
     assert logprob == pytest.approx(torch.tensor(logits).log_softmax(0)[1].item())
 
@@ -100,7 +100,7 @@ def test_repetition_penalty_bias_and_bans_are_transformers() -> None:
         how = Draw(
             temperature=1, repetition_penalty=penalty, history=seen, bias=bias, banned=[3, 30]
         )
-        np.testing.assert_array_equal(adjust(logits, how), wanted)
+        np.testing.assert_array_equal(reference_adjust(logits, how), wanted)
 
 
 def test_presence_and_frequency_penalties_are_openais_formula() -> None:
@@ -116,8 +116,8 @@ def test_presence_and_frequency_penalties_are_openais_formula() -> None:
         wanted[token] *= 0.5 if wanted[token] > 0 else 2
     for token, count in {0: 3, 7: 1, 8: 0, 20: 0, 49: 200}.items():
         wanted[token] -= count * 0.75 + (count > 0) * -0.5
-    np.testing.assert_allclose(adjust(logits, how), wanted, rtol=1e-6)
-    assert adjust(logits, how)[8] == logits[8]
+    np.testing.assert_allclose(reference_adjust(logits, how), wanted, rtol=1e-6)
+    assert reference_adjust(logits, how)[8] == logits[8]
 
 
 def test_only_what_is_allowed_and_not_banned_is_drawn() -> None:
@@ -125,8 +125,8 @@ def test_only_what_is_allowed_and_not_banned_is_drawn() -> None:
     how = Draw(temperature=5, allowed={3, 8, 11, 40}, banned=[8], bias={3: -100, 12: 100})
     assert reachable(logits, how) == {11, 40}  # 3 is allowed, and never comes
     likelier = max((11, 40), key=lambda token: logits[token])
-    assert draw(logits, replace(how, temperature=0))[0] == likelier
-    token, logprob = draw(logits, replace(how, allowed=[3], banned=[]))
+    assert reference_draw(logits, replace(how, temperature=0))[0] == likelier
+    token, logprob = reference_draw(logits, replace(how, allowed=[3], banned=[]))
     assert token == 3
     assert logprob == pytest.approx(torch.tensor(logits).log_softmax(0)[3].item(), rel=1e-5)
 
@@ -137,10 +137,10 @@ def test_a_mask_is_a_bit_a_token_and_ends_where_it_ends() -> None:
     assert reachable(logits, how) == {0, 7, 17}
     assert reachable(logits, replace(how, allowed=[7, 8, 17], banned=[17])) == {7}
     everything = replace(how, mask=b"\xff" * 100)  # longer than the vocabulary
-    assert draw(logits, everything) == draw(logits, Draw(temperature=5))
+    assert reference_draw(logits, everything) == reference_draw(logits, Draw(temperature=5))
     for mask in (b"", bytes(7), bytes(100)):
         with pytest.raises(HeadraceError, match="No token may follow"):
-            draw(logits, Draw(temperature=1, mask=mask))
+            reference_draw(logits, Draw(temperature=1, mask=mask))
 
 
 @pytest.mark.parametrize(("allowed", "banned"), [([2, 3], [3, 2]), ([], []), (None, range(50))])
@@ -149,14 +149,14 @@ def test_nothing_left_is_an_error(
     allowed: list[int] | None, banned: list[int], temperature: float
 ) -> None:
     with pytest.raises(HeadraceError, match="No token may follow"):
-        draw(row(), Draw(temperature=temperature, allowed=allowed, banned=banned))
+        reference_draw(row(), Draw(temperature=temperature, allowed=allowed, banned=banned))
 
 
 def test_a_draw_that_asks_for_nothing_leaves_the_row_alone() -> None:
     logits = row()
     how = Draw(temperature=1, history=[1])
-    assert adjust(logits, how) is logits
-    assert adjust(logits, replace(how, repetition_penalty=2)) is not logits
+    assert reference_adjust(logits, how) is logits
+    assert reference_adjust(logits, replace(how, repetition_penalty=2)) is not logits
     np.testing.assert_array_equal(logits, row())
 
 
@@ -175,7 +175,7 @@ def test_frequencies_are_the_tempered_probabilities() -> None:
     steps = 20_000
     counts = np.zeros(8)
     for u in range(steps):
-        counts[draw(logits, Draw(temperature=0.7, uniform=u / steps))[0]] += 1
+        counts[reference_draw(logits, Draw(temperature=0.7, uniform=u / steps))[0]] += 1
     wanted = torch.softmax(torch.tensor(logits).double() / 0.7, 0).numpy()
     np.testing.assert_allclose(counts / steps, wanted, atol=1.5 / steps)
 
@@ -184,7 +184,7 @@ def test_ties_are_in_order_of_id() -> None:
     logits = np.zeros(10, np.float32)
     assert reachable(logits, Draw(temperature=1, top_k=3)) == {0, 1, 2}
     assert reachable(logits, Draw(temperature=1, top_p=0.3)) == {0, 1, 2}
-    tokens = [draw(logits, Draw(temperature=1, uniform=u / 10))[0] for u in range(10)]
+    tokens = [reference_draw(logits, Draw(temperature=1, uniform=u / 10))[0] for u in range(10)]
     assert tokens == list(range(10))
 
 
@@ -197,14 +197,14 @@ def test_noise_in_the_logits_hardly_moves_a_draw() -> None:
     for u in range(200):
         how = Draw(temperature=1, uniform=(u + 0.5) / 200)
         noisy = logits + noise.normal(0, 1e-4, len(logits)).astype(np.float32)
-        moved += draw(logits, how)[0] != draw(noisy, how)[0]
+        moved += reference_draw(logits, how)[0] != reference_draw(noisy, how)[0]
     assert moved < 10
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     logits = row()
-    found, _ = draw(logits, Draw(temperature=temperature, uniform=0.999))
+    found, _ = reference_draw(logits, Draw(temperature=temperature, uniform=0.999))
     assert found == int(logits.argmax())
 
 
@@ -240,7 +240,7 @@ def test_filters_together_by_exact_fractions(
     how = Draw(
         temperature=1, top_k=top_k, top_p=float(p), min_p=max(0.0, float(m)), uniform=float(u)
     )
-    assert draw(scaled, how)[0] == wanted
+    assert reference_draw(scaled, how)[0] == wanted
 
 
 def test_log_probability_is_torchs() -> None:
@@ -248,7 +248,7 @@ def test_log_probability_is_torchs() -> None:
     wanted = torch.tensor(logits).double().log_softmax(0)
     for token in (0, 17, 999):
         assert log_probability(logits, token) == pytest.approx(wanted[token].item(), rel=1e-12)
-    token, logprob = draw(logits, Draw(temperature=0.3, top_k=5, uniform=0.5))
+    token, logprob = reference_draw(logits, Draw(temperature=0.3, top_k=5, uniform=0.5))
     assert logprob == pytest.approx(wanted[token].item(), rel=1e-12)
 
 
@@ -258,4 +258,4 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float)
     logits = row()
     logits[3] = bad
     with pytest.raises(HeadraceError, match=r"largest logit is (nan|inf)"):
-        draw(logits, Draw(temperature=temperature))
+        reference_draw(logits, Draw(temperature=temperature))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.reference.runner import ReferenceRunner
-from headrace.core.step import StepEntry, StepPlan
 from headrace.models.registry import describe_config
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.files.safetensors import SafetensorsFolder
@@ -54,8 +54,8 @@ def relative_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> f
 
 
 def run_whole(runner: ReferenceRunner, token_ids: list[int]) -> NDArray[np.float32]:
-    entry = StepEntry(sequence_id=1, token_ids=token_ids, start=0, block_table=[5, 2, 9])
-    return runner.logits(StepPlan(entries=[entry]))[0]
+    entry = Row(sequence_id=1, token_ids=token_ids, start=0, block_table=[5, 2, 9])
+    return runner.logits(plan_of(entry))[0]
 
 
 def run_in_chunks(runner: ReferenceRunner, texts: list[list[int]]) -> list[NDArray[np.float32]]:
@@ -69,16 +69,16 @@ def run_in_chunks(runner: ReferenceRunner, texts: list[list[int]]) -> list[NDArr
     while any(at < len(text) for at, text in zip(done, texts, strict=True)):
         waiting = [i for i, text in enumerate(texts) if done[i] < len(text)]
         chosen.shuffle(waiting)
-        plan = StepPlan(entries=[])
+        chunks = []
         for index in waiting:
             at = done[index]
             tokens = texts[index][at : at + chosen.choice([1, 2, 7, 17])]
-            plan.entries.append(
-                StepEntry(sequence_id=index, token_ids=tokens, start=at, block_table=tables[index])
+            chunks.append(
+                Row(sequence_id=index, token_ids=tokens, start=at, block_table=tables[index])
             )
             done[index] += len(tokens)
-        for entry, rows in zip(plan.entries, runner.logits(plan), strict=True):
-            found[entry.sequence_id].append(rows)
+        for chunk, rows in zip(chunks, runner.logits(plan_of(*chunks)), strict=True):
+            found[chunk.sequence_id].append(rows)
     return [np.concatenate(rows) for rows in found]
 
 

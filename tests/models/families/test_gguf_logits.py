@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.plans import Draw, Row, plan_of, rows_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import UnsupportedModelError
-from headrace.core.step import Draw, StepEntry, StepPlan
 from headrace.models.registry import describe_gguf, rope_factors_name
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize
@@ -161,8 +161,8 @@ def open_runner(
 
 
 def run_whole(runner: ReferenceRunner, token_ids: list[int]) -> Floats:
-    entry = StepEntry(sequence_id=1, token_ids=token_ids, start=0, block_table=[5, 2, 9])
-    return runner.logits(StepPlan(entries=[entry]))[0]
+    entry = Row(sequence_id=1, token_ids=token_ids, start=0, block_table=[5, 2, 9])
+    return runner.logits(plan_of(entry))[0]
 
 
 def relative_error(found: Floats, model: torch.nn.Module, token_ids: list[int]) -> float:
@@ -249,12 +249,12 @@ def _greedy(runner: ReferenceRunner, text: list[int], count: int) -> list[int]:
     chunks, at = [text[:5], text[5:]], 0
     while chunks:
         tokens = chunks.pop(0)
-        entry = StepEntry(
+        entry = Row(
             sequence_id=1, token_ids=tokens, start=at, block_table=[7, 3, 11],
             draw=None if chunks else Draw(temperature=0),
         )  # fmt: skip
-        runner.submit(StepPlan(entries=[entry]))
-        result = runner.collect().entries[0]
+        runner.submit(plan_of(entry))
+        result = rows_of(runner.collect())[0]
         at += len(tokens)
         if result.token_id is not None:
             generated.append(result.token_id)

@@ -10,6 +10,8 @@ Speaks the real wire protocol and computes nothing. WHAT is one of
     hang-on-add   stops making progress when a request comes, but goes on beating
     slow-on-add   makes progress for five seconds before it answers
     silent        is ready and never beats
+    garbled       answers every request with columns of different lengths
+    confused      as serve, with tokens and starts of requests that nobody sent between
 """
 
 from __future__ import annotations
@@ -18,18 +20,15 @@ import socket
 import sys
 import time
 
-from headrace.core.request import FinishReason, SampledToken
+from headrace.core.request import FinishReason
 from headrace.server.link import wire
 from headrace.server.link.engine_process import Link
 
 
-def answer(link: Link, request_id: str, prompt: list[int]) -> None:
+def answer(link: Link, number: int, prompt: list[int]) -> None:
     for token in prompt:
-        link.send(wire.Tokens([SampledToken(request_id=request_id, token_id=token, logprob=0.0)]))
-    end = SampledToken(
-        request_id=request_id, token_id=-1, logprob=0.0, finish_reason=FinishReason.LENGTH
-    )
-    link.send(wire.Tokens([end]))
+        link.send(wire.Tokens([number], [0], [token], [0.0], [None]))
+    link.send(wire.Tokens([number], [0], [-1], [0.0], [FinishReason.LENGTH]))
 
 
 def run(what: str, link: Link) -> int:
@@ -65,9 +64,22 @@ def run(what: str, link: Link) -> int:
                 for turn in range(100):
                     link.send(wire.Beat(progress=10**6 + turn))
                     time.sleep(0.05)
+            if what == "garbled":
+                columns = wire.Tokens([message.number], [0], [5], [0.0], [None])
+                columns.token_ids.append(6)
+                link.send(columns)
+                continue
+            if what == "confused":
+                strangers = [message.number + 1, 2**40]
+                columns = wire.Tokens(
+                    strangers, [0, 0], [5, 6], [0.0, 0.0], [None, FinishReason.STOP]
+                )
+                columns.started.extend((number, 0.0, 0) for number in strangers)
+                link.send(columns)
+                link.send(wire.Refused(2**40, 400, "Nobody asked.", "", None))
             hung = hung or what == "hang-on-add"
             if not hung:
-                answer(link, message.request.request_id, message.request.prompt_token_ids)
+                answer(link, message.number, message.request.prompt_token_ids)
         turns += not hung
         if what != "silent":
             link.send(wire.Beat(progress=turns))

@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ import pytest
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ClientTimeoutError, HeadraceError, UnavailableError
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken, SamplingParams
+from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
 from headrace.server.link import supervisor as supervising
 from headrace.server.link import wire
+from headrace.server.link.engine_link import ENGINE_COMMAND
 from headrace.server.link.engine_process import Link
 from headrace.server.link.frames import Encoder
 from headrace.server.link.supervisor import EngineGoneError, State, Supervisor
@@ -63,6 +64,25 @@ def make(what: str, *, hang_timeout_s: float = 30.0, max_restarts: int = 2) -> S
     )
 
 
+def tiny(folder: Path, settings: dict[str, Any], command: Sequence[str]) -> Supervisor:
+    """Over a real engine process with a model of nearly nothing."""
+    (folder / "config.json").write_text(json.dumps(TINY))
+    sizes = {"max_batch_tokens": 16, "kv_tokens": 512}
+    small = {"device": "reference", "load_format": "dummy", **sizes}
+    return Supervisor(
+        wire.Configure(
+            model_path=str(folder),
+            engine=EngineConfig.from_mapping(small | settings),
+            log_level="info",
+            log_format="json",
+            grammars_bytes=1 << 30,
+        ),
+        hang_timeout_s=30.0,
+        max_restarts=1,
+        command=command,
+    )
+
+
 @contextlib.asynccontextmanager
 async def running(supervisor: Supervisor) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(supervisor.run())
@@ -88,10 +108,10 @@ async def answer_of(supervisor: Supervisor, wanted: GenerateRequest) -> list[int
     found: list[int] = []
     with supervisor.engine.stream(wanted) as stream:
         while True:
-            for token in await stream.tokens():
-                if token.finish_reason is not None:
+            for _, token_id, _, reason, _ in await stream.tokens():
+                if reason is not None:
                     return found
-                found.append(token.token_id)
+                found.append(token_id)
 
 
 def test_requests_go_in_and_their_own_tokens_come_out() -> None:
@@ -148,9 +168,6 @@ def test_requests_of_a_dead_engine_end_with_a_clean_error_and_new_ones_wait() ->
 def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_path: Path) -> None:
     """The one whose step it was hears why, the one that waited hears that the engine ended (with
     3), and the next engine answers both."""
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    sizes = {"max_sequences": 1, "max_batch_tokens": 16, "kv_tokens": 512}
-    config = EngineConfig.from_mapping({"device": "reference", "load_format": "dummy", **sizes})
     first, second = (
         GenerateRequest(
             request_id=name,
@@ -161,30 +178,22 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
     )
 
     async def play() -> None:
-        supervisor = Supervisor(
-            wire.Configure(
-                model_path=str(tmp_path),
-                engine=config,
-                log_level="info",
-                log_format="json",
-                grammars_bytes=1 << 30,
-            ),
-            hang_timeout_s=30.0,
-            max_restarts=1,
-            command=(sys.executable, str(LOSING), str(tmp_path / "happened")),
-        )
+        command = sys.executable, str(LOSING), str(tmp_path / "happened")
+        supervisor = tiny(tmp_path, {"max_sequences": 1}, command)
         async with running(supervisor):
             await until(lambda: supervisor.state is State.READY)
             link = supervisor.engine
             with link.stream(first) as computing, link.stream(second) as waiting:
-                found: list[SampledToken] = []
-                while not found or found[-1].finish_reason is None:
+                found: list[wire.Row] = []
+                while not found or found[-1][3] is None:
                     found += await computing.tokens()
                 with pytest.raises(UnavailableError, match="ended with 3 while") as caught:
                     await waiting.tokens()
             assert len(found) == 3
-            assert found[-1].finish_reason is FinishReason.ERROR
-            assert "The GPU failed: an illegal address." in (found[-1].error or "")
+            _, _, _, reason, extra = found[-1]
+            assert reason is FinishReason.ERROR
+            assert extra is not None
+            assert "The GPU failed: an illegal address." in (extra.error or "")
             assert caught.value.status == 503
             await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
             assert supervisor.engine.pid != link.pid
@@ -192,7 +201,59 @@ def test_an_engine_that_lost_its_device_fails_its_requests_and_is_replaced(tmp_p
                 *(answer_of(supervisor, wanted) for wanted in (first, second))
             )
             assert answers[0] == answers[1]
-            assert answers[0][:2] == [token.token_id for token in found[:2]]
+            assert answers[0][:2] == [token_id for _, token_id, *_ in found[:2]]
+
+    asyncio.run(play())
+
+
+def test_an_engine_whose_message_can_not_be_decoded_is_killed_and_replaced() -> None:
+    async def play() -> None:
+        supervisor = make("garbled", max_restarts=50)
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            with pytest.raises(UnavailableError, match="killed by signal 9") as caught:
+                async with asyncio.timeout(60):
+                    await answer_of(supervisor, request("a", [1]))
+            assert caught.value.status == 503
+            await until(lambda: supervisor.restarts == 1 and supervisor.state is State.READY)
+
+    asyncio.run(play())
+
+
+def test_what_is_said_of_requests_that_are_not_there_changes_nothing() -> None:
+    async def play() -> None:
+        supervisor = make("confused")
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            assert await answer_of(supervisor, request("a", [1, 2, 3])) == [1, 2, 3]
+            assert supervisor.restarts == supervisor.engine.unread.total == 0
+
+    asyncio.run(play())
+
+
+def test_an_engine_knows_requests_by_their_numbers(tmp_path: Path) -> None:
+    """Numbers that it has not are let be; an id that is in use is not taken twice, and whoever had
+    it first goes on; a number's end makes its id free."""
+    supervisor = tiny(tmp_path, {"max_sequences": 2}, ENGINE_COMMAND)
+
+    async def play() -> None:
+        async with running(supervisor):
+            await until(lambda: supervisor.state is State.READY)
+            link = supervisor.engine
+            link.send(wire.Cancel(10**6))
+            link.send(wire.StopOne(10**6, 0))
+            params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+            wanted = GenerateRequest(request_id="a", prompt_token_ids=[1, 2, 3], params=params)
+            with link.stream(wanted) as first:
+                await first.tokens()
+                with pytest.raises(HeadraceError, match="'a' is in use"):
+                    await answer_of(supervisor, wanted)
+                reason = None
+                while reason is None:
+                    _, _, _, reason, _ = (await first.tokens())[-1]
+                assert reason is FinishReason.LENGTH
+            assert len(await answer_of(supervisor, wanted)) == 63  # and the last, with its end
+            assert supervisor.restarts == 0
 
     asyncio.run(play())
 
@@ -327,8 +388,8 @@ def test_what_slow_readers_leave_unread_is_bounded() -> None:
             with link.stream(request("slow", [7] * 990)) as slow:
                 await until(lambda: link.unread.total == 991)  # and the end
                 with link.stream(request("other", [8] * 20)) as other:
-                    found: list[SampledToken] = []
-                    while not found or found[-1].finish_reason is None:
+                    found: list[wire.Row] = []
+                    while not found or found[-1][3] is None:
                         found += await other.tokens()
                         await asyncio.sleep(0.01)
                     assert len(found) == 21

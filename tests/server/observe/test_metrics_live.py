@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +14,15 @@ from tests.server.observe.test_metrics import FakeEngine, Scrape
 
 from headrace.assemble import read_tokenizer
 from headrace.core.clock import VirtualClock
-from headrace.core.request import (
-    FinishReason,
-    GenerateRequest,
-    SampledToken,
-    SamplingParams,
-    Started,
-)
+from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
 from headrace.core.server_config import ServerConfig
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
 from headrace.server.access.keys_file import read_keys
 from headrace.server.access.queue import QueueBounds
+from headrace.server.link.engine_link import OnStart
 from headrace.server.link.snapshot import take_snapshot
+from headrace.server.link.wire import Row
 from headrace.server.observe.metrics import Metrics
 from headrace.server.request.call import Call
 from headrace.server.request.generation import generate
@@ -80,7 +75,7 @@ def test_a_request_left_the_queue_before_its_first_step_not_after(default_model_
     told_s: list[float] = []
 
     class Stream:
-        def __init__(self, request: GenerateRequest, on_start: Callable[[Started], None]) -> None:
+        def __init__(self, request: GenerateRequest, on_start: OnStart) -> None:
             self.request, self.on_start = request, on_start
 
         def __enter__(self) -> Stream:
@@ -89,13 +84,11 @@ def test_a_request_left_the_queue_before_its_first_step_not_after(default_model_
         def __exit__(self, *error: object) -> None:
             pass
 
-        async def tokens(self) -> list[SampledToken]:
+        async def tokens(self) -> list[Row]:
             await asyncio.sleep(0.05)  # the step
             told_s.append(time.monotonic())
-            self.on_start(Started(request_id="r", waited_s=0.0, cached_tokens=0))
-            end = SampledToken(request_id="r", token_id=1, logprob=0.0)
-            end.finish_reason = FinishReason.LENGTH
-            return [end]
+            self.on_start(0.0, 0)
+            return [(0, 1, 0.0, FinishReason.LENGTH, None)]
 
     file = open_weights(default_model_path)
     service: Any = SimpleNamespace(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.plans import Draw, Row, plan_of, rows_of
 from tests.weights.packers import (
     CONFIG,
     Checkpoint,
@@ -28,7 +29,7 @@ from headrace.backends.cpu import layout
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.errors import HeadraceError, UnsupportedModelError
-from headrace.core.step import Draw, Runner, StepEntry, StepPlan
+from headrace.core.step import Runner
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.describe import describe_file
 from headrace.weights.load import find_weights, open_weights
@@ -75,7 +76,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Checkpo
 
 def logprobs(runner: Runner) -> list[float]:
     """Of a chunk's tokens and of the token that follows them."""
-    entry = StepEntry(
+    entry = Row(
         sequence_id=0,
         token_ids=TOKENS,
         start=0,
@@ -83,8 +84,8 @@ def logprobs(runner: Runner) -> list[float]:
         targets=[*TOKENS[1:], 1],
         draw=Draw(temperature=0.0),
     )
-    runner.submit(StepPlan(entries=[entry]))
-    (result,) = runner.collect().entries
+    runner.submit(plan_of(entry))
+    (result,) = rows_of(runner.collect())
     assert result.error is None
     return [*result.target_logprobs, result.logprob]
 

@@ -63,8 +63,8 @@ class Matrix:
     def bytes(self) -> int: ...
 
 class Adjustments:
-    """What is done to some of the wanted rows before drawing: row numbers among the wanted, and
-    for each its penalties (repetition, presence, frequency), what limits it (1: `allowed`,
+    """What is done to some rows' logits before drawing: numbers of rows of the plan, and for each
+    its penalties (repetition, presence, frequency), what limits it (1: `allowed`,
     2: its mask, 3: both), and sparse parts: (offsets, ids), (offsets, ids, values) or (offsets,
     mask bytes), one more offset than rows."""
 
@@ -156,30 +156,21 @@ class Program:
         """Slots, rope tables and scratch; all there once finished."""
     def run(
         self,
-        tokens: Ints,
-        positions: Ints,
-        entries: Ints,
-        tables: Ints,
-        wanted_rows: Ints,
-        targets: Ints,
-        draws: Doubles,
-        uniforms: Doubles,
-        out_tokens: Ints,
-        out_logprobs: Floats,
-        adjustments: Adjustments | None = None,
-        tops: tuple[Ints, Ints, Floats] | None = None,
-    ) -> None:
-        """A step. Columns of draws: temperature, top_p, min_p, typical_p, top_k. A token below 0
-        says why there is none (draws.py). `tops` (offsets, ids, logprobs) is written too."""
-    def decode(
-        self,
         tokens: list[int],
-        positions: list[int],
+        counts: list[int],
+        starts: list[int],
         tables: list[list[int]],
-        draws: list[tuple[float, float, float, float, float, float]],
-    ) -> tuple[list[int], list[float]]:
-        """One token of each sequence; one drawn after it, with its log-probability. Columns of
-        draws as in `run`, then the uniform number; none: the likeliest tokens."""
+        draws: list[tuple[float, ...] | None],
+        uniforms: list[float],
+        asked: list[tuple[int, list[int], int]] = ...,
+        adjustments: Adjustments | None = None,
+    ) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
+        """A plan's columns (core/step.py), computed. `draws`: temperature, top_p, min_p,
+        typical_p, top_k. `asked` are (row, targets or nothing, top_logprobs), rows rising.
+
+        Of each wanted row (a sequence's targets, then its draw) the token, its logprob, and the
+        likeliest with theirs: no lists at all if nobody asked for these. A failure comes in the
+        place of a token (backends/shared/answers.py)."""
     def profile(self, on: bool) -> None:
         """Time each operation from now on, or no longer."""
     def take_profile(self) -> list[tuple[str, int, float, float, float, float]]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.backends.cpu.ops import Prepared, RecordingOps, Unloaded
+from headrace.backends.cpu.ops import Prepared, Unloaded, fuse
 from headrace.backends.cpu.runner import LOGIT_ROWS
+from headrace.backends.shared.recorder import Value, assign_slots, record, slot_values
 from headrace.core.errors import UnsupportedModelError
-from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import plain_format
 from headrace.weights.weight import Part, Weight
@@ -113,8 +114,8 @@ def activation_bytes(
     """What a program holds for the worst step: a slot for each value that is alive at one time,
     rope tables, attention scores and a tile of rows a thread, and the samplers' lists."""
     slots = sum(
-        width * (LOGIT_ROWS if head else max_batch_tokens)
-        for width, head in _record_slots(spec, weights)
+        value.width * (LOGIT_ROWS if value.head else max_batch_tokens)
+        for value in _record_slots(spec, weights)
     )
     ropes = {(a.rope.inv_freq, a.rope.scale) for a in spec.attention}
     turns = sum(2 * len(inv_freq) * max_batch_tokens for inv_freq, _ in ropes)
@@ -132,8 +133,8 @@ def activation_bytes(
     return (slots + turns + scores) * FLOAT_BYTES + scratch + samplers
 
 
-def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tuple[int, bool]]:
-    """The decoder recorded with shapes in the place of weights: (width, head) of each slot."""
+def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[Value]:
+    """The decoder recorded with shapes in the place of weights: a value of each slot."""
     shapes: DecoderWeights[Prepared] = weights.map(
         lambda _, weight: Unloaded(
             weight.rows,
@@ -141,8 +142,8 @@ def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[tupl
             quantized=all(plain_format(part).name in _QUANTIZED for part in weight.parts),
         )
     )
-    ops = RecordingOps()
-    return ops.assign_slots(logits(ops, spec, shapes, hidden_states(ops, spec, shapes)))
+    instructions, _, result = record(spec, shapes)
+    return slot_values(assign_slots(fuse(instructions, result), result))
 
 
 def _widest_inputs(weights: DecoderWeights[Weight]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.backends.cpu import _native
 from headrace.backends.cpu.ops import Prepared
-from headrace.core.step import EntryResult, StepEntry
+from headrace.core.step import StepPlan, StepResult
 
 
 class Pooling:
@@ -23,12 +23,13 @@ class Pooling:
         self._weight = weight.astype(np.float64)
         self._eps = eps
 
-    def add(self, entries: list[StepEntry], results: list[EntryResult]) -> None:
-        """To the results of entries that ask for it. Right after their step, before another."""
-        end = 0
-        for entry, result in zip(entries, results, strict=True):
-            first, end = end, end + len(entry.token_ids)
-            if entry.pool:
-                rows = self._program.slot_view(self._slot, end)[first:].astype(np.float64)
-                scale = np.sqrt(np.mean(rows * rows, axis=1, keepdims=True) + self._eps)
-                result.pooled = ((rows / scale).sum(axis=0) * self._weight).tolist()
+    def add(self, plan: StepPlan, result: StepResult) -> None:
+        """To the results of rows that ask for it. Right after their step, before another."""
+        for row, extra in plan.extras.items():
+            if extra.pool:
+                end = sum(plan.counts[: row + 1])
+                view = self._program.slot_view(self._slot, end)
+                hidden = view[end - plan.counts[row] :].astype(np.float64)
+                scale = np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True) + self._eps)
+                pooled = (hidden / scale).sum(axis=0) * self._weight
+                result.extras[row].pooled = pooled.tolist()

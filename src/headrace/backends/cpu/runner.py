@@ -1,42 +1,39 @@
 """The CPU runner: a model's weights packed for the native kernels, and plans run over them.
 
-Turns a StepPlan into flat arrays, makes one native call, and turns arrays back into a StepResult.
-Does not decide anything: block tables and draws come with the plan. A plan's tokens, tables and
-copies are read when it is submitted, so that a block table may grow afterwards; with `overlap` it
-is computed by a thread of the runner's own, while the next one is being written.
+A plan's columns go to one native call, and its answers come back by the row. Does not decide
+anything: block tables and draws come with the plan. With `overlap` a plan is computed by a thread
+of the runner's own, while the next one is being written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
-from headrace.backends.cpu.draws import DrawArrays
-from headrace.backends.cpu.flight import (
-    DrawnTokens,
-    Flight,
-    check_previous,
-    continue_from,
-    previous_rows,
-)
+from headrace.backends.cpu.adjustments import adjustments_of
 from headrace.backends.cpu.kv import DEFAULT_KV_DTYPE, check_kv_dtype
-from headrace.backends.cpu.ops import Prepared, RecordingOps
-from headrace.backends.cpu.plain import PlainStep, is_plain
+from headrace.backends.cpu.ops import Prepared, emit
 from headrace.backends.cpu.pooling import Pooling
 from headrace.backends.cpu.profile import OperationProfile, read_profile
-from headrace.core.step import (
-    Drawn,
-    EntryResult,
-    RunnerLimits,
-    StepEntry,
-    StepPlan,
-    StepResult,
+from headrace.backends.cpu.worker import Worker
+from headrace.backends.shared.answers import answer_rows
+from headrace.backends.shared.flight import (
+    Continued,
+    Flight,
+    fail_rows,
+    failed_rows,
+    tokens_before,
 )
-from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.backends.shared.recorder import record
+from headrace.core.step import RunnerLimits, StepPlan, StepResult
+from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize, plain_tensor
 from headrace.weights.dummy import DummyTensor
@@ -89,14 +86,15 @@ class CpuRunner:
             self._pool, self._kv, max_batch_tokens, LOGIT_ROWS, context, path
         )
         prepared = weights.map(lambda role, weight: _prepare(role, weight, threads, release))
-        ops = RecordingOps()
-        hidden = hidden_states(ops, spec, prepared)
-        result = logits(ops, spec, prepared, hidden)
-        self._program.finish(ops.emit(self._program, result))
-        self._pooling = Pooling(
-            self._program, ops.slots[hidden], prepared.final_norm, spec.norm_eps
+        instructions, hidden, result = record(spec, prepared)
+        slots = emit(self._program, instructions, result)
+        self._program.finish(slots[result])
+        self._pooling = Pooling(self._program, slots[hidden], prepared.final_norm, spec.norm_eps)
+        self._flight: Flight[Future[StepResult] | StepResult] = Flight(
+            self._limits, spec.vocab_size
         )
-        self._flight = Flight(self._limits.steps_in_flight)
+        self._before: StepResult | None = None  # only whoever computes touches it
+        self._worker = Worker(self) if overlap else None
         self.weight_bytes = _packed_bytes(prepared)
 
     @property
@@ -130,15 +128,63 @@ class CpuRunner:
         return self._program.run_s
 
     def submit(self, plan: StepPlan) -> None:
-        self._flight.check_open()
-        check_previous(plan, self._limits)
-        if self._limits.steps_in_flight == 1 and is_plain(plan):
-            self._flight.submit(PlainStep(self._program, plan.entries))
-        else:
-            self._flight.submit(_Step(self._program, self._kv, self._pooling, plan))
+        continued = self._flight.check(plan)
+        asked = [
+            (row, extra.targets or [], extra.top_logprobs)
+            for row, extra in sorted(plan.extras.items())
+            if extra.targets or extra.top_logprobs
+        ]
+        adjustments = adjustments_of(plan)
+        if self._worker is None:
+            result = self._compute(plan, continued, asked, adjustments)
+            self._flight.add(plan, result)
+            return
+        # Of what is not copied when a plan is written, histories were read just now.
+        tables = [list(table) for table in plan.tables]
+        plan = replace(plan, tables=tables, token_ids=list(plan.token_ids))
+        work = partial(self._compute, plan, continued, asked, adjustments)
+        self._flight.add(plan, self._worker.submit(work))
 
     def collect(self) -> StepResult:
-        return self._flight.collect()
+        oldest = self._flight.oldest
+        if isinstance(oldest, Future):
+            oldest.exception()  # waits; Ctrl-C in here leaves the step in flight
+        self._flight.take()
+        return oldest.result() if isinstance(oldest, Future) else oldest
+
+    def _compute(
+        self,
+        plan: StepPlan,
+        continued: Continued,
+        asked: list[tuple[int, list[int], int]],
+        adjustments: _native.Adjustments | None,
+    ) -> StepResult:
+        began = time.perf_counter()
+        before, self._before = self._before, None  # if this step raises
+        if plan.copies:
+            self._kv.copy(np.array(plan.copies, np.int32))
+        if not len(plan):
+            self._before = StepResult(tokens=[], logprobs=[])
+            return self._before
+        for at, token in tokens_before(continued, before):
+            plan.token_ids[at] = token
+        tokens, logprobs, tops = self._program.run(
+            plan.token_ids,
+            plan.counts,
+            plan.starts,
+            plan.tables,
+            [None if draw is None else draw.filters for draw in plan.draws],
+            plan.uniforms,
+            asked,
+            adjustments,
+        )
+        self._before = result = answer_rows(plan, tokens, logprobs, tops)
+        if plan.extras:
+            self._pooling.add(plan, result)
+        fail_rows(result, failed_rows(continued, before))
+        result.compute_s = time.perf_counter() - began
+        result.sample_s = self._program.sample_s
+        return result
 
     def profile(self, on: bool) -> None:
         """Time each operation of the steps to come, or no longer."""
@@ -150,7 +196,12 @@ class CpuRunner:
 
     def close(self) -> None:
         """End the threads and let go of the memory; results not collected are lost."""
+        for step in self._flight:
+            if isinstance(step, Future):
+                step.cancel()
         self._flight.close()
+        if self._worker is not None:
+            self._worker.end()
         # Now, not with the last reference to this runner: what an ending interpreter still holds it
         # never frees, and the native module tells of every object that it finds left.
         for name in ("_pooling", "_program", "_kv", "_pool"):
@@ -166,85 +217,6 @@ class CpuRunner:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _Step:
-    """A plan, read; implements `flight.ReadStep`."""
-
-    def __init__(
-        self, program: _native.Program, kv: _native.KvPool, pooling: Pooling, plan: StepPlan
-    ) -> None:
-        self._program = program
-        self._kv = kv
-        self._pooling = pooling
-        self._copies = np.array(plan.copies, np.int32) if plan.copies else None
-        self._entries = list(plan.entries)
-        self._pools = any(entry.pool for entry in self._entries)
-        self._arrays = _StepArrays(self._entries) if self._entries else None
-        self._unknown = previous_rows(self._entries)
-        self.sample_s = 0.0
-
-    @property
-    def drawing(self) -> Collection[int]:
-        return () if self._arrays is None else self._arrays.draws.drawing
-
-    def compute(self, previous: DrawnTokens) -> Drawn | list[EntryResult]:
-        tokens, failed = continue_from(previous, self._unknown)
-        if self._copies is not None:
-            self._kv.copy(self._copies)
-        if self._arrays is None:
-            return []
-        for row, token in tokens:
-            self._arrays.inputs[0][row] = token
-        self._arrays.run(self._program)
-        self.sample_s = self._program.sample_s
-        if not self._pools and not failed:
-            drawn = self._arrays.draws.drawn(self._entries)
-            if drawn is not None:
-                return drawn
-        results = self._arrays.draws.results(self._entries)
-        self._pooling.add(self._entries, results)
-        for number, error in failed:
-            sequence_id = self._entries[number].sequence_id
-            results[number] = EntryResult(sequence_id=sequence_id, error=error)
-        return results
-
-
-class _StepArrays:
-    """A plan as the flat arrays that the native program reads, and those that it writes."""
-
-    def __init__(self, entries: list[StepEntry]) -> None:
-        columns = np.array(_flatten(entries), np.int32)
-        tables = [entry.block_table for entry in entries]
-        self.inputs = (columns[0], columns[1], columns[2], _even(tables))
-        self.draws = DrawArrays(entries)
-
-    def run(self, program: _native.Program) -> None:
-        self.draws.run(program, *self.inputs)
-
-
-def _flatten(entries: list[StepEntry]) -> tuple[list[int], list[int], list[int]]:
-    """Of every row: its token, its position, the number of its entry."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    owners: list[int] = []
-    for number, entry in enumerate(entries):
-        count = len(entry.token_ids)
-        tokens += entry.token_ids
-        positions += range(entry.start, entry.start + count)
-        owners += [number] * count
-    return tokens, positions, owners
-
-
-def _even(tables: list[list[int]]) -> NDArray[np.int32]:
-    """One row a table, the shorter ones filled up with 0."""
-    width = max(map(len, tables))
-    if all(len(table) == width for table in tables):
-        return np.array(tables, np.int32)
-    even = np.zeros((len(tables), width), np.int32)
-    for row, table in zip(even, tables, strict=True):
-        row[: len(table)] = table
-    return even
 
 
 def _prepare(

@@ -5,26 +5,9 @@ Added up on the device in double precision. Knows neither models nor requests.
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import Protocol
-
-import numpy as np
 import torch
 
-from headrace.core.step import StepEntry
-
-_POOL = attrgetter("pool")
-
-
-class Pooled(Protocol):
-    """A step whose results are yet to come."""
-
-    @property
-    def entries(self) -> list[StepEntry]: ...
-
-    def take_pooled(self, numbers: list[int], sums: torch.Tensor) -> None:
-        """Sums [n, hidden] of the entries with these numbers."""
-        ...
+from headrace.backends.cuda.step.results import StepInFlight
 
 
 class Pooling:
@@ -35,16 +18,16 @@ class Pooling:
         self._weight = weight.double()
         self._eps = eps
 
-    def add(self, step: Pooled) -> None:
+    def add(self, step: StepInFlight) -> None:
         """Right after a step's body, before another's."""
-        if not any(map(_POOL, step.entries)):  # as most steps: this looks at every entry
+        plan = step.plan
+        asking = [row for row, extra in plan.extras.items() if extra.pool]
+        if not asking:
             return
-        asking = [number for number, entry in enumerate(step.entries) if entry.pool]
-        counts = [len(entry.token_ids) for entry in step.entries]
-        ends = np.cumsum(counts)
         sums = []
-        for number in asking:
-            rows = self._hidden[int(ends[number]) - counts[number] : int(ends[number])].double()
-            scale = torch.rsqrt(rows.square().mean(1, keepdim=True) + self._eps)
-            sums.append((rows * scale).sum(0) * self._weight)
+        for row in asking:
+            end = sum(plan.counts[: row + 1])
+            hidden = self._hidden[end - plan.counts[row] : end].double()
+            scale = torch.rsqrt(hidden.square().mean(1, keepdim=True) + self._eps)
+            sums.append((hidden * scale).sum(0) * self._weight)
         step.take_pooled(asking, torch.stack(sums))

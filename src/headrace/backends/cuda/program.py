@@ -19,27 +19,26 @@ from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
 from headrace.backends.cuda.draws.logits_kernels import launch_softcap
 from headrace.backends.cuda.embed import embed, select_rows
 from headrace.backends.cuda.kv import KvPool
-from headrace.backends.cuda.ops import (
-    AddNormed,
-    Attend,
-    Embed,
-    Instruction,
-    Multiply,
-    Norm,
-    RecordingOps,
-    Select,
-    Softcap,
-    Value,
-    assign_slots,
-    fuse,
-)
+from headrace.backends.cuda.ops import AddNormed, RotatedAttend, as_joined, fuse
 from headrace.backends.cuda.products import launches
 from headrace.backends.cuda.products.choice import Choices
 from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.products.product import Norm as ProductNorm
 from headrace.backends.cuda.products.product import Product, Workspace
 from headrace.backends.cuda.step.inputs import StepInputs, StepShape
-from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.backends.shared.recorder import (
+    Embed,
+    Instruction,
+    Multiply,
+    Norm,
+    Select,
+    Softcap,
+    Value,
+    assign_slots,
+    record,
+    slot_values,
+)
+from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec, RopeSpec
 
 
@@ -97,9 +96,10 @@ class Program:
             pdl=dependent,
             normed_columns=spec.hidden_size,
         )
-        instructions, hidden, result = record(spec, weights)
+        recorded, hidden, result = record(spec, weights)
+        instructions = fuse(recorded, result)
         slots = assign_slots(instructions, result)
-        self._buffers = _make_buffers(slots, max_rows, logit_rows, dtype, device)
+        self._buffers = _make_buffers(slot_values(slots), max_rows, logit_rows, dtype, device)
         self._places = {value: self._buffers[slot] for value, slot in slots.items()}
         self.hidden = self._places[hidden]
         self.logits = self._places[result]
@@ -115,7 +115,7 @@ class Program:
     def nbytes(self) -> int:
         """Buffers, workspaces and tables."""
         attention = self._attention
-        held = [*self._buffers.values(), *self._ropes.values()]
+        held = [*self._buffers, *self._ropes.values()]
         held += [attention.sums, attention.weights, attention.counters]
         return sum(tensor.nbytes for tensor in held) + self._products.bytes
 
@@ -133,7 +133,7 @@ class Program:
         match instruction:
             case Embed():
                 return self._embed(instruction)
-            case Attend():
+            case RotatedAttend():
                 return self._attend(instruction)
             case Multiply():
                 multiply = self._multiply(instruction)
@@ -177,18 +177,16 @@ class Program:
         return lambda shape: embed(tokens, data, out, shape.rows, scale=scale, dependent=dependent)
 
     def _multiply(self, instruction: Multiply) -> Callable[[int], None]:
-        matrix = instruction.matrix
+        joined = as_joined(instruction)
+        matrix, norm = joined.matrix, joined.norm
         assert isinstance(matrix, Matrix)
-        norm = None
-        if instruction.norm is not None:
-            norm = ProductNorm(_vector(instruction.norm[0]), instruction.norm[1])
-        x, *added = (self._places[value] for value in instruction.inputs)
-        out = self._places[instruction.output]
+        x, *added = (self._places[value] for value in joined.inputs)
+        out = self._places[joined.output]
         product = Product(
             matrix,
             self._products,
-            norm=norm,
-            activation=instruction.activation,
+            norm=None if norm is None else ProductNorm(_vector(norm.weight), norm.eps),
+            activation=joined.activation,
             add=bool(added),
         )
         residual = added[0] if added else None
@@ -202,22 +200,16 @@ class Program:
             source[:rows], out[:rows], weight=weight, eps=eps, pdl=pdl
         )
 
-    def _attend(self, instruction: Attend) -> BodyLaunch:
-        spec = instruction.attention
-        assert instruction.rotates
+    def _attend(self, instruction: RotatedAttend) -> BodyLaunch:
+        spec, norms = instruction.attention, instruction.head_norm
         if spec.rope not in self._ropes:
             self._ropes[spec.rope] = rope_table(spec.rope, self._context_tokens, self._device)
-        q_norm, k_norm = (
-            (None, None)
-            if instruction.head_norm is None
-            else (_vector(weight) for weight in instruction.head_norm)
-        )
         rope = RopeKernel(
             spec,
             self._block_tokens,
             self._ropes[spec.rope],
-            q_norm=q_norm,
-            k_norm=k_norm,
+            q_norm=None if norms is None else _vector(norms.q_weight),
+            k_norm=None if norms is None else _vector(norms.k_weight),
             dependent=self._dependent,
         )
         shared = (spec, self._shape, self._block_tokens, self._attention)
@@ -236,37 +228,27 @@ class Program:
         return launch
 
 
-def record(
-    spec: ModelSpec, weights: DecoderWeights[Prepared]
-) -> tuple[list[Instruction], Value, Value]:
-    """The decoder's instructions, its last hidden states, and its logits."""
-    ops = RecordingOps()
-    hidden = hidden_states(ops, spec, weights)
-    result = logits(ops, spec, weights, hidden)
-    return fuse(ops.instructions, result), hidden, result
-
-
 def attention_windows(spec: ModelSpec) -> list[int | None]:
     """Each different one, as layers that share it share a work list."""
     return list(dict.fromkeys(attention.window for attention in spec.attention))
 
 
 def _make_buffers(
-    slots: dict[Value, int],
+    values: list[Value],
     max_rows: int,
     logit_rows: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[int, torch.Tensor]:
+) -> list[torch.Tensor]:
     """Zeros: rows of padding that nobody writes are still read."""
-    return {
-        slot: torch.zeros(
+    return [
+        torch.zeros(
             (logit_rows if value.head else max_rows, value.width),
             dtype=torch.float32 if value.is_logits else dtype,
             device=device,
         )
-        for value, slot in slots.items()
-    }
+        for value in values
+    ]
 
 
 def _vector(weight: Prepared) -> torch.Tensor:

@@ -12,26 +12,27 @@ a GPU the same launches run at once, through Triton's interpreter.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.backends.cuda.attention.plan import WorkShape
 from headrace.backends.cuda.device import DEPENDENT_CAPABILITY, taking
 from headrace.backends.cuda.draws.sampling import Sampler, Tops
+from headrace.backends.cuda.draws.wanted import Wanted
 from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
 from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.pooling import Pooling
 from headrace.backends.cuda.products.choice import Choices, InvariantChoices
 from headrace.backends.cuda.program import Program, attention_windows
-from headrace.backends.cuda.step.block_tables import mistaken
 from headrace.backends.cuda.step.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
 from headrace.backends.cuda.step.inputs import StepInputs, StepShape
 from headrace.backends.cuda.step.results import Landing, StepInFlight
-from headrace.backends.draws import Wanted
+from headrace.backends.shared.flight import Flight
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
@@ -81,8 +82,9 @@ class CudaRunner:
         )
         self._cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._cuda else None
-        self._flight: deque[StepInFlight] = deque()
-        self._drawn: dict[int, int] = {}  # by the last step: sequence -> its wanted row
+        self._flight: Flight[StepInFlight] = Flight(self._limits, spec.vocab_size)
+        # Of the last step: the wanted row of each row's draw.
+        self._drawn_at: NDArray[np.int32] = np.empty(0, np.int32)
         self._steps = 0
         self._steps_begun = 0
         self._lost: DeviceLostError | None = None
@@ -168,7 +170,7 @@ class CudaRunner:
     @property
     def progress(self) -> int:
         """Steps handed over, and steps that the device has come to the end of."""
-        return self._steps + sum(step.is_done for step in list(self._flight))
+        return self._steps + sum(step.is_done for step in self._flight)
 
     @property
     def kv_bytes(self) -> int:
@@ -183,36 +185,25 @@ class CudaRunner:
         return self._graphs.nbytes
 
     def submit(self, plan: StepPlan) -> None:
-        self._check_open()
-        if len(self._flight) >= self._limits.steps_in_flight:
-            raise HeadraceError(
-                f"A plan was submitted with {len(self._flight)} in flight; expected fewer than "
-                f"{self._limits.steps_in_flight}.",
-                "Collect one first.",
-            )
+        if self._lost is not None:
+            raise self._lost
+        continued = self._flight.check(plan)
         landing = self._landings[self._steps_begun % len(self._landings)]
-        step = StepInFlight(plan, landing)
-        self._check_plan(plan, step)
+        step = StepInFlight(plan, continued, landing)
         with self._computing():
-            self._compute(plan, step)
+            self._compute(step)
         self._steps_begun += 1
-        self._flight.append(step)
+        self._flight.add(plan, step)
         self._steps += 1
 
     def collect(self) -> StepResult:
         if self._lost is not None:
             raise self._lost
-        if not self._flight:
-            raise HeadraceError(
-                "collect() was called with no plan submitted; expected a submit() before it.",
-                "Submit a plan first.",
-            )
         with self._reporting():
-            self._flight[0].wait()  # Ctrl-C in here leaves the step in flight
-            step = self._flight.popleft()
-            result = step.result()
-        if self._flight:
-            self._flight[0].inherit_failures(result)
+            self._flight.oldest.wait()  # Ctrl-C in here leaves the step in flight
+            result = self._flight.take().result()
+        if len(self._flight):
+            self._flight.oldest.inherit_failures(result)
         self._steps += 1
         return result
 
@@ -237,7 +228,7 @@ class CudaRunner:
         if self._closed:
             return
         self._closed = True
-        self._flight.clear()
+        self._flight.close()
         if self._cuda and self._lost is None:
             torch.cuda.synchronize(self._device)
         for name in (
@@ -267,18 +258,17 @@ class CudaRunner:
 
     # -- one step ----------------------------------------------------------------------------------
 
-    def _compute(self, plan: StepPlan, step: StepInFlight) -> None:
+    def _compute(self, step: StepInFlight) -> None:
+        plan, wanted = step.plan, step.wanted
         step.began()
         if plan.copies:
             self._kv.copy(plan.copies)
-        entries = plan.entries
-        if not entries:
-            self._drawn = {}
+        if not len(plan):
+            self._drawn_at = wanted.drawn_at
             step.ended()
             return
-        wanted = step.wanted
-        shape = self._inputs.shape_of(max(step.counts), self._padded(step.rows))
-        self._inputs.fill(entries, step.counts, wanted.rows, self._drawn, shape)
+        shape = self._inputs.shape_of(max(plan.counts), self._padded(plan.batch_tokens))
+        self._inputs.fill(plan, wanted.rows, step.continued, self._drawn_at, shape)
         self._graphs.run(
             shape, lambda: self._launch_body(shape), shape.rows, at_once=shape.is_decode
         )
@@ -289,7 +279,7 @@ class CudaRunner:
             tops += self._draw(wanted)
         else:
             tops += self._draw_in_pieces(wanted)
-        self._drawn = wanted.drawn
+        self._drawn_at = wanted.drawn_at
         step.fetch(self._sampler.results, tops)
         step.ended()
 
@@ -367,23 +357,6 @@ class CudaRunner:
                 raise
             self._lost = _lost(error, "The engine must be started anew.")
             raise self._lost from error
-
-    def _check_open(self) -> None:
-        if self._lost is not None:
-            raise self._lost
-        if self._closed:
-            raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
-
-    def _check_plan(self, plan: StepPlan, step: StepInFlight) -> None:
-        limits = self._limits
-        if step.rows > limits.max_batch_tokens:
-            raise mistaken(f"{step.rows} tokens", f"at most {limits.max_batch_tokens}")
-        if len(plan.entries) > limits.max_sequences:
-            raise mistaken(f"{len(plan.entries)} entries", f"at most {limits.max_sequences}")
-        if not all(step.counts):
-            raise mistaken("an entry without tokens", "one or more")
-        if any(not 0 <= block < limits.total_blocks for pair in plan.copies for block in pair):
-            raise mistaken(f"copies of blocks {plan.copies}", f"0 to {limits.total_blocks - 1}")
 
 
 def work_shape(

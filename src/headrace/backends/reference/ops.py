@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.step import StepEntry
+from headrace.core.step import StepPlan
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.dequantize import dequantize
 from headrace.weights.weight import Weight
@@ -58,10 +58,12 @@ class KvBlocks:
             for layer in self.layers:
                 layer[:, target] = layer[:, source]
 
-    def write(self, layer: int, entry: StepEntry, keys: Floats, values: Floats) -> None:
-        """Store the keys and values of an entry's tokens: [n, kv_heads, head_dim] each."""
-        positions = np.arange(entry.start, entry.start + len(entry.token_ids))
-        blocks = np.asarray(entry.block_table)[positions // self.block_tokens]
+    def write(
+        self, layer: int, table: Sequence[int], start: int, keys: Floats, values: Floats
+    ) -> None:
+        """Store the keys and values of tokens from `start` on: [n, kv_heads, head_dim] each."""
+        positions = np.arange(start, start + len(keys))
+        blocks = np.asarray(table)[positions // self.block_tokens]
         slots = positions % self.block_tokens
         self.layers[layer][0, blocks, slots] = keys
         self.layers[layer][1, blocks, slots] = values
@@ -83,19 +85,22 @@ class ReferenceOps:
     def __init__(
         self,
         blocks: KvBlocks,
-        entries: Sequence[StepEntry],
+        plan: StepPlan,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self._advance = advance  # called by each operation that takes time
         self._blocks = blocks
-        self._entries = entries
-        self._token_ids = np.array([t for entry in entries for t in entry.token_ids], np.int64)
+        self._token_ids = np.array(plan.token_ids, np.int64)
         self._positions = np.concatenate(
-            [np.arange(e.start, e.start + len(e.token_ids)) for e in entries]
+            [np.arange(s, s + n) for s, n in zip(plan.starts, plan.counts, strict=True)]
         )
-        ends = np.cumsum([len(entry.token_ids) for entry in entries])
-        self._rows = [
-            slice(end - len(e.token_ids), end) for e, end in zip(entries, ends, strict=True)
+        ends = np.cumsum(plan.counts)
+        # Of each sequence: its rows, its first position, its blocks.
+        self._shares = [
+            (slice(end - count, end), start, table)
+            for end, count, start, table in zip(
+                ends, plan.counts, plan.starts, plan.tables, strict=True
+            )
         ]
         self._turns: dict[int, tuple[Floats, Floats]] = {}
         self.wanted: Sequence[int] = range(len(self._token_ids))
@@ -134,14 +139,14 @@ class ReferenceOps:
     def attention(self, qkv: Floats, attention: AttentionSpec) -> Floats:
         self._advance()
         q, k, v = _heads(qkv, attention)
-        for entry, rows in zip(self._entries, self._rows, strict=True):
-            self._blocks.write(attention.layer, entry, k[rows], v[rows])
+        for rows, start, table in self._shares:
+            self._blocks.write(attention.layer, table, start, k[rows], v[rows])
         out = np.empty((len(qkv), attention.q_width), np.float32)
-        for entry, rows in zip(self._entries, self._rows, strict=True):
+        for rows, first, table in self._shares:
             for at in range(rows.start, rows.stop, _QUERY_ROWS):
                 some = slice(at, min(at + _QUERY_ROWS, rows.stop))
-                start = entry.start + at - rows.start
-                out[some] = self._attend(q[some], start, entry.block_table, attention)
+                start = first + at - rows.start
+                out[some] = self._attend(q[some], start, table, attention)
         return out
 
     def gated(self, gate_up: Floats, activation: Activation) -> Floats:

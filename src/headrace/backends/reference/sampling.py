@@ -36,17 +36,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.step import Draw, TopLogprobs
+from headrace.core.step import DrawParams, RowExtra, TopLogprobs
 
 LEAST_WEIGHT = 2.0**-40
+_NOTHING = RowExtra()
 
 
-def draw(logits: NDArray[np.floating], how: Draw) -> tuple[int, float]:
+def draw(
+    logits: NDArray[np.floating],
+    params: DrawParams,
+    uniform: float = 0.0,
+    extra: RowExtra = _NOTHING,
+) -> tuple[int, float]:
     """A token and its log-probability, from one row of logits."""
     largest(logits)
-    adjusted = adjust(logits, how).astype(np.float64)
+    adjusted = adjust(logits, params, extra).astype(np.float64)
     _check_adjusted(adjusted)
-    token = int(np.argmax(adjusted)) if how.temperature == 0 else _sampled(adjusted, how)
+    if params.temperature == 0:
+        token = int(np.argmax(adjusted))
+    else:
+        token = _sampled(adjusted, params, uniform)
     return token, log_probability(logits, token)
 
 
@@ -62,34 +71,31 @@ def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogpro
     return [(int(token), float(scores[token])) for token in order]
 
 
-def adjust(logits: NDArray[np.floating], how: Draw) -> NDArray[np.floating]:
+def adjust(
+    logits: NDArray[np.floating], params: DrawParams, extra: RowExtra = _NOTHING
+) -> NDArray[np.floating]:
     """Bias, allowed, masked and banned tokens, penalties: 1. to 4. The row itself if nothing is
     asked."""
-    repeats = how.repetition_penalty != 1 and len(how.history) > 0
-    output = how.history[how.prompt_tokens :]
-    counted = (how.presence_penalty != 0 or how.frequency_penalty != 0) and len(output) > 0
-    limited = how.allowed is not None or how.mask is not None or how.banned
-    if not (how.bias or limited or repeats or counted):
+    if not (params.adjusts or extra.adjusts):
         return logits
     row = logits.astype(np.float32)
-    for token, bias in how.bias.items():
+    for token, bias in params.bias.items():
         row[token] += np.float32(bias)
-    if how.allowed is not None:
+    if params.allowed is not None:
         outside = np.ones(len(row), bool)
-        outside[list(how.allowed)] = False
+        outside[list(params.allowed)] = False
         row[outside] = -np.inf
-    if how.mask is not None:
-        row[~masked_in(how.mask, len(row))] = -np.inf
-    row[list(how.banned)] = -np.inf
+    if extra.mask is not None:
+        row[~masked_in(extra.mask, len(row))] = -np.inf
+    row[list(extra.banned)] = -np.inf
     with np.errstate(over="ignore"):  # past float32: infinite, which is refused afterwards
-        if repeats:
-            penalty = np.float32(how.repetition_penalty)
-            for token in set(how.history):
+        if params.repetition_penalty != 1:
+            penalty = np.float32(params.repetition_penalty)
+            for token in set(extra.history):
                 row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
-        if counted:
-            for token, count in Counter(output).items():
-                row[token] -= np.float32(how.frequency_penalty) * np.float32(count)
-                row[token] -= np.float32(how.presence_penalty)
+        for token, count in Counter(extra.history[extra.prompt_tokens :]).items():
+            row[token] -= np.float32(params.frequency_penalty) * np.float32(count)
+            row[token] -= np.float32(params.presence_penalty)
     return row
 
 
@@ -101,24 +107,24 @@ def masked_in(mask: bytes, size: int) -> NDArray[np.bool_]:
     return allowed
 
 
-def _sampled(logits: NDArray[np.float64], how: Draw) -> int:
+def _sampled(logits: NDArray[np.float64], params: DrawParams, uniform: float) -> int:
     order = np.argsort(-logits, kind="stable")  # stable: equal logits stay in order of id
-    if how.top_k > 0:
-        order = order[: how.top_k]
+    if params.top_k > 0:
+        order = order[: params.top_k]
     with np.errstate(over="ignore"):  # a tiny temperature: -infinity, and a weight of 0
-        weights = np.exp((logits[order] - logits[order[0]]) / how.temperature)
-    kept = weights >= max(how.min_p, LEAST_WEIGHT)
+        weights = np.exp((logits[order] - logits[order[0]]) / params.temperature)
+    kept = weights >= max(params.min_p, LEAST_WEIGHT)
     order, weights = order[kept], weights[kept]
-    if how.typical_p < 1:
-        kept = _typical(logits[order], weights, how.typical_p)
+    if params.typical_p < 1:
+        kept = _typical(logits[order], weights, params.typical_p)
         order, weights = order[kept], weights[kept]
-    if how.top_p < 1:
+    if params.top_p < 1:
         sums = np.cumsum(weights)
-        end = int(np.searchsorted(sums, how.top_p * sums[-1], side="left")) + 1
+        end = int(np.searchsorted(sums, params.top_p * sums[-1], side="left")) + 1
         order, weights = order[:end], weights[:end]
     by_id = np.argsort(order)
     sums = np.cumsum(weights[by_id])
-    chosen = int(np.searchsorted(sums, how.uniform * sums[-1], side="right"))
+    chosen = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
     return int(order[by_id[min(chosen, len(sums) - 1)]])
 
 

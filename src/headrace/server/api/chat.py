@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.core.bounds import ECHOED_LOGPROBS
 from headrace.core.errors import InvalidRequestError
-from headrace.core.request import CompletionOutput, FinishReason, GenerateRequest
+from headrace.core.request import CompletionOutput, GenerateRequest
 from headrace.server.api.chat_stream import ChatStream
 from headrace.server.api.functions import refuse_functions
 from headrace.server.request.body import read_struct
@@ -207,7 +207,7 @@ async def _complete(
 
 def _choice(tokenizer: Tokenizer, output: CompletionOutput, use: ToolUse) -> Choice:
     assert output.finish_reason is not None
-    reason, stop_reason = ending(FinishReason(output.finish_reason))
+    reason, stop_reason = ending(output.finish_reason)
     logprobs = None
     if output.logprobs is not None:
         found = zip(output.token_ids, output.logprobs, strict=True)

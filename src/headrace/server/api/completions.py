@@ -13,7 +13,7 @@ from typing import Literal, cast
 import msgspec
 from msgspec import UNSET, Raw
 
-from headrace.core.request import FinishReason, GenerateRequest, RequestOutput
+from headrace.core.request import GenerateRequest, RequestOutput
 from headrace.server.api.completion_request import Asked, ask_for
 from headrace.server.api.completions_stream import CompletionStream
 from headrace.server.observe.record import RequestRecord
@@ -123,7 +123,7 @@ def _choices(
         # JSON already: what the prompt has of it was written once for all choices.
         logprobs = None if writer is None else cast("CompletionLogprobs", Raw(writer.take()))
         assert each.finish_reason is not None
-        reason, stop_reason = ending(FinishReason(each.finish_reason))
+        reason, stop_reason = ending(each.finish_reason)
         choice = CompletionChoice(
             text=text,
             index=place * len(output.outputs) + each.index,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import math
 import sys
 import time
@@ -82,7 +81,7 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
             if timeout_s is not None:  # what is left of it: it is the call's, not each input's
                 left_s = call.arrived_s + timeout_s - time.monotonic()
                 check_time_left(left_s)
-                request = dataclasses.replace(request, timeout_s=left_s)
+                request.timeout_s = left_s
             vector = _unit(await _embed(service, call, request))
             shown = _base64(vector) if as_base64 else vector
             found[index] = msgspec.Raw(encode_json(Embedding(index, shown)))

@@ -9,7 +9,6 @@ Used by the engine's loop alone, and never waits. Knows requests; not what compi
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -64,13 +63,11 @@ class _Waiter:
         timeout_s = self.request.timeout_s
         return timeout_s is not None and now_s - self.arrived_s >= timeout_s
 
-    def settled(self, now_s: float) -> GenerateRequest:
-        """The request, with the time that is left to it."""
-        timeout_s = self.request.timeout_s
-        if timeout_s is None:
-            return self.request
-        left_s = max(timeout_s - (now_s - self.arrived_s), 1e-6)
-        return dataclasses.replace(self.request, timeout_s=left_s)
+    def settle(self, now_s: float) -> None:
+        """The request has the time that is left to it."""
+        if self.request.timeout_s is not None:
+            left_s = self.request.timeout_s - (now_s - self.arrived_s)
+            self.request.timeout_s = max(left_s, 1e-6)
 
 
 @dataclass(slots=True)
@@ -270,8 +267,8 @@ class Grammars:
 
     def _give(self, waiter: _Waiter, host: Host, outcome: str) -> None:
         self.stats.count(outcome)
-        request = waiter.settled(self._clock())
-        self._finished.append(Compiled(request=request, result=host.open()))
+        waiter.settle(self._clock())
+        self._finished.append(Compiled(request=waiter.request, result=host.open()))
 
     def _refuse(self, waiter: _Waiter, error: HeadraceError, outcome: str) -> None:
         """Everybody's own: it names the field that the grammar came in."""

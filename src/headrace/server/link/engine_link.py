@@ -7,12 +7,15 @@ made for its successor (supervisor.py). Knows messages and processes; no text, n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import cast
+
+import msgspec
 
 from headrace.core.children import child_environment, python_command
 from headrace.core.errors import (
@@ -23,7 +26,7 @@ from headrace.core.errors import (
     RetryLaterError,
     UnavailableError,
 )
-from headrace.core.request import GenerateRequest, SampledToken, Started
+from headrace.core.request import GenerateRequest
 from headrace.server.link import wire
 from headrace.server.link.frames import Encoder
 from headrace.server.link.snapshot import EngineSnapshot
@@ -32,6 +35,8 @@ from headrace.server.link.unread import Unread
 READ_BYTES = 1 << 18
 ENGINE_COMMAND = tuple(python_command("headrace.server.link.engine_process"))
 
+OnStart = Callable[[float, int], None]  # seconds that it waited, tokens that were cached
+
 log = logging.getLogger(__name__)
 
 
@@ -39,16 +44,17 @@ class RequestStream:
     """A request's tokens as they come. Leaving the `with` ends the request wherever it is."""
 
     def __init__(
-        self, link: EngineLink, request: GenerateRequest, on_start: Callable[[Started], None]
+        self, link: EngineLink, number: int, request: GenerateRequest, on_start: OnStart
     ) -> None:
         self._link = link
+        self.number = number
         self.request = request
         self.on_start = on_start  # called when it leaves the engine's queue
-        self._arrived: list[SampledToken] = []
+        self._arrived: list[wire.Row] = []
         self._error: HeadraceError | None = None
         self._news = asyncio.Event()
 
-    async def tokens(self) -> list[SampledToken]:
+    async def tokens(self) -> list[wire.Row]:
         """All that has come since the last call; waits for at least one."""
         while not self._arrived:
             if self._error is not None:
@@ -60,9 +66,9 @@ class RequestStream:
         return arrived
 
     def stop(self, index: int) -> None:
-        self._link.send(wire.StopOne(self.request.request_id, index))
+        self._link.send(wire.StopOne(self.number, index))
 
-    def push(self, token: SampledToken) -> None:
+    def push(self, token: wire.Row) -> None:
         self._arrived.append(token)
         self._news.set()
 
@@ -102,7 +108,8 @@ class EngineLink:
         self._on_phase = on_phase
         self._encoder = Encoder()
         self._decoder = wire.from_engine_decoder()
-        self._streams: dict[str, RequestStream] = {}
+        self._numbers = itertools.count()
+        self._streams: dict[int, RequestStream] = {}
         self.unread = Unread()
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
@@ -155,20 +162,20 @@ class EngineLink:
             self._writer.write(self._encoder.frame(message))
 
     def open(self, stream: RequestStream) -> None:
-        self._streams[stream.request.request_id] = stream
-        self.send(wire.Add(stream.request))
+        self._streams[stream.number] = stream
+        self.send(wire.Add(stream.number, stream.request))
 
     def close(self, stream: RequestStream) -> None:
         self.unread.taken(stream)
-        if self._streams.pop(stream.request.request_id, None) is not None:
-            self.send(wire.Cancel(stream.request.request_id))
+        if self._streams.pop(stream.number, None) is not None:
+            self.send(wire.Cancel(stream.number))
 
     def stream(
         self,
         request: GenerateRequest,
-        on_start: Callable[[Started], None] = lambda started: None,
+        on_start: OnStart = lambda waited_s, cached_tokens: None,
     ) -> RequestStream:
-        return RequestStream(self, request, on_start)
+        return RequestStream(self, next(self._numbers), request, on_start)
 
     def stuck_s(self) -> float:
         """How long the engine has made no progress."""
@@ -200,9 +207,9 @@ class EngineLink:
         await self._pump
 
     def fail_streams(self, error: HeadraceError) -> None:
-        for request_id, stream in self._streams.items():
+        for number, stream in self._streams.items():
             stream.fail(error)
-            self.send(wire.Cancel(request_id))
+            self.send(wire.Cancel(number))
         self._streams.clear()
 
     # -- what the engine says --------------------------------------------------------------------
@@ -214,6 +221,9 @@ class EngineLink:
                     self._hear(message)
         except ConnectionError:
             log.debug("the engine's socket was reset")
+        except (msgspec.MsgspecError, HeadraceError) as error:
+            log.error("the engine sent a message that could not be decoded; killing it: %s", error)
+            self.kill()
         finally:
             self._writer.close()
             if not self.ready.done():
@@ -236,13 +246,15 @@ class EngineLink:
     def _hear(self, message: wire.FromEngine) -> None:
         if isinstance(message, wire.Tokens):
             self.served = True
-            for started in message.started:
-                if stream := self._streams.get(started.request_id):
-                    stream.on_start(started)
-            for token in message.tokens:
-                if stream := self._streams.get(token.request_id):
+            for number, waited_s, cached_tokens in message.started:
+                if stream := self._streams.get(number):
+                    stream.on_start(waited_s, cached_tokens)
+            for number, token in message.rows():
+                if stream := self._streams.get(number):  # else it was ended meanwhile
                     stream.push(token)
-                    if slowest := self.unread.add(stream, token):
+                    extra = token[-1]
+                    entries = 1 if extra is None else 1 + extra.entries
+                    if slowest := self.unread.add(stream, entries):
                         self._end_slow(cast("RequestStream", slowest))
         elif isinstance(message, wire.Beat):
             if message.progress != self._progress:
@@ -250,7 +262,7 @@ class EngineLink:
             if message.snapshot is not None:
                 self.on_snapshot(message.snapshot)
         elif isinstance(message, wire.Refused):
-            if stream := self._streams.pop(message.request_id, None):
+            if stream := self._streams.pop(message.number, None):
                 stream.fail(_error_of(message))
         elif isinstance(message, wire.Phase):
             self._on_phase(message)

@@ -20,7 +20,12 @@ import time
 
 from headrace.core import collector
 from headrace.core.constraint import Constraint
-from headrace.core.errors import ContextLengthError, HeadraceError, RetryLaterError
+from headrace.core.errors import (
+    ContextLengthError,
+    HeadraceError,
+    InvalidRequestError,
+    RetryLaterError,
+)
 from headrace.core.request import GenerateRequest
 from headrace.server.grammars.host import Starter
 from headrace.server.grammars.places import Grammars
@@ -80,6 +85,9 @@ class EngineProcess:
         self._publish_s = 0.0  # telling what was found, over all steps
         self._ended = threading.Event()
         self._grammars: Grammars
+        # Requests that are open, from Add to Cancel or Refused.
+        self._numbers: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
 
     def run(self) -> int:
         configure = self._first_message()
@@ -156,7 +164,7 @@ class EngineProcess:
                 tokens, started = engine.step(), engine.take_started()
                 if tokens or started:
                     began = time.perf_counter()
-                    link.send(wire.Tokens(tokens, started))
+                    link.send(wire.Tokens.of(tokens, started, self._numbers))
                     self._publish_s += time.perf_counter() - began
                 if engine.lost is not None:
                     # Those whose step it was know by now; the rest hear it from the HTTP process.
@@ -170,20 +178,36 @@ class EngineProcess:
 
     def _obey(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Add):
-            if message.request.grammar is None:
-                self._add(message.request, None)
-            else:
-                self._grammars.submit(message.request)
+            self._open(message.number, message.request)
         elif isinstance(message, wire.Cancel):
-            self._grammars.forget(message.request_id)
-            self._engine.cancel(message.request_id)
-        elif isinstance(message, wire.StopOne):
-            self._engine.stop(message.request_id, message.index)
+            if (request_id := self._close(message.number)) is not None:
+                self._grammars.forget(request_id)
+                self._engine.cancel(request_id)
+        elif isinstance(message, wire.StopOne) and message.number in self._ids:
+            self._engine.stop(self._ids[message.number], message.index)
+
+    def _open(self, number: int, request: GenerateRequest) -> None:
+        if request.request_id in self._numbers:
+            cause = f"The request id {request.request_id!r} is in use; expected a new one."
+            self._refuse(number, InvalidRequestError(cause, "Choose another id."))
+            return
+        self._numbers[request.request_id] = number
+        self._ids[number] = request.request_id
+        if request.grammar is None:
+            self._add(request, None)
+        else:
+            self._grammars.submit(request)
+
+    def _close(self, number: int) -> str | None:
+        request_id = self._ids.pop(number, None)
+        if request_id is not None:
+            del self._numbers[request_id]
+        return request_id
 
     def _add_compiled(self) -> None:
         for compiled in self._grammars.take():
             if isinstance(compiled.result, HeadraceError):
-                self._refuse(compiled.request, compiled.result)
+                self._refuse(self._numbers[compiled.request.request_id], compiled.result)
             else:
                 self._add(compiled.request, compiled.result)
 
@@ -191,12 +215,13 @@ class EngineProcess:
         try:
             self._engine.add(request, constraint)
         except HeadraceError as error:
-            self._refuse(request, error)
+            self._refuse(self._numbers[request.request_id], error)
 
-    def _refuse(self, request: GenerateRequest, error: HeadraceError) -> None:
+    def _refuse(self, number: int, error: HeadraceError) -> None:
+        self._close(number)
         self._link.send(
             wire.Refused(
-                request_id=request.request_id,
+                number=number,
                 status=error.status,
                 cause=error.cause,
                 remedy=error.remedy,

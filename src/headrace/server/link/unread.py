@@ -2,14 +2,12 @@
 
 A stream whose client does not read is not asked for its tokens, and the engine goes on. Where all
 that waits is more than a bound, the stream that has most of it is to be ended. Counts; knows
-nothing of streams.
+nothing of streams and tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-
-from headrace.core.request import SampledToken
 
 MOST = 1 << 20  # tokens and alternatives, of about 100 bytes each
 
@@ -20,13 +18,10 @@ class Unread:
         self.total = 0
         self._of: dict[Hashable, int] = {}
 
-    def add(self, owner: Hashable, token: SampledToken) -> Hashable | None:
+    def add(self, owner: Hashable, entries: int) -> Hashable | None:
         """Who is to be ended, if it is too much."""
-        weight = 1 + len(token.top)
-        if token.prompt_scores is not None:
-            weight += sum(1 + len(top) for _, top in token.prompt_scores)
-        self._of[owner] = self._of.get(owner, 0) + weight
-        self.total += weight
+        self._of[owner] = self._of.get(owner, 0) + entries
+        self.total += entries
         if self.total <= self.most:
             return None
         return max(self._of, key=self._of.__getitem__)

@@ -1,19 +1,37 @@
-"""What the HTTP process and the engine process say to each other, in the frames of frames.py."""
+"""What the HTTP process and the engine process say to each other, in the frames of frames.py.
+
+Messages are arrays: fields have places, not names. A request has a number from when it is added,
+given by the HTTP process: whatever is said of it afterwards says that number, not its id.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, repeat
 
 import msgspec
 
 from headrace.core.config import EngineConfig
-from headrace.core.request import GenerateRequest, SampledToken, Started
+from headrace.core.request import (
+    FinishReason,
+    GenerateRequest,
+    PromptScore,
+    SampledToken,
+    Started,
+)
 from headrace.fetch.verify import Checked
 from headrace.server.link.frames import Decoder
 from headrace.server.link.snapshot import EngineSnapshot
 
+
+class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """An array that begins with the message's tag."""
+
+
 # -- to the engine ---------------------------------------------------------------------------------
 
 
-class Configure(msgspec.Struct, tag="configure", frozen=True):
+class Configure(Message, tag="configure", frozen=True):
     """The first message: what to load."""
 
     model_path: str
@@ -24,24 +42,27 @@ class Configure(msgspec.Struct, tag="configure", frozen=True):
     checked: Checked = Checked()  # the model's files, as the HTTP process found them
 
 
-class Add(msgspec.Struct, tag="add", frozen=True):
+class Add(Message, tag="add", frozen=True):
+    """A request, and the number that it has until it is cancelled or refused."""
+
+    number: int
     request: GenerateRequest
 
 
-class Cancel(msgspec.Struct, tag="cancel", frozen=True):
-    """Nobody wants the rest."""
+class Cancel(Message, tag="cancel", frozen=True):
+    """Nobody wants the rest, if there is any: comes once for every request that was not refused."""
 
-    request_id: str
+    number: int
 
 
-class StopOne(msgspec.Struct, tag="stop", frozen=True):
+class StopOne(Message, tag="stop", frozen=True):
     """One continuation came to a stop string."""
 
-    request_id: str
+    number: int
     index: int
 
 
-class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+class Shutdown(Message, tag="shutdown", frozen=True):
     pass
 
 
@@ -51,14 +72,14 @@ ToEngine = Configure | Add | Cancel | StopOne | Shutdown
 # -- from the engine -------------------------------------------------------------------------------
 
 
-class Phase(msgspec.Struct, tag="phase", frozen=True):
+class Phase(Message, tag="phase", frozen=True):
     """A part of the start-up is done."""
 
     name: str
     seconds: float
 
 
-class Ready(msgspec.Struct, tag="ready", frozen=True):
+class Ready(Message, tag="ready", frozen=True):
     context_tokens: int
     max_sequences: int
     total_blocks: int
@@ -69,7 +90,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     backend: dict[str, str]  # what computes: part of the fingerprint
 
 
-class Broken(msgspec.Struct, tag="broken", frozen=True):
+class Broken(Message, tag="broken", frozen=True):
     """The engine can't start, and trying again would not help."""
 
     cause: str
@@ -77,10 +98,10 @@ class Broken(msgspec.Struct, tag="broken", frozen=True):
     detail: str
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
+class Refused(Message, tag="refused", frozen=True):
     """A request was not taken."""
 
-    request_id: str
+    number: int
     status: int
     cause: str
     remedy: str
@@ -89,14 +110,89 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
     retry_after_s: float | None = None  # not refused for good: it may be sent again
 
 
-class Tokens(msgspec.Struct, tag="tokens", frozen=True):
-    """All that one step found."""
+class Extra(Message, frozen=True, gc=False):
+    """What few tokens have; see SampledToken."""
 
-    tokens: list[SampledToken]
-    started: list[Started] = []  # requests that left the queue in it
+    top: Sequence[tuple[int, float]] = ()
+    error: str | None = None
+    prompt_scores: Sequence[PromptScore] | None = None
+    embedding: list[float] | None = None
+
+    @property
+    def entries(self) -> int:
+        """How many tokens' scores it has."""
+        return len(self.top) + sum(1 + len(top) for _, top in self.prompt_scores or ())
 
 
-class Beat(msgspec.Struct, tag="beat", frozen=True):
+# A token as RequestText.push takes it: which continuation, token id, logprob, the end, the rest.
+Row = tuple[int, int, float, FinishReason | None, Extra | None]
+
+
+class Tokens(Message, tag="tokens", frozen=True):
+    """All that one step found: columns of one length, a place in each for every token."""
+
+    requests: list[int]  # their numbers
+    indexes: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reasons: list[FinishReason | None]
+    extras: dict[int, Extra] = {}  # by place
+    started: list[tuple[int, float, int]] = []  # left the queue: number, waited_s, cached_tokens
+
+    def __post_init__(self) -> None:
+        size = len(self.requests)
+        if (
+            len(self.indexes) != size
+            or len(self.token_ids) != size
+            or len(self.logprobs) != size
+            or len(self.finish_reasons) != size
+        ):
+            raise ValueError("a step's columns differ in length")
+        if self.extras and not (min(self.extras) >= 0 and max(self.extras) < size):
+            raise ValueError(f"an extra has a place outside the step's {size} tokens")
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Sequence[SampledToken],
+        started: Sequence[Started],
+        numbers: Mapping[str, int],
+    ) -> Tokens:
+        """`numbers` are the requests', by their ids; nobody waits for what has none."""
+        found = cls([], [], [], [], [], {}, [])
+        for token in tokens:
+            number = numbers.get(token.request_id)
+            if number is None:
+                continue
+            if (
+                token.top
+                or token.error is not None
+                or token.prompt_scores is not None
+                or token.embedding is not None
+            ):
+                extra = Extra(token.top, token.error, token.prompt_scores, token.embedding)
+                found.extras[len(found.requests)] = extra
+            found.requests.append(number)
+            found.indexes.append(token.index)
+            found.token_ids.append(token.token_id)
+            found.logprobs.append(token.logprob)
+            found.finish_reasons.append(token.finish_reason)
+        for start in started:
+            if (number := numbers.get(start.request_id)) is not None:
+                found.started.append((number, start.waited_s, start.cached_tokens))
+        return found
+
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """Each token, after its request's number."""
+        extras: Iterator[Extra | None] = repeat(None)
+        if self.extras:
+            extras = map(self.extras.get, count())
+        # Not strict, which was seen to above: the last column has no end.
+        columns = self.indexes, self.token_ids, self.logprobs, self.finish_reasons
+        return zip(self.requests, zip(*columns, extras, strict=False), strict=False)
+
+
+class Beat(Message, tag="beat", frozen=True):
     """The engine lives: `progress` moved since the last one, or it is stuck."""
 
     progress: int

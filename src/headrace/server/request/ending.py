@@ -15,11 +15,11 @@ from headrace.core.errors import HeadraceError, QueueTimeoutError
 from headrace.core.request import FinishReason, TokenEvent
 
 
-def ending(reason: FinishReason) -> tuple[str, str | None]:
-    """finish_reason and stop_reason."""
-    if reason is FinishReason.TIMEOUT:
+def ending(reason: str) -> tuple[str, str | None]:
+    """A FinishReason, which is a text, as finish_reason and stop_reason."""
+    if reason == FinishReason.TIMEOUT:
         return "length", "timeout"
-    return reason.value, None
+    return str(reason), None
 
 
 def check_timeout(event: TokenEvent, output_tokens: int) -> None:

@@ -7,13 +7,13 @@ HTTP.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
 
 from headrace.core.errors import HeadraceError
-from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started, TokenEvent
+from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
+from headrace.server.link.wire import Row
 from headrace.server.observe.record import RequestRecord
 from headrace.server.request.call import Call
 from headrace.server.request.prompts import off_loop
@@ -28,11 +28,12 @@ async def generate(
     record: RequestRecord | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> AsyncGenerator[list[TokenEvent]]:
-    """The request's events, those of one step together. Leaving the loop ends the request; use
-    `contextlib.aclosing` where it may be left before its end. Who wants to know how many tokens
-    were cached or made brings the `record`. `shown_ids` are as RequestText's."""
+    """The request's events, those of one step together; each request once, as it becomes its key's.
+    Leaving the loop ends the request; use `contextlib.aclosing` where it may be left before its
+    end. Who wants to know how many tokens were cached or made brings the `record`. `shown_ids` are
+    as RequestText's."""
     service.check_accepting()
-    request = _signed(service, call, request)
+    _sign(service, call, request)
     service.keys.reserve(call, [request])
     ticket = service.queue.enter(request)
     record = record or new_record(call, request)
@@ -45,11 +46,11 @@ async def generate(
         watcher.on_arrival(record)
     text = RequestText(service.model.tokenizer, request, shown_ids)
 
-    def on_start(started: Started) -> None:
+    def on_start(waited_s: float, cached_tokens: int) -> None:
         ticket.started()
         # Not now: one hears of it when the step that it began with is over.
-        record.started_s = min(time.monotonic(), opened_s + started.waited_s)
-        record.waited_s, record.cached_tokens = started.waited_s, started.cached_tokens
+        record.started_s = min(time.monotonic(), opened_s + waited_s)
+        record.waited_s, record.cached_tokens = waited_s, cached_tokens
         for watcher in service.watchers:
             watcher.on_start(record)
 
@@ -61,19 +62,19 @@ async def generate(
                 _watch_tokens(service, record, tokens)
                 events: list[TokenEvent] = []
                 for token in tokens:
-                    if token.prompt_scores is None:
-                        event = text.push(token)
+                    index, _, _, reason, extra = token
+                    if extra is None or extra.prompt_scores is None:
+                        event = text.push(*token)
                     else:  # a word for each alternative of each token
-                        entries = len(token.prompt_scores) * (request.params.prompt_logprobs or 1)
-                        event = await off_loop(entries, partial(text.push, token))
+                        event = await off_loop(extra.entries, partial(text.push, *token))
                     if event is None:
                         continue
                     if event.finish_reason is not None:
                         record.finish_reason = event.finish_reason.value
                         if event.finish_reason is FinishReason.LENGTH:
                             record.is_cut_by_context |= request.params.max_tokens is None
-                        if token.finish_reason is None:
-                            stream.stop(token.index)  # a stop string: the engine knows none
+                        if reason is None:
+                            stream.stop(index)  # a stop string: the engine knows none
                     events.append(event)
                     if service.config.log_content:
                         record.answer += event.text
@@ -92,14 +93,11 @@ async def generate(
             watcher.on_end(record)
 
 
-def _signed(service: Service, call: Call, request: GenerateRequest) -> GenerateRequest:
+def _sign(service: Service, call: Call, request: GenerateRequest) -> None:
     """As its key's: with a cache and turns of its own."""
-    return dataclasses.replace(
-        request,
-        cache_salt=service.keys.cache_salt(call.key_name, request.cache_salt),
-        tenant=call.key_name or "",
-        weight=service.keys.weights.get(call.key_name or "", 1),
-    )
+    request.cache_salt = service.keys.cache_salt(call.key_name, request.cache_salt)
+    request.tenant = call.key_name or ""
+    request.weight = service.keys.weights.get(request.tenant, 1)
 
 
 def new_record(call: Call, request: GenerateRequest) -> RequestRecord:
@@ -115,8 +113,8 @@ def new_record(call: Call, request: GenerateRequest) -> RequestRecord:
     )
 
 
-def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledToken]) -> None:
-    count = sum(token.token_id >= 0 for token in tokens)
+def _watch_tokens(service: Service, record: RequestRecord, tokens: list[Row]) -> None:
+    count = sum(token_id >= 0 for _, token_id, *_ in tokens)
     if not count:
         return
     now_s = time.monotonic()
@@ -127,8 +125,8 @@ def _watch_tokens(service: Service, record: RequestRecord, tokens: list[SampledT
     record.output_tokens += count
     if record.n > 1:
         each = record.continuation_tokens
-        for token in tokens:
-            if token.token_id >= 0:
-                each[token.index] = each.get(token.index, 0) + 1
+        for index, token_id, *_ in tokens:
+            if token_id >= 0:
+                each[index] = each.get(index, 0) + 1
     for watcher in service.watchers:
         watcher.on_tokens(record, count, gap_s)

@@ -5,12 +5,13 @@ Knows tokens and their bytes; nothing of requests.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import cast
 
 import msgspec
 
-from headrace.core.request import Logprobs, RequestOutput
+from headrace.core.request import Logprob, Logprobs, RequestOutput
 from headrace.server.request.call import encode_list
 from headrace.tokenizer.detokenize import StreamDetokenizer
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -70,15 +71,7 @@ def _ranked(here: Logprobs) -> list[tuple[int, float]]:
     return [(token_id, logprob) for _, token_id, logprob in sorted(listed)]
 
 
-class PromptLogprob(msgspec.Struct):
-    """vLLM's shape."""
-
-    logprob: float
-    rank: int | None  # null: not among those that were asked for
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id, as text: JSON's keys are
+PromptLogprobs = list[dict[str, Logprob] | None]  # vLLM's shape; by token id, as text for JSON
 
 
 def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
@@ -89,14 +82,15 @@ def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
 
 def _prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
     return [
-        None
-        if here is None
-        else {
-            str(token_id): PromptLogprob(max(p.logprob, LEAST_LOGPROB), p.rank, p.decoded_token)
-            for token_id, p in here.items()
-        }
+        None if here is None else {str(token_id): _finite(p) for token_id, p in here.items()}
         for here in found or [None]
     ]
+
+
+def _finite(found: Logprob) -> Logprob:
+    if found.logprob >= LEAST_LOGPROB:
+        return found
+    return dataclasses.replace(found, logprob=LEAST_LOGPROB)
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.plans import Row, plan_of
 
 from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
 from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight
-from headrace.core.step import StepEntry
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
 
 HALVES = RopeSpec(inv_freq=tuple(10000.0 ** (-i / 16) for i in range(16)))
@@ -48,10 +48,10 @@ def reference(
         attention=(spec,),
     )
     entries = [
-        StepEntry(sequence_id=i, token_ids=[0] * count, start=start, block_table=[])
+        Row(sequence_id=i, token_ids=[0] * count, start=start, block_table=[])
         for i, (start, count) in enumerate(CHUNKS)
     ]
-    ops = ReferenceOps(KvBlocks(model, 1, BLOCK_TOKENS), entries)
+    ops = ReferenceOps(KvBlocks(model, 1, BLOCK_TOKENS), plan_of(*entries))
     if norms is not None:
         qkv = ops.head_norm(qkv, ReferenceWeight(norms[0]), ReferenceWeight(norms[1]), spec)
     return ops.rope(qkv, spec)

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.plans import Draw, Found, Row, plan_of, reference_draw, rows_of
 
 from headrace.backends.cuda.draws.logits_kernels import launch_softcap
 from headrace.backends.cuda.draws.sampling import Sampler
-from headrace.backends.draws import NOT_NUMBERS, Wanted, collect_results
-from headrace.backends.reference.sampling import draw, log_probability, top_log_probabilities
+from headrace.backends.cuda.draws.wanted import Wanted
+from headrace.backends.reference.sampling import log_probability, top_log_probabilities
+from headrace.backends.shared.answers import NOT_NUMBERS, answer_rows
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.step import PREVIOUS, Draw, EntryResult, StepEntry
+from headrace.core.step import PREVIOUS
 
 Floats = NDArray[np.float32]
 
 
-def _entry(
-    number: int, how: Draw | None, top: int = 0, targets: list[int] | None = None
-) -> StepEntry:
+def _entry(number: int, how: Draw | None, top: int = 0, targets: list[int] | None = None) -> Row:
     tokens = [0] * len(targets or [0])
-    return StepEntry(
+    return Row(
         sequence_id=number,
         token_ids=tokens,
         start=0,
@@ -37,10 +37,11 @@ def _entry(
 
 
 def _run(
-    logits: Floats, entries: list[StepEntry], device: torch.device, candidates: int | None = None
-) -> list[EntryResult]:
+    logits: Floats, entries: list[Row], device: torch.device, candidates: int | None = None
+) -> list[Found]:
     """What the device finds for entries that want these rows; outputs are poisoned before."""
-    wanted = Wanted(entries)
+    plan = plan_of(*entries)
+    wanted = Wanted(plan)
     assert len(wanted.rows) == len(logits)
     count = len(logits)
     sampler = Sampler(count, count, len(entries), logits.shape[1], device, candidates)
@@ -55,7 +56,8 @@ def _run(
     if tops is not None:
         for number, pairs in tops.lists(wanted.tops):
             found[number] = pairs
-    return collect_results(entries, sampler.tokens.tolist(), sampler.logprobs.tolist(), found)
+    tokens, logprobs = sampler.tokens.tolist(), sampler.logprobs.tolist()
+    return rows_of(answer_rows(plan, tokens, logprobs, found))
 
 
 def _draw(sampler: Sampler, wanted: Wanted, rows: torch.Tensor, offset: int = 0) -> None:
@@ -98,7 +100,7 @@ def test_a_row_without_a_largest_number_fails_alone(device: torch.device, bad: f
     assert not second.is_own_fault
     assert second.token_id is None
     assert first.error is None
-    assert third.token_id == draw(logits[2], Draw(temperature=1.0, uniform=0.4))[0]
+    assert third.token_id == reference_draw(logits[2], Draw(temperature=1.0, uniform=0.4))[0]
 
 
 def _random_draw(rng: np.random.Generator, vocab: int) -> Draw:
@@ -143,7 +145,7 @@ def test_draws_are_those_of_the_reference(
         logits, entries, _run(logits, entries, device, candidates), strict=True
     ):
         assert entry.draw is not None
-        token, logprob = draw(row, entry.draw)
+        token, logprob = reference_draw(row, entry.draw)
         assert found.token_id == token, entry.draw
         assert math.isclose(found.logprob, logprob, abs_tol=2e-5)
 
@@ -151,7 +153,7 @@ def test_draws_are_those_of_the_reference(
 def _edges(row: Floats, how: Draw) -> set[int]:
     """What the reference draws as far to either side as float32 weights may lead."""
     moved = (max(0.0, how.uniform - 1e-5), min(how.uniform + 1e-5, 1 - 1e-16))
-    return {draw(row, replace(how, uniform=u))[0] for u in moved}
+    return {reference_draw(row, replace(how, uniform=u))[0] for u in moved}
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -182,7 +184,7 @@ def test_rows_of_several_blocks(way: str, candidates: int | None, device: torch.
     draws = [Draw(**asked, uniform=float(rng.random())) for _ in logits]
     found = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device, candidates)
     for row, how, result in zip(logits, draws, found, strict=True):
-        if result.token_id != draw(row, how)[0]:
+        if result.token_id != reference_draw(row, how)[0]:
             assert result.token_id in _edges(row, how)
 
 
@@ -192,7 +194,7 @@ def test_many_rows_have_fewer_programs_each(rows: int, device: torch.device) -> 
     logits = _logits(rng, rows, 24)
     draws = [Draw(temperature=0.8, top_p=0.8, uniform=float(rng.random())) for _ in logits]
     found = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device)
-    expected = [draw(row, how)[0] for row, how in zip(logits, draws, strict=True)]
+    expected = [reference_draw(row, how)[0] for row, how in zip(logits, draws, strict=True)]
     assert [result.token_id for result in found] == expected
 
 
@@ -230,9 +232,9 @@ def test_what_the_device_keeps_of_sequences_is_theirs(device: torch.device) -> N
             tokens = list(said[n]) if begins else [PREVIOUS if unknown else token]
             start = len(said[n]) - len(tokens)
             entries.append(
-                StepEntry(sequence_id=n, token_ids=tokens, start=start, block_table=[], draw=how)
+                Row(sequence_id=n, token_ids=tokens, start=start, block_table=[], draw=how)
             )
-        wanted = Wanted(entries)
+        wanted = Wanted(plan_of(*entries))
         rows = torch.from_numpy(logits).to(device)
         inputs = torch.tensor([h[-1] for h in histories], dtype=torch.int32, device=device)
         places = torch.arange(3, dtype=torch.int32, device=device)
@@ -240,7 +242,7 @@ def test_what_the_device_keeps_of_sequences_is_theirs(device: torch.device) -> N
         assert sampler.prepare_draws(wanted, rows, places, inputs)
         sampler.launch_draws(rows, True)
         expected = [
-            draw(row, replace(entry.draw, history=history))[0]
+            reference_draw(row, replace(entry.draw, history=history))[0]
             for row, entry, history in zip(logits, entries, histories, strict=True)
             if entry.draw is not None
         ]
@@ -255,8 +257,8 @@ def test_a_token_outside_the_vocabulary_is_refused_and_harms_nobody(device: torc
     for bad in ({"bias": {30: 1.0}}, {"allowed": [-1]}, {"banned": [99]}):
         entry = _entry(0, Draw(temperature=0.0, **bad))
         with pytest.raises(HeadraceError, match="outside the vocabulary"):
-            sampler.prepare_draws(Wanted([entry]), rows, zeros, zeros)
-    good = Wanted([_entry(0, Draw(temperature=0.0, allowed=[7]))])
+            sampler.prepare_draws(Wanted(plan_of(entry)), rows, zeros, zeros)
+    good = Wanted(plan_of(_entry(0, Draw(temperature=0.0, allowed=[7]))))
     sampler.launch_draws(rows, sampler.prepare_draws(good, rows, zeros, zeros))
     assert sampler.tokens.tolist() == [7]
 
@@ -279,10 +281,10 @@ def test_what_a_draw_does_to_itself_fails_it_alone(device: torch.device) -> None
     results = _run(logits, [_entry(i, how) for i, how in enumerate(draws)], device)
     for failed in (0, 2):
         with pytest.raises(InvalidRequestError) as expected:
-            draw(logits[failed], draws[failed])
+            reference_draw(logits[failed], draws[failed])
         assert results[failed].error == expected.value.cause
         assert results[failed].is_own_fault
-    assert results[1].token_id == draw(logits[1], draws[1])[0]
+    assert results[1].token_id == reference_draw(logits[1], draws[1])[0]
 
 
 def test_targets_and_alternatives(device: torch.device) -> None:
@@ -303,7 +305,7 @@ def test_targets_and_alternatives(device: torch.device) -> None:
     assert [len(top) for top in scored.target_top] == [3, 3, 3]
     assert len(greedy.top) == 50
     assert not sampled.top
-    assert sampled.token_id == draw(logits[4], entries[2].draw or Draw(temperature=0))[0]
+    assert sampled.token_id == reference_draw(logits[4], entries[2].draw or Draw(temperature=0))[0]
     assert [t for t, _ in last.top] == [int(np.argmax(logits[5]))]
 
 
@@ -313,7 +315,8 @@ def test_rows_in_several_pieces_are_as_rows_in_one(device: torch.device) -> None
     logits = _logits(rng, 11, 40)
     entries = [_entry(i, _random_draw(rng, 40), top=i % 3) for i in range(7)]
     entries.append(_entry(7, Draw(temperature=0.0), targets=[1, 2, 3], top=2))
-    wanted = Wanted(entries)
+    plan = plan_of(*entries)
+    wanted = Wanted(plan)
     sampler = Sampler(3, 11, 8, 40, device)
     sampler.results.fill_(-(2**31))
     tops: list[list[tuple[int, float]]] = [[] for _ in logits]
@@ -325,8 +328,8 @@ def test_rows_in_several_pieces_are_as_rows_in_one(device: torch.device) -> None
                 torch.cuda.synchronize()
             for number, pairs in found.lists(wanted.tops):
                 tops[number] = pairs
-    pieces = collect_results(entries, sampler.tokens.tolist(), sampler.logprobs.tolist(), tops)
-    assert pieces == _run(logits, entries, device)
+    tokens, logprobs = sampler.tokens.tolist(), sampler.logprobs.tolist()
+    assert rows_of(answer_rows(plan, tokens, logprobs, tops)) == _run(logits, entries, device)
     assert NOT_NUMBERS not in sampler.tokens.tolist()
 
 

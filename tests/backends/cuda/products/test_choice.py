@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,8 @@ import torch
 
 from headrace.backends.cuda.products import choice
 from headrace.backends.cuda.products.choice import (
-    MEASURED_ROWS,
     Choices,
     KernelChoice,
-    candidates,
     key_of,
     rule,
 )
@@ -29,8 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("format", list(MatrixFormat))
-def test_rule_and_candidates_can_run(format: MatrixFormat) -> None:
-    """Tiles that the kernels take: powers of two, rows covered, shared memory kept to."""
+def test_rule_can_run(format: MatrixFormat) -> None:
     for outputs, columns in SHAPES:
         for rows in (1, 2, 3, 17, 64, 65, 300, 5000):
             launch = rule(format, outputs, columns, rows)
@@ -38,34 +37,29 @@ def test_rule_and_candidates_can_run(format: MatrixFormat) -> None:
             assert launch.kernel != "library" or format.dense or format is MatrixFormat.FP8
             assert launch.kernel != "row" or rows == 1
             assert launch.kernel != "widened" or format in choice.WIDENED
-        for rows in MEASURED_ROWS:
-            found = candidates(format, outputs, columns, rows)
-            assert rule(format, outputs, columns, rows) in found
-            assert len(found) == len(set(found))
-            for launch in found:
-                assert launch.kernel != "row" or rows == 1
-                for size in (launch.block_m, launch.block_n, launch.block_k):
-                    assert size & (size - 1) == 0
-                assert not launch.swap or launch.block_n >= 64
+            for size in (launch.block_m, launch.block_n, launch.block_k):
+                assert size & (size - 1) == 0
 
 
 @pytest.mark.parametrize("format", [MatrixFormat.FP8, MatrixFormat.FP8_BLOCK])
 def test_rows_are_not_quantized_for_small_fp8_matrices(format: MatrixFormat) -> None:
     """At no row count: what a row gives does not depend on who else is there."""
     for rows in (1, 8, 64, 65, 256, 257, 5000):
-        found = [rule(format, 3072, 576, rows), *candidates(format, 3072, 576, rows)]
-        assert all(one.whole_rows or one.kernel in ("row", "widened") for one in found)
+        launch = rule(format, 3072, 576, rows)
+        assert launch.whole_rows or launch.kernel in ("row", "widened")
     assert not rule(format, 28672, 4096, 64).whole_rows
 
 
 def test_measured_beats_the_rule(cache: Path) -> None:
     matrix = dense_matrix(torch.zeros(48, 32), "cpu")
     best = KernelChoice(kernel="dot", block_n=128, stages=5)
-    key = key_of(MatrixFormat.BF16, 48, 32, 16)
-    choice.save("Some GPU", {key: best}, choice.own_path())
-    choice.save("Some GPU", {key_of(MatrixFormat.BF16, 48, 32, 1): best}, choice.own_path())
-    choice.save("Another", {key: KernelChoice(kernel="library")}, choice.own_path())
-    assert cache.is_file()
+    keys = [key_of(MatrixFormat.BF16, 48, 32, rows) for rows in (1, 16)]
+    table = {
+        "Some GPU": {key: asdict(best) for key in keys},
+        "Another": {keys[1]: {"kernel": "library"}},
+    }
+    cache.parent.mkdir()
+    cache.write_text(json.dumps(table))
     choices = Choices.load("Some GPU")
     assert [choices.launch(matrix, rows) for rows in (1, 9, 16)] == [best] * 3
     for rows in (8, 17, 600):

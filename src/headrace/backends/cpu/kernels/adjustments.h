@@ -42,15 +42,21 @@ class Adjustments {
     }
   }
 
-  // Point the adjusted rows' params at what is to be done with them.
-  void attach(std::vector<DrawParams>& params, int vocabulary) const {
+  // Point the params of rows that are adjusted at what is to be done with them. `drawn` is where
+  // the params of each row's draw are, or -1.
+  void attach(std::vector<DrawParams>& params, const std::vector<int32_t>& drawn,
+              int vocabulary) const {
     const char* message = "a draw names a token outside the vocabulary";
-    check_rows(rows_, 0, static_cast<int>(params.size()), "an adjusted row is not wanted");
+    check_rows(rows_, 0, static_cast<int>(drawn.size()), "an adjusted row is not in the step");
     for (const Ids* part : {&allowed_, &banned_, &seen_})
       check_rows(std::get<1>(*part), 0, vocabulary, message);
     for (const Valued* part : {&bias_, &counts_})
       check_rows(std::get<1>(*part), 0, vocabulary, message);
-    for (size_t i = 0; i < made_.size(); ++i) params[rows_.data()[i]].adjustment = &made_[i];
+    for (size_t i = 0; i < made_.size(); ++i) {
+      const int32_t at = drawn[rows_.data()[i]];
+      require(at >= 0, "an adjusted row draws nothing");
+      params[at].adjustment = &made_[i];
+    }
   }
 
  private:

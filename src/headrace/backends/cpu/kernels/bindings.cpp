@@ -10,8 +10,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "adjustments.h"
+#include <limits>
+
 #include "arrays.h"
+#include "columns.h"
 #include "peaks.h"
 #include "program.h"
 
@@ -107,9 +109,6 @@ AttentionShape shape_of(const Program& program, int slot, int layer, int heads, 
   return {layer, heads, kv_heads, head_dim, scale, softcap, window};
 }
 
-// Where the likeliest tokens of the wanted rows go: offsets, ids, log-probabilities.
-using Tops = std::tuple<IntArray, IntsOut, FloatsOut>;
-
 // A program and its KV pool. Its weights are kept alive by keep_alive below.
 struct RecordedProgram {
   Program program;
@@ -121,125 +120,19 @@ struct RecordedProgram {
                   int max_wanted, int context, const std::optional<std::string>& path)
       : program(std::move(pool), kv, path_named(path), max_rows, max_wanted, context), kv(kv) {}
 
-  void run(IntArray tokens, IntArray positions, IntArray entries, IntMatrix tables,
-           IntArray wanted_rows, IntArray targets, DoubleMatrix draws, DoubleArray uniforms,
-           IntsOut out_tokens, FloatsOut out_logprobs, const Adjustments* adjustments,
-           std::optional<Tops> tops) {
-    const int rows = static_cast<int>(tokens.size());
-    const size_t wanted = wanted_rows.size();
-    require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
-    require(positions.size() == tokens.size() && entries.size() == tokens.size(),
-            "tokens, positions and entries differ in length");
-    require(targets.size() == wanted && uniforms.size() == wanted && draws.shape(0) == wanted &&
-                draws.shape(1) == 5 && out_tokens.size() >= wanted && out_logprobs.size() >= wanted,
-            "arrays about the wanted rows differ in length");
-    if (vocabulary) check_rows(tokens, 0, vocabulary, "a token id is outside the vocabulary");
-    if (wanted)
-      check_rows(targets, -1, program.vocabulary(), "a target is outside the vocabulary");
-    check_rows(entries, 0, static_cast<int>(tables.shape(0)), "a row names no block table");
-    check_rows(positions, 0, static_cast<int>(tables.shape(1)) * LANES,
-               "a position lies beyond its block table");
-    check_rows(wanted_rows, 0, rows, "a wanted row is not in the step");
-    for (size_t i = 0; kv && i < tables.size(); ++i)
-      require(tables.data()[i] >= 0 && tables.data()[i] < kv->blocks,
-              "a block table names a block outside the pool");
-    const std::vector<DrawParams> params = draw_params(draws, uniforms, adjustments);
-    if (tops) check_tops(*tops, wanted);
-    const Step step{rows,
-                    tokens.data(),
-                    positions.data(),
-                    entries.data(),
-                    tables.data(),
-                    static_cast<int>(tables.shape(1)),
-                    static_cast<int>(wanted),
-                    wanted_rows.data(),
-                    targets.data(),
-                    params.data(),
-                    out_tokens.data(),
-                    out_logprobs.data(),
-                    tops ? std::get<0>(*tops).data() : nullptr,
-                    tops ? std::get<1>(*tops).data() : nullptr,
-                    tops ? std::get<2>(*tops).data() : nullptr};
-    nb::gil_scoped_release release;
-    program.run(step);
-  }
-
-  // The step that most are: one token of each sequence, and one drawn after it from the logits as
-  // they are. Lists in and out: for one sequence, arrays would be most of what Python does. Columns
-  // of draws: those below, and the uniform number; none at all for the likeliest tokens.
-  std::pair<std::vector<int32_t>, std::vector<float>> decode(
-      const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
-      const std::vector<std::vector<int32_t>>& tables,
-      const std::vector<std::array<double, 6>>& draws) {
-    const int rows = static_cast<int>(tokens.size());
-    require(rows > 0 && rows <= program.max_rows(), "a step has no rows, or more than its buffers");
-    require(positions.size() == tokens.size() && tables.size() == tokens.size() &&
-                (draws.empty() || draws.size() == tokens.size()),
-            "tokens, positions, tables and draws differ in length");
-    size_t width = 0;
-    for (const auto& table : tables) width = std::max(width, table.size());
-    std::vector<int32_t> flat(rows * width), each(rows), targets(rows, -1), out_tokens(rows);
-    std::vector<float> out_logprobs(rows);
-    for (int r = 0; r < rows; ++r) {
-      require(!vocabulary || (tokens[r] >= 0 && tokens[r] < vocabulary),
-              "a token id is outside the vocabulary");
-      require(positions[r] >= 0 && positions[r] < static_cast<int>(tables[r].size()) * LANES,
-              "a position lies beyond its block table");
-      for (size_t i = 0; i < tables[r].size(); ++i) {
-        require(!kv || (tables[r][i] >= 0 && tables[r][i] < kv->blocks),
-                "a block table names a block outside the pool");
-        flat[r * width + i] = tables[r][i];
-      }
-      each[r] = r;
-    }
-    std::vector<DrawParams> params(rows, DrawParams{0.0, 1.0, 0.0, 1.0, 0.0, 0, nullptr});
-    for (size_t r = 0; r < draws.size(); ++r) params[r] = draw_of(draws[r].data(), draws[r][5]);
-    const Step step{rows,
-                    tokens.data(),
-                    positions.data(),
-                    each.data(),
-                    flat.data(),
-                    static_cast<int>(width),
-                    rows,
-                    each.data(),
-                    targets.data(),
-                    params.data(),
-                    out_tokens.data(),
-                    out_logprobs.data(),
-                    nullptr,
-                    nullptr,
-                    nullptr};
+  Answers run(Ints tokens, const Ints& counts, const Ints& starts, const std::vector<Ints>& tables,
+              const std::vector<std::optional<Filters>>& draws, const std::vector<double>& uniforms,
+              const std::vector<Asked>& asked, const Adjustments* adjustments) {
+    require(!tokens.empty() && tokens.size() <= static_cast<size_t>(program.max_rows()),
+            "a step has no rows, or more than its buffers");
+    StepColumns columns(std::move(tokens), counts, starts, tables, draws, uniforms, asked,
+                        adjustments, program.vocabulary());
+    columns.check(vocabulary, kv ? kv->blocks : std::numeric_limits<int>::max());
     {
       nb::gil_scoped_release release;
-      program.run(step);
+      program.run(columns.step());
     }
-    return {std::move(out_tokens), std::move(out_logprobs)};
-  }
-
-  // temperature, top_p, min_p, typical_p, top_k
-  DrawParams draw_of(const double* columns, double uniform) const {
-    // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
-    const double top_k = columns[4];
-    const int kept = top_k > 0 && top_k < program.vocabulary() ? static_cast<int>(top_k) : 0;
-    return {columns[0], columns[1], columns[2], columns[3], uniform, kept, nullptr};
-  }
-
-  std::vector<DrawParams> draw_params(const DoubleMatrix& draws, const DoubleArray& uniforms,
-                                      const Adjustments* adjustments) const {
-    std::vector<DrawParams> params(uniforms.size());
-    for (size_t i = 0; i < params.size(); ++i)
-      params[i] = draw_of(draws.data() + 5 * i, uniforms.data()[i]);
-    if (adjustments) adjustments->attach(params, program.vocabulary());
-    return params;
-  }
-
-  void check_tops(const Tops& tops, size_t wanted) const {
-    const auto& [offsets, tokens, logprobs] = tops;
-    require(tokens.size() == logprobs.size(), "arrays of top tokens differ in length");
-    check_offsets(offsets, wanted, tokens.size(), "bad offsets of top tokens");
-    for (size_t i = 0; i < wanted; ++i)
-      require(offsets.data()[i + 1] - offsets.data()[i] <= program.vocabulary(),
-              "more top tokens are wanted than the vocabulary has");
+    return columns.take_answers();
   }
 
   // (operation, calls, seconds, seconds worked by all threads, multiply-adds, bytes)
@@ -352,10 +245,8 @@ void bind_program(nb::module_& m) {
       .def("softcap", [](P& p, int in, int out, float cap) { p.program.softcap(in, out, cap); })
       .def("select", [](P& p, int in, int out) { p.program.select(in, out); })
       .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
-      .def("run", &P::run, "tokens"_a, "positions"_a, "entries"_a, "tables"_a, "wanted_rows"_a,
-           "targets"_a, "draws"_a, "uniforms"_a, "out_tokens"_a, "out_logprobs"_a,
-           "adjustments"_a.none() = nb::none(), "tops"_a.none() = nb::none())
-      .def("decode", &P::decode, "tokens"_a, "positions"_a, "tables"_a, "draws"_a)
+      .def("run", &P::run, "tokens"_a, "counts"_a, "starts"_a, "tables"_a, "draws"_a, "uniforms"_a,
+           "asked"_a = std::vector<Asked>(), "adjustments"_a.none() = nb::none())
       .def("profile", [](P& p, bool on) { p.program.profile(on); }, "on"_a)
       .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);

@@ -76,12 +76,6 @@ class AttentionWorkspace:
         counters = shape.partial_rows // 16 * shape.kv_heads
         self.counters = torch.zeros(counters, dtype=torch.int32, device=device)
 
-    @staticmethod
-    def size_bytes(shape: WorkShape, head_dim: int) -> int:
-        """What one takes on the device."""
-        rows = shape.partial_rows * shape.kv_heads
-        return 4 * rows * (head_dim + 2) + 4 * (shape.partial_rows // 16) * shape.kv_heads
-
 
 class AttentionKernel:
     """One layer's attention. `kv_scale` is what stored keys and values are multiplied by (fp8)."""

@@ -8,8 +8,8 @@ copy was made. Knows what draws ask for; nothing of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -19,15 +19,17 @@ from headrace.backends.cuda.draws import adjust_kernel
 from headrace.backends.cuda.draws.adjust_kernel import PROMPTED, launch_adjust
 from headrace.backends.cuda.draws.drawing import AskedRows
 from headrace.backends.cuda.draws.logits_kernels import pieces_of
-from headrace.backends.cuda.step.block_tables import mistaken
-from headrace.backends.draws import Wanted, flat_bias, flat_ids, penalizes
+from headrace.backends.cuda.draws.wanted import Wanted
+from headrace.backends.shared.answers import flat_bias, flat_ids
+from headrace.backends.shared.plan_check import mistaken
 from headrace.core.errors import HeadraceError
-from headrace.core.step import PREVIOUS, Draw, StepEntry
+from headrace.core.step import PREVIOUS, DrawParams, RowExtra
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Send = Callable[[NDArray[np.generic]], torch.Tensor]
 
+_NOTHING = RowExtra()
 _MOST_COUNTED = 32767  # of one token: an int16
 
 
@@ -39,11 +41,11 @@ class _Slot:
     counted: int = -1  # positions before this one are in its history; -1: it has none
     # The very objects that its mask and bias were made of, held so that no other can take their
     # identity.
-    allowed: Collection[int] | None = None
+    params: DrawParams | None = None
     mask: bytes | None = None
-    bias: Mapping[int, float] | None = None
-    bias_ids: Ints | None = None
-    bias_values: Floats | None = None
+    has_mask: bool = False
+    bias_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    bias_values: Floats = field(default_factory=lambda: np.empty(0, np.float32))
 
 
 class Adjusting:
@@ -74,9 +76,9 @@ class Adjusting:
         """Copies of all rows that are drawn from, those in `wanted.adjusting` adjusted. What is
         asked of the rows is completed in `host` and then sent."""
         end = offset + len(logits)
-        some = [(number - offset, e) for number, e in wanted.adjusting if offset <= number < end]
+        some = [(number, row) for number, row in wanted.adjusting if offset <= number < end]
         try:
-            changes = self._read(some, host)
+            changes = self._read(wanted, some, offset, host)
         except HeadraceError:
             self._forget()
             raise
@@ -112,54 +114,46 @@ class Adjusting:
             *pieces_of(self._vocab),
         )
 
-    def _read(self, some: Sequence[tuple[int, StepEntry]], host: AskedRows) -> _Changes:
-        changes = _Changes(self._vocab)
-        here = {entry.sequence_id for _, entry in some}
-        for row, entry in some:
-            draw = entry.draw
-            assert draw is not None
-            slot = self._slots.get(entry.sequence_id) or self._take_slot(entry.sequence_id, here)
-            if penalizes(draw):
-                host.f32[row, 12:15] = (
-                    draw.repetition_penalty,
-                    draw.presence_penalty,
-                    draw.frequency_penalty,
-                )
-                host.i32[row, adjust_kernel.HISTORY.value] = slot.number
-                host.i32[row, adjust_kernel.ADVANCE.value] = self._follow(
-                    slot, entry, draw, changes
-                )
-            if draw.allowed is not None or draw.mask is not None:
-                host.i32[row, adjust_kernel.MASK.value] = slot.number
-                if draw.allowed is not slot.allowed or draw.mask is not slot.mask:
-                    slot.allowed, slot.mask = draw.allowed, draw.mask
-                    changes.take_mask(slot.number, draw)
-            if draw.bias or len(draw.banned):
-                self._bias(slot, draw, row, changes)
+    def _read(
+        self, wanted: Wanted, some: Sequence[tuple[int, int]], offset: int, host: AskedRows
+    ) -> _Changes:
+        plan, changes = wanted.plan, _Changes(self._vocab)
+        here = {plan.sequence_ids[row] for _, row in some}
+        for number, row in some:
+            sequence_id, params = plan.sequence_ids[row], plan.draws[row]
+            extra = plan.extras.get(row, _NOTHING)
+            assert params is not None
+            slot = self._slots.get(sequence_id) or self._take_slot(sequence_id, here)
+            is_new = slot.params is not params
+            if is_new:
+                slot.params = params
+                ids, slot.bias_values = flat_bias(params.bias)
+                slot.bias_ids = _checked(ids, self._vocab)
+            at = number - offset
+            if params.penalizes:
+                last = plan.token_ids[int(wanted.rows[number])]
+                share = (plan.starts[row], plan.counts[row], last == PREVIOUS)
+                host.f32[at, 12:15] = params.penalties
+                host.i32[at, adjust_kernel.HISTORY.value] = slot.number
+                host.i32[at, adjust_kernel.ADVANCE.value] = _follow(slot, extra, share, changes)
+            if params.allowed is not None or extra.mask is not None:
+                host.i32[at, adjust_kernel.MASK.value] = slot.number
+                if is_new or not slot.has_mask or slot.mask is not extra.mask:
+                    slot.mask, slot.has_mask = extra.mask, True
+                    changes.take_mask(slot.number, params.allowed, extra.mask)
+            if len(params.bias) or len(extra.banned):
+                self._bias(slot, extra.banned, at, changes)
         return changes
 
-    def _follow(self, slot: _Slot, entry: StepEntry, draw: Draw, changes: _Changes) -> bool:
-        """Whether the device has the history but for the entry's own token, which it adds."""
-        start, tokens = entry.start, entry.token_ids
-        before, slot.counted = slot.counted, start + len(tokens)
-        if before == start and len(tokens) == 1 and start >= draw.prompt_tokens:
-            return True
-        changes.take_history(slot.number, draw.history, draw.prompt_tokens)
-        return tokens[0] == PREVIOUS
-
-    def _bias(self, slot: _Slot, draw: Draw, row: int, changes: _Changes) -> None:
-        if slot.bias is not draw.bias or slot.bias_ids is None or slot.bias_values is None:
-            slot.bias = draw.bias
-            ids, slot.bias_values = flat_bias(draw.bias)
-            slot.bias_ids = _checked(ids, self._vocab)
+    def _bias(self, slot: _Slot, banned_ids: Collection[int], at: int, changes: _Changes) -> None:
         ids, values = slot.bias_ids, slot.bias_values
-        if len(draw.banned):
-            banned = _checked(np.unique(flat_ids(draw.banned)), self._vocab)
+        if len(banned_ids):
+            banned = _checked(np.unique(flat_ids(banned_ids)), self._vocab)
             others = ~np.isin(ids, banned)  # each token once: its logit is put back afterwards
             ids = np.concatenate([ids[others], banned])
             dropped = np.full(len(banned), -np.inf, np.float32)
             values = np.concatenate([values[others], dropped])
-        changes.bias_at.append(ids.astype(np.int64) + row * self._vocab)
+        changes.bias_at.append(ids.astype(np.int64) + at * self._vocab)
         changes.bias_values.append(values)
 
     def _take_slot(self, sequence_id: int, here: set[int]) -> _Slot:
@@ -199,16 +193,16 @@ class _Changes:
         self._history_at.append(tokens.astype(np.int64) + slot * self._vocab)
         self._histories.append(values.astype(np.int16))
 
-    def take_mask(self, slot: int, draw: Draw) -> None:
+    def take_mask(self, slot: int, allowed: Collection[int] | None, mask: bytes | None) -> None:
         packed = np.zeros(self._mask_bytes, np.uint8)
-        if draw.allowed is None:
+        if allowed is None:
             packed[:] = 255
         else:
             may = np.zeros(8 * self._mask_bytes, bool)
-            may[_checked(flat_ids(draw.allowed), self._vocab)] = True
+            may[_checked(flat_ids(allowed), self._vocab)] = True
             packed = np.packbits(may, bitorder="little")
-        if draw.mask is not None:
-            given = np.frombuffer(draw.mask, np.uint8)[: self._mask_bytes]
+        if mask is not None:
+            given = np.frombuffer(mask, np.uint8)[: self._mask_bytes]
             packed[: len(given)] &= given
             packed[len(given) :] = 0
         self._mask_slots.append(slot)
@@ -222,6 +216,17 @@ class _Changes:
         if self._masks:
             slots = send(np.array(self._mask_slots, np.int64))
             masks.index_copy_(0, slots, send(np.stack(self._masks)))
+
+
+def _follow(slot: _Slot, extra: RowExtra, share: tuple[int, int, bool], changes: _Changes) -> bool:
+    """Whether the device has the history but for the row's own token, which it adds. `share` is
+    the row's start, its count, and whether its token is PREVIOUS."""
+    start, count, is_previous = share
+    before, slot.counted = slot.counted, start + count
+    if before == start and count == 1 and start >= extra.prompt_tokens:
+        return True
+    changes.take_history(slot.number, extra.history, extra.prompt_tokens)
+    return is_previous
 
 
 def _checked(ids: Ints, vocab: int) -> Ints:

@@ -1,7 +1,7 @@
 """What is asked of each row that a token is drawn of, sent in one copy, and the draws' launches.
 
 The launches read nothing but device memory, so that a graph can hold them for any mix of requests.
-Knows arrays of what is wanted (backends/draws.py) and rows of logits; nothing of sequences.
+Knows arrays of what is wanted (wanted.py) and rows of logits; nothing of sequences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.backends.cuda.draws import adjust_kernel, draw_kernels, draw_rows
 from headrace.backends.cuda.draws.draw_kernels import blocks_of, candidates_of, launch_draws
 from headrace.backends.cuda.draws.logits_kernels import pieces_of as scratch_pieces
-from headrace.backends.draws import Wanted
+from headrace.backends.cuda.draws.wanted import Wanted
 
 LEAST_WEIGHT = 2.0**-40
 _MOST_INVERSE = 1e300  # of a temperature: one next to nothing must not become infinity

@@ -4,7 +4,7 @@ Every wanted row gets the largest logit's token and its log-probability by two l
 can hold. Rows that draw get another token by a few more (drawing.py), which a graph can hold too;
 if some of them are adjusted (adjusting.py) or want typical tokens (typical.py), copies of their
 logits are made first. Targets and alternatives come last. Nothing waits for the device. Knows
-arrays of what is wanted (backends/draws.py); nothing of blocks.
+arrays of what is wanted (wanted.py); nothing of blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.backends.cuda.draws.drawing import Drawing
 from headrace.backends.cuda.draws.logits_kernels import PIECES, launch_largest, launch_pieces
 from headrace.backends.cuda.draws.tops_kernels import MOST, launch_tops
 from headrace.backends.cuda.draws.typical import keep_typical
-from headrace.backends.draws import Wanted
+from headrace.backends.cuda.draws.wanted import Wanted
 
 ROWS_TOGETHER = 32  # whose alternatives are looked for at one time: keys of whole rows take memory
 _TYPICAL_TOGETHER = 8  # likewise, with more of it

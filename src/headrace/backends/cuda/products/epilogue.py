@@ -10,7 +10,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headrace.backends.cuda.products.gated import activate
+ACTIVATION_NONE = 0
+ACTIVATION_SILU = 1
+ACTIVATION_GELU_TANH = 2
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """float32 in, float32 out; tanh through the sigmoid, which a GPU has an instruction for."""
+    if ACTIVATION == 1:
+        return x * tl.sigmoid(x)
+    else:
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
 
 
 @triton.jit

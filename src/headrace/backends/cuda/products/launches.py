@@ -18,7 +18,6 @@ from headrace.backends.cuda.products.dot import (
     dot_kernel,
 )
 from headrace.backends.cuda.products.epilogue import finish_kernel
-from headrace.backends.cuda.products.gated import gated_kernel
 from headrace.backends.cuda.products.int4 import (
     SCALE_BF16,
     SCALE_F16,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from headrace.backends.cuda.products.product import Product, Workspace
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-GATED_BLOCK = 1024
 PREFETCH_TILES = 2  # on an H200 more was slower, and none no faster
 PREFETCH_CHUNKS = 8
 MOST_STAGES = 6
@@ -81,32 +79,28 @@ def prepare(
     scales: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     eps: float = 0.0,
-    added: torch.Tensor | None = None,
     permutation: torch.Tensor | None = None,
     quantize: int = QUANTIZE_NONE,
     group: int = 0,
     pdl: bool = False,
 ) -> None:
-    """out = quantize(permute(norm(x))); with `added`, x += added first. All but x are optional;
-    as many rows as out has. With `group`, so many columns share a scale: [groups, rows]."""
+    """out = quantize(permute(norm(x))), each of them optional; as many rows as out has. With
+    `group`, so many columns share a scale: [groups, rows]."""
     assert permutation is None or quantize == QUANTIZE_NONE
     rows, width = out.shape
     assert scales is None or scales.numel() >= rows * (triton.cdiv(width, group) if group else 1)
     prepare_kernel[(rows,)](
         x,
-        added,
         weight,
         permutation,
         out,
         scales,
         width,
         x.stride(0),
-        0 if added is None else added.stride(0),
         out.stride(0),
         eps,
         BLOCK=triton.next_power_of_2(max(width, group)),
         NORM=weight is not None,
-        ADD=added is not None,
         PERMUTE=permutation is not None,
         QUANTIZE=quantize,
         GROUP=group,
@@ -136,36 +130,6 @@ def add_normed(
         eps,
         BLOCK=triton.next_power_of_2(width),
         num_warps=_row_warps(width),
-        **_flags(pdl),
-    )
-
-
-def gated(
-    gate_up: torch.Tensor,
-    out: torch.Tensor,
-    activation: int,
-    *,
-    interleaved: bool,
-    scales: torch.Tensor | None = None,
-    quantize: int = QUANTIZE_NONE,
-    pdl: bool = False,
-) -> None:
-    """activation(gate) * up, quantized if asked: as many rows as out has."""
-    rows, width = out.shape
-    whole = triton.next_power_of_2(width)
-    block = min(GATED_BLOCK, whole) if quantize == QUANTIZE_NONE else whole
-    gated_kernel[(rows, triton.cdiv(width, block))](
-        gate_up,
-        out,
-        scales,
-        width,
-        gate_up.stride(0),
-        out.stride(0),
-        BLOCK=block,
-        ACTIVATION=activation,
-        INTERLEAVED=interleaved,
-        QUANTIZE=quantize,
-        num_warps=_row_warps(block),
         **_flags(pdl),
     )
 

@@ -93,6 +93,11 @@ class Matrix:
         return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
     @property
+    def outputs(self) -> int:
+        """As the recorder calls them."""
+        return self.rows
+
+    @property
     def row_group(self) -> int:
         """Columns of x that share a scale where x is quantized; 0: a row has one scale."""
         if self.format is MatrixFormat.FP8_BLOCK:

@@ -51,20 +51,17 @@ def store_grouped(
 
 @triton.jit
 def prepare_kernel(
-    x,  # [rows, width], written too when ADD
-    added,  # [rows, width]
+    x,  # [rows, width]
     weight,  # [width]
     permutation,  # [width] i32: value j of the result is value permutation[j] of the row
     out,  # [rows, width]
     scales,  # [rows] f32, or [groups, rows]: with QUANTIZE
     width,
     x_stride,
-    added_stride,
     out_stride,
     eps,
     BLOCK: tl.constexpr,  # power of two >= width
     NORM: tl.constexpr,
-    ADD: tl.constexpr,
     PERMUTE: tl.constexpr,
     QUANTIZE: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale; 0: all of them
@@ -81,12 +78,6 @@ def prepare_kernel(
         gdc_wait()
         gdc_launch_dependents()
     values = tl.load(x + columns, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        more = tl.load(added + row * added_stride + columns, mask=mask, other=0.0)
-        # Rounded as it is stored: what follows must see the stream that the next layer sees.
-        total = (values + more.to(tl.float32)).to(x.dtype.element_ty)
-        tl.store(x + columns, total, mask=mask)
-        values = total.to(tl.float32)
     if NORM:
         values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps) * gains
     if PERMUTE:

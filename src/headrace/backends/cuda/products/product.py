@@ -17,7 +17,7 @@ import torch
 
 from headrace.backends.cuda.products import launches
 from headrace.backends.cuda.products.choice import WIDENED, Choices, KernelChoice
-from headrace.backends.cuda.products.gated import (
+from headrace.backends.cuda.products.epilogue import (
     ACTIVATION_GELU_TANH,
     ACTIVATION_NONE,
     ACTIVATION_SILU,

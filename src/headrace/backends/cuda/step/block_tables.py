@@ -1,9 +1,8 @@
 """Block tables on the device, a row for each sequence that was computed lately.
 
-The host keeps a copy, and only changes are sent: a table whose list is the one of the step before,
-continued where that ended, can differ only from the block of its first new token on. Whatever is
-sent is checked: a kernel must not meet a block that is not in the pool. Knows neither tokens nor
-what the blocks hold.
+The host keeps a copy, and only changes are sent: of a table in the version of the step before, the
+blocks that came since (core/step.py says why that is enough). Whatever is sent is checked: a kernel
+must not meet a block that is not in the pool. Knows neither tokens nor what the blocks hold.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.backends.shared.plan_check import mistaken
 from headrace.core.errors import HeadraceError
-from headrace.core.step import RunnerLimits
+from headrace.core.step import RunnerLimits, StepPlan
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -32,19 +32,16 @@ class BlockTables:
         self._mirror = np.zeros(shape, np.int32)
         self._rows: dict[int, int] = {}  # sequence -> its row of the tables
         self._free = list(range(limits.max_sequences - 1, -1, -1))
-        # Of each row: the position after the last computed one, and the very list that its table
-        # came from, held so that no other can take its identity.
-        self._ends = np.full(limits.max_sequences, -1, np.int64)
-        self._held: list[list[int] | None] = [None] * limits.max_sequences
+        # Of each row: its table's version, and how many of its blocks are here.
+        self._versions = np.full(limits.max_sequences, -1, np.int64)
+        self._lengths = np.zeros(limits.max_sequences, np.int64)
 
-    def update(
-        self, ids: list[int], tables: list[list[int]], starts: Longs, counts: Longs
-    ) -> tuple[Ints, Ints, Ints]:
-        """For a step that computes `counts` tokens of each sequence from `starts` on: its rows of
-        the tables, and what changed in these: places (flat) and block numbers."""
+    def update(self, plan: StepPlan, ends: Longs) -> tuple[Ints, Ints, Ints]:
+        """For a step that computes every sequence up to its position in `ends`: its rows of the
+        tables, and what changed in these: places (flat) and block numbers."""
         try:
-            rows = self._find_rows(ids)
-            return rows, *self._find_changes(rows, tables, starts, counts)
+            rows = self._find_rows(plan.sequence_ids)
+            return rows, *self._find_changes(rows, plan, ends)
         except HeadraceError:
             self._forget()
             raise
@@ -64,43 +61,26 @@ class BlockTables:
             sent.append(tensor)
         self.on_device.view(-1).index_copy_(0, sent[0], sent[1])
 
-    def _find_changes(
-        self, table_rows: Ints, tables: list[list[int]], starts: Longs, counts: Longs
-    ) -> tuple[Ints, Ints]:
-        size, limits = self._limits.block_tokens, self._limits
-        ends = starts + counts
-        if ends.max() > limits.context_tokens or starts.min() < 0:
-            raise mistaken("positions past the context", f"at most {limits.context_tokens}")
-        first, last = starts // size, (ends - 1) // size
-        first[self._find_whole(table_rows, tables, starts)] = 0
-        self._ends[table_rows] = ends
-        try:
-            new = [table[at] for table, at in zip(tables, first.tolist(), strict=True)]
-        except IndexError:
-            raise mistaken(
-                "a block table that is too short", "one that covers its tokens"
-            ) from None
-        self._check_blocks(new)
-        blocks = np.array(new, np.int32)
-        changed = np.flatnonzero(self._mirror[table_rows, first] != blocks)
-        longer = np.flatnonzero(last > first)
-        if not len(changed) and not len(longer):
+    def _find_changes(self, rows: Ints, plan: StepPlan, ends: Longs) -> tuple[Ints, Ints]:
+        versions = np.array(plan.versions, np.int64)
+        is_known = self._versions[rows] == versions
+        had = np.where(is_known, self._lengths[rows], 0)
+        needed = -(-ends // self._limits.block_tokens)
+        longer = np.flatnonzero(needed > had).tolist()
+        if not longer:
             return _NONE, _NONE
-        self._mirror[table_rows, first] = blocks
-        places = [table_rows[changed] * self._width + first[changed]]
-        values = [blocks[changed]]
-        for at in longer.tolist():
-            begin, end = int(first[at]) + 1, int(last[at]) + 1
-            listed = tables[at][begin:end]
-            if len(listed) != end - begin:
-                raise mistaken("a block table that is too short", "one that covers its tokens")
+        places, blocks = [], []
+        for at in longer:
+            row, first, end = int(rows[at]), int(had[at]), int(needed[at])
+            listed = plan.tables[at][first:end]
             self._check_blocks(listed)
             part = np.array(listed, np.int32)
-            row_at = int(table_rows[at])
-            self._mirror[row_at, begin:end] = part
-            places.append(np.arange(begin, end) + row_at * self._width)
-            values.append(part)
-        return np.concatenate(places).astype(np.int32), np.concatenate(values)
+            self._mirror[row, first:end] = part
+            places.append(np.arange(first, end, dtype=np.int32) + row * self._width)
+            blocks.append(part)
+        self._versions[rows] = versions
+        self._lengths[rows] = np.maximum(had, needed)
+        return np.concatenate(places), np.concatenate(blocks)
 
     def _check_blocks(self, blocks: list[int]) -> None:
         if min(blocks) < 0 or max(blocks) >= self._limits.total_blocks:
@@ -112,8 +92,7 @@ class BlockTables:
         """A plan was refused, perhaps half-way: every table is sent anew."""
         self._rows.clear()
         self._free = list(range(self._limits.max_sequences - 1, -1, -1))
-        self._ends[:] = -1
-        self._mirror[:] = -1
+        self._versions[:] = -1
 
     def _find_rows(self, ids: list[int]) -> Ints:
         """The sequences' rows of the tables; whoever has none is given one."""
@@ -125,18 +104,6 @@ class BlockTables:
             ]
         return np.array(numbers, np.int32)
 
-    def _find_whole(self, table_rows: Ints, tables: list[list[int]], starts: Longs) -> Longs:
-        """Entries whose tables are another list than before, or go on somewhere else: these are
-        sent from their beginning on."""
-        held, numbers = self._held, table_rows.tolist()
-        same = [held[row] is table for row, table in zip(numbers, tables, strict=True)]
-        changed = self._ends[table_rows] != starts
-        if not all(same):
-            changed |= ~np.array(same)
-            for row, table in zip(numbers, tables, strict=True):
-                held[row] = table
-        return np.flatnonzero(changed)
-
     def _take_row(self, sequence_id: int, ids: list[int]) -> int:
         if not self._free:
             here = set(ids)
@@ -144,12 +111,5 @@ class BlockTables:
                 self._free.append(self._rows.pop(other))
         row = self._free.pop()
         self._rows[sequence_id] = row
-        self._ends[row] = -1
+        self._versions[row] = -1
         return row
-
-
-def mistaken(found: str, expected: str) -> HeadraceError:
-    return HeadraceError(
-        f"The step plan has {found}; expected {expected}.",
-        "This is a mistake in Headrace: please report it.",
-    )

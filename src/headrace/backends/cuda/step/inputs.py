@@ -7,15 +7,14 @@ says, so that a graph captured for a shape finds them and nothing more than the 
 copied. Of block tables (block_tables.py) only changes are sent, and attention's work lists
 (backends/cuda/attention/work_lists.py) with them.
 
-Plans are checked here and there: a kernel must not meet a block or a token that is not there. Knows
-no weights, no graphs, and nothing of what is drawn.
+Plans were checked (backends/shared), but for their blocks: block_tables.py checks what is new of
+these. Knows no weights, no graphs, and nothing of what is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import torch
@@ -29,9 +28,10 @@ from headrace.backends.cuda.attention.plan import (
     WorkShape,
 )
 from headrace.backends.cuda.attention.work_lists import WorkLists
-from headrace.backends.cuda.step.block_tables import BlockTables, mistaken
+from headrace.backends.cuda.step.block_tables import BlockTables
 from headrace.backends.cuda.step.prepare import launch_prepare
-from headrace.core.step import PREVIOUS, RunnerLimits, StepEntry
+from headrace.backends.shared.flight import Continued
+from headrace.core.step import RunnerLimits, StepPlan
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -146,20 +146,20 @@ class StepInputs:
 
     def fill(
         self,
-        entries: Sequence[StepEntry],
-        token_counts: list[int],
+        plan: StepPlan,
         wanted: Ints,
-        drawn_before: Mapping[int, int],
+        continued: Continued,
+        drawn_before: Ints,
         shape: StepShape,
     ) -> None:
-        """Write a step and send it. `token_counts` are its entries'; `wanted` may be longer than
-        there is room for: then whoever computes the logits sends its rows himself."""
-        counts = np.array(token_counts, np.int64)
-        starts = np.array([entry.start for entry in entries], np.int64)
-        ids = [entry.sequence_id for entry in entries]
-        tokens = self._tokens(entries, ids, drawn_before)
-        tables = [entry.block_table for entry in entries]
-        table_rows, places, blocks = self._tables.update(ids, tables, starts, counts)
+        """Write a step and send it. `drawn_before` are the wanted rows of the draws of the step
+        before, by its rows. `wanted` may be longer than there is room for: then whoever computes
+        the logits sends its rows himself."""
+        counts, starts = np.array(plan.counts, np.int64), np.array(plan.starts, np.int64)
+        tokens = np.array(plan.token_ids, np.int32)
+        if continued.rows:  # where on the device these tokens are
+            tokens[continued.places] = -1 - drawn_before[continued.before]
+        table_rows, places, blocks = self._tables.update(plan, starts + counts)
         positions, slots = self._positions(starts, counts, table_rows)
         self._turn = (self._turn + 1) % _HOST_BUFFERS
         host, views = self._host(shape), self.views(shape)
@@ -229,38 +229,6 @@ class StepInputs:
         return self._host_views[key]
 
     # -- rows --------------------------------------------------------------------------------------
-
-    def _tokens(
-        self, entries: Sequence[StepEntry], ids: list[int], drawn_before: Mapping[int, int]
-    ) -> Ints:
-        listed = list(chain.from_iterable([entry.token_ids for entry in entries]))
-        least = min(listed)
-        if max(listed) >= self._vocab_size or least < PREVIOUS:
-            raise mistaken("a token outside the vocabulary", f"0 to {self._vocab_size - 1}")
-        tokens = np.array(listed, np.int32)
-        if least == PREVIOUS:
-            unknown = np.flatnonzero(tokens == PREVIOUS)
-            if len(unknown) < len(ids) or len(listed) > len(ids):
-                ids = [e.sequence_id for e in entries if e.token_ids == [PREVIOUS]]
-            tokens[unknown] = self._unknown_tokens(ids, len(unknown), drawn_before)
-        return tokens
-
-    def _unknown_tokens(
-        self, asking: list[int], count: int, drawn_before: Mapping[int, int]
-    ) -> Ints:
-        """Where on the device the tokens are that the step before drew for the sequences `asking`,
-        as -1 - its wanted row."""
-        if self._limits.steps_in_flight == 1:
-            raise mistaken("PREVIOUS", "token ids, as only one step is in flight")
-        if len(asking) != count:
-            raise mistaken("PREVIOUS among several tokens", "it as the only one")
-        try:
-            return -1 - np.array(list(map(drawn_before.__getitem__, asking)), np.int32)
-        except KeyError as error:
-            raise mistaken(
-                f"PREVIOUS for sequence {error.args[0]}",
-                "a token id, as the step before drew none for it",
-            ) from None
 
     def _positions(self, starts: Longs, counts: Longs, table_rows: Ints) -> tuple[Longs, Longs]:
         size = self._limits.block_tokens

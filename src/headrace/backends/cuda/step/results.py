@@ -13,18 +13,12 @@ import time
 import torch
 
 from headrace.backends.cuda.draws.sampling import Tops, to_host
-from headrace.backends.draws import Wanted, collect_results
-from headrace.core.step import (
-    PREVIOUS,
-    Drawn,
-    EntryResult,
-    StepPlan,
-    StepResult,
-    TopLogprobs,
-)
+from headrace.backends.cuda.draws.wanted import Wanted
+from headrace.backends.shared.answers import answer_rows
+from headrace.backends.shared.flight import Continued, fail_rows, failed_rows
+from headrace.core.step import StepPlan, StepResult, TopLogprobs
 
 _MOMENTS = 3  # of a step: its beginning, its first draw, its end
-_CONTINUES_FAILED = "the step before, which this one continues, failed"
 
 
 class Landing:
@@ -45,17 +39,15 @@ class Landing:
 
 
 class StepInFlight:
-    def __init__(self, plan: StepPlan, landing: Landing) -> None:
-        self.entries = list(plan.entries)
-        self.counts = [len(entry.token_ids) for entry in self.entries]
-        self.rows = sum(self.counts)
-        self.wanted = Wanted(self.entries)
+    def __init__(self, plan: StepPlan, continued: Continued, landing: Landing) -> None:
+        self.plan = plan
+        self.continued = continued
+        self.wanted = Wanted(plan)
         self._landing = landing
         self._moments: list[torch.cuda.Event | float] = []
-        self._has_results = False
         self._tops: list[Tops] = []
         self._pooled: tuple[list[int], torch.Tensor] | None = None
-        self._failed: list[int] = []  # entries that continue what failed
+        self._failed: list[int] = []  # rows that continue what failed
 
     def began(self) -> None:
         self._mark()
@@ -70,11 +62,11 @@ class StepInFlight:
         """Tokens and logprobs [2, ...] of the wanted rows, and alternatives."""
         # All of it: to cut it would take a launch that packs it first.
         self._landing.results.copy_(results, non_blocking=True)
-        self._has_results = True
         self._tops = tops
 
-    def take_pooled(self, numbers: list[int], sums: torch.Tensor) -> None:
-        self._pooled = numbers, to_host(sums)
+    def take_pooled(self, rows: list[int], sums: torch.Tensor) -> None:
+        """Sums [n, hidden] of these rows."""
+        self._pooled = rows, to_host(sums)
 
     @property
     def is_done(self) -> bool:
@@ -87,60 +79,32 @@ class StepInFlight:
             last.synchronize()
 
     def inherit_failures(self, before: StepResult) -> None:
-        """Sequences that should have drawn a token in the step before, and did not."""
-        if before.drawn is not None:
-            return
-        failed = {r.sequence_id for r in before.entries if r.error is not None}
-        if failed:
-            self._failed += [
-                number
-                for number, entry in enumerate(self.entries)
-                if entry.sequence_id in failed and entry.token_ids[0] == PREVIOUS
-            ]
+        """Of sequences that should have drawn a token in the step before, and did not."""
+        if before.extras:  # where errors are
+            self._failed = failed_rows(self.continued, before)
 
     def result(self) -> StepResult:
         """Only after `wait`."""
         began, *_, ended = self._moments
         sampling = self._moments[1] if len(self._moments) > 2 else ended
-        entries: list[EntryResult] | None = None
-        drawn = self._drawn()
-        if drawn is None:
-            entries = self._entry_results()
-            for number in self._failed:
-                sequence_id = entries[number].sequence_id
-                entries[number] = EntryResult(sequence_id=sequence_id, error=_CONTINUES_FAILED)
-        return StepResult(
-            entries=entries,
-            drawn=drawn,
-            compute_s=_seconds(began, ended),
-            sample_s=_seconds(sampling, ended),
-        )
-
-    def _drawn(self) -> Drawn | None:
-        """If there is a token for every entry, and nothing else."""
-        sequence_ids = list(self.wanted.drawn)
-        if not self.wanted.is_drawn_only or len(sequence_ids) != len(self.entries):
-            return None
-        tokens, logprobs = self._landing.read(len(self.wanted.rows))
-        if self._failed or self._pooled is not None or min(tokens, default=0) < 0:
-            return None
-        return Drawn(sequence_ids, tokens, logprobs)
-
-    def _entry_results(self) -> list[EntryResult]:
-        if not self._has_results:
-            return [EntryResult(sequence_id=entry.sequence_id) for entry in self.entries]
-        tops: list[TopLogprobs] = []
-        if self.wanted.most_tops:
-            tops = [[] for _ in self.wanted.rows]
-            for some in self._tops:
-                for number, pairs in some.lists(self.wanted.tops):
-                    tops[number] = pairs
         found = self._landing.read(len(self.wanted.rows))
-        entries = collect_results(self.entries, *found, tops)
+        result = answer_rows(self.plan, *found, self._top_lists())
         if self._pooled is not None:
-            for number, sums in zip(self._pooled[0], self._pooled[1].tolist(), strict=True):
-                entries[number].pooled = sums
-        return entries
+            for row, sums in zip(self._pooled[0], self._pooled[1].tolist(), strict=True):
+                result.extras[row].pooled = sums
+        fail_rows(result, self._failed)
+        result.compute_s, result.sample_s = _seconds(began, ended), _seconds(sampling, ended)
+        return result
+
+    def _top_lists(self) -> list[TopLogprobs]:
+        """For each wanted row; nothing at all if no row asked."""
+        if not self.wanted.most_tops:
+            return []
+        tops: list[TopLogprobs] = [[] for _ in self.wanted.rows]
+        for some in self._tops:
+            for number, pairs in some.lists(self.wanted.tops):
+                tops[number] = pairs
+        return tops
 
     def _mark(self) -> None:
         if not self._landing.is_cuda:

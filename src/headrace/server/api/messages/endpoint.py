@@ -40,8 +40,8 @@ async def messages(service: Service, call: Call) -> AnyReply:
     room = _room(service, len(request.prompt_token_ids))
     # Clients ask for as much as their own models can say; what does not fit into the context is
     # an ending of its own, not an error.
-    params = dataclasses.replace(request.params, max_tokens=min(sent.max_tokens, room))
-    request = dataclasses.replace(request, params=params)
+    max_tokens = min(sent.max_tokens, room)
+    request.params = dataclasses.replace(request.params, max_tokens=max_tokens)
     was_cut = "max_tokens" if sent.max_tokens <= room else "model_context_window_exceeded"
     answering = _Answering(service, call, request, use, was_cut)
     if sent.stream:

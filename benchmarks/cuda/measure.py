@@ -30,7 +30,7 @@ def graph_seconds(work: Callable[[], None], repeats: int = REPEATS) -> float:
     graph.replay()
     times: list[float] = []
     for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         end.record()

@@ -1,4 +1,4 @@
-"""Steps of one token a sequence: the short way gives what the general one gives, refusals too."""
+"""Steps of one token a sequence: alone, together and with more asked of them; and refusals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.backends.random_models import (
     run,
     spoil_embedding,
 )
+from tests.plans import Draw, Row, plan_of
 
-from headrace.backends.cpu.plain import is_plain
 from headrace.backends.cpu.runner import CpuRunner
-from headrace.core.step import Draw, StepEntry, StepPlan
+from headrace.core.errors import HeadraceError
 
 GREEDY = Draw(temperature=0.0)
 SAMPLED = Draw(temperature=0.9, top_p=0.8, min_p=0.01, typical_p=0.95, top_k=40, uniform=0.7)
@@ -28,47 +28,28 @@ DRAWS = {
 }
 
 
-def decoding(number: int, token: int, start: int, table: list[int]) -> StepEntry:
-    return StepEntry(
-        sequence_id=number, token_ids=[token], start=start, block_table=table, draw=GREEDY
-    )
-
-
-def test_what_is_plain() -> None:
-    entry = decoding(0, 5, 3, [1])
-    assert is_plain(StepPlan(entries=[entry, decoding(1, 6, 20, [2, 3])]))
-    assert is_plain(StepPlan(entries=[entry, replace(entry, draw=SAMPLED)]))
-    assert not is_plain(StepPlan(entries=[]))
-    assert not is_plain(StepPlan(entries=[entry], copies=[(1, 2)]))
-    for change in (
-        {"token_ids": [5, 6]},
-        {"draw": None},
-        {"draw": Draw(temperature=0.0, bias={3: 1.0})},
-        {"draw": Draw(temperature=0.7, repetition_penalty=1.1, history=(3,))},
-        {"targets": [4]},
-        {"top_logprobs": 1},
-        {"pool": True},
-    ):
-        assert not is_plain(StepPlan(entries=[entry, replace(entry, **change)])), change
+def decoding(number: int, token: int, start: int, table: list[int]) -> Row:
+    return Row(sequence_id=number, token_ids=[token], start=start, block_table=table, draw=GREEDY)
 
 
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", SPECS)
-def test_both_ways_give_the_same(name: str, draws: str, random_tensor: RandomTensor) -> None:
+def test_the_same_alone_and_with_more_asked(
+    name: str, draws: str, random_tensor: RandomTensor
+) -> None:
     spec = SPECS[name]
     tables = [[1, 2], [3], [4, 5, 6]]
     with CpuRunner(
         spec, make_weights(spec, random_tensor, "Q4_1"), total_blocks=8, threads=2
     ) as runner:
         for table, tokens in zip(tables, ([3] * 17, [9] * 5, [4] * 40), strict=True):
-            run(runner, StepEntry(sequence_id=0, token_ids=tokens, start=0, block_table=table))
+            run(runner, Row(sequence_id=0, token_ids=tokens, start=0, block_table=table))
         entries = [
             replace(decoding(n, 7 + n, start, table), draw=draw)
             for n, (start, table, draw) in enumerate(
                 zip((17, 5, 40), tables, DRAWS[draws], strict=True)
             )
         ]
-        assert is_plain(StepPlan(entries=entries))
         plain = run(runner, *entries)
         general = run(runner, *(replace(entry, top_logprobs=1) for entry in entries))
         alone = [run(runner, entry)[0] for entry in entries]
@@ -94,12 +75,12 @@ def test_bad_steps_are_refused(random_tensor: RandomTensor) -> None:
         for entry, why in (
             (decoding(0, VOCAB, 0, [0]), "outside the vocabulary"),
             (decoding(0, -2, 0, [0]), "outside the vocabulary"),
-            (decoding(0, 1, 16, [0]), "beyond its block table"),
-            (decoding(0, 1, -1, [0]), "beyond its block table"),
+            (decoding(0, 1, 16, [0]), "1 blocks of 16 tokens; expected enough for 17"),
+            (decoding(0, 1, -1, [0]), "positions -1 to"),
             (decoding(0, 1, 0, [4]), "outside the pool"),
             (decoding(0, 1, 0, [-1]), "outside the pool"),
         ):
-            with pytest.raises(ValueError, match=why):
-                runner.submit(StepPlan(entries=[decoding(1, 1, 0, [1]), entry]))
+            with pytest.raises((ValueError, HeadraceError), match=why):
+                runner.submit(plan_of(decoding(1, 1, 0, [1]), entry))
         (found,) = run(runner, decoding(0, 1, 0, [0]))
         assert found.token_id is not None

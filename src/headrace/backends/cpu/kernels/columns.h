@@ -1,0 +1,148 @@
+// A step as Python passes it: a plan's columns (core/step.py), checked, and laid out as the program
+// reads it. Behind this everything is trusted.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "adjustments.h"
+#include "program.h"
+
+namespace headrace {
+
+using Ints = std::vector<int32_t>;
+using Filters = std::array<double, 5>;  // temperature, top_p, min_p, typical_p, top_k
+
+// What few sequences ask for: a row of the plan, tokens to be scored (none, or one for each of its
+// tokens), and how many of the likeliest tokens to give with each answer.
+using Asked = std::tuple<int, Ints, int>;
+
+// For each wanted row, in order: a token or a Failure, its log-probability, and the likeliest tokens
+// with theirs (nothing at all if nobody asked). Wanted are a sequence's targets, then its draw.
+using Tops = std::vector<std::vector<std::pair<int32_t, float>>>;
+using Answers = std::tuple<Ints, std::vector<float>, Tops>;
+
+class StepColumns {
+ public:
+  // `draws` has the filters of a token to be drawn after a sequence's last one, or nothing.
+  StepColumns(Ints tokens, const Ints& counts, const Ints& starts, const std::vector<Ints>& tables,
+              const std::vector<std::optional<Filters>>& draws, const std::vector<double>& uniforms,
+              const std::vector<Asked>& asked, const Adjustments* adjustments, int vocabulary)
+      : tokens_(std::move(tokens)) {
+    const size_t sequences = counts.size();
+    require(starts.size() == sequences && tables.size() == sequences &&
+                draws.size() == sequences && uniforms.size() == sequences,
+            "columns of a step differ in length");
+    lay_tables(tables);
+    auto extra = asked.begin();
+    Ints drawn(sequences, -1);  // the wanted row of each sequence's draw
+    for (size_t i = 0; i < sequences; ++i) {
+      require(counts[i] > 0 && starts[i] >= 0, "a sequence has no tokens, or a negative position");
+      require(static_cast<int64_t>(starts[i]) + counts[i] <=
+                  static_cast<int64_t>(tables[i].size()) * LANES,
+              "a position lies beyond its block table");
+      const int first = static_cast<int>(positions_.size());
+      for (int32_t t = 0; t < counts[i]; ++t) positions_.push_back(starts[i] + t);
+      owners_.insert(owners_.end(), counts[i], static_cast<int32_t>(i));
+      int tops = 0;
+      if (extra != asked.end() && std::get<0>(*extra) == static_cast<int>(i)) {
+        tops = std::get<2>(*extra);
+        want_targets(std::get<1>(*extra), first, counts[i], tops, vocabulary);
+        ++extra;
+      }
+      if (!draws[i]) continue;
+      drawn[i] = static_cast<int32_t>(wanted_.size());
+      want(first + counts[i] - 1, -1, draw_of(*draws[i], uniforms[i], vocabulary), tops, vocabulary);
+    }
+    require(extra == asked.end(), "more is asked of a sequence that is not in the step");
+    require(positions_.size() == tokens_.size(), "counts do not add up to the tokens");
+    if (adjustments) adjustments->attach(params_, drawn, vocabulary);
+    out_tokens_.resize(wanted_.size());
+    out_logprobs_.resize(wanted_.size());
+    top_tokens_.resize(top_offsets_.back());
+    top_logprobs_.resize(top_offsets_.back());
+  }
+
+  // Every token and every block is there: fewer than so many of each; 0 tokens: nobody looks.
+  void check(int tokens, int blocks) const {
+    for (int32_t token : tokens_)
+      require(!tokens || (token >= 0 && token < tokens), "a token id is outside the vocabulary");
+    for (int32_t block : tables_)
+      require(block >= 0 && block < blocks, "a block table names a block outside the pool");
+  }
+
+  Step step() {
+    const bool has_tops = top_offsets_.back() > 0;
+    return {static_cast<int>(tokens_.size()),
+            tokens_.data(),
+            positions_.data(),
+            owners_.data(),
+            tables_.data(),
+            static_cast<int>(width_),
+            static_cast<int>(wanted_.size()),
+            wanted_.data(),
+            targets_.data(),
+            params_.data(),
+            out_tokens_.data(),
+            out_logprobs_.data(),
+            has_tops ? top_offsets_.data() : nullptr,
+            has_tops ? top_tokens_.data() : nullptr,
+            has_tops ? top_logprobs_.data() : nullptr};
+  }
+
+  Answers take_answers() {
+    Tops tops;
+    for (size_t i = 0; top_offsets_.back() > 0 && i < wanted_.size(); ++i) {
+      auto& some = tops.emplace_back();
+      for (int32_t at = top_offsets_[i]; at < top_offsets_[i + 1]; ++at)
+        some.emplace_back(top_tokens_[at], top_logprobs_[at]);
+    }
+    return {std::move(out_tokens_), std::move(out_logprobs_), std::move(tops)};
+  }
+
+ private:
+  // One row a table, the shorter ones filled up with 0.
+  void lay_tables(const std::vector<Ints>& tables) {
+    for (const Ints& table : tables) width_ = std::max(width_, table.size());
+    tables_.resize(tables.size() * width_);
+    for (size_t i = 0; i < tables.size(); ++i)
+      std::copy(tables[i].begin(), tables[i].end(), tables_.begin() + i * width_);
+  }
+
+  void want_targets(const Ints& targets, int first, int count, int tops, int vocabulary) {
+    require(targets.empty() || static_cast<int>(targets.size()) == count,
+            "a sequence has not one target for each of its tokens");
+    for (size_t t = 0; t < targets.size(); ++t) {
+      require(targets[t] >= 0 && targets[t] < vocabulary, "a target is outside the vocabulary");
+      want(first + static_cast<int>(t), targets[t], {}, tops, vocabulary);
+    }
+  }
+
+  void want(int row, int32_t target, const DrawParams& params, int tops, int vocabulary) {
+    require(tops >= 0 && tops <= vocabulary,
+            "more top tokens are wanted than the vocabulary has");
+    wanted_.push_back(row);
+    targets_.push_back(target);
+    params_.push_back(params);
+    top_offsets_.push_back(top_offsets_.back() + tops);
+  }
+
+  static DrawParams draw_of(const Filters& filters, double uniform, int vocabulary) {
+    const auto [temperature, top_p, min_p, typical_p, top_k] = filters;
+    // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
+    const int kept = top_k > 0 && top_k < vocabulary ? static_cast<int>(top_k) : 0;
+    return {temperature, top_p, min_p, typical_p, uniform, kept, nullptr};
+  }
+
+  Ints tokens_, positions_, owners_, tables_, wanted_, targets_;
+  size_t width_ = 0;  // of the longest table
+  std::vector<DrawParams> params_;
+  Ints out_tokens_, top_offsets_{0}, top_tokens_;
+  std::vector<float> out_logprobs_, top_logprobs_;
+};
+
+}  // namespace headrace

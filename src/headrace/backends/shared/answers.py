@@ -1,0 +1,66 @@
+"""Answers of a step by the row: what a sampler found for its wanted rows, put where it belongs.
+
+A wanted row is one whose logits matter: one for each target to be scored, then one for the token to
+be drawn, row after row of the plan. Knows no logits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.step import FlatBias, RowResult, StepPlan, StepResult, TopLogprobs
+
+NOT_NUMBERS = -1
+FAILURES = {  # what a sampler gives in place of a token
+    NOT_NUMBERS: "The model gave logits that are not numbers.",
+    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
+    -3: "Bias and penalties took a logit past the range of float32.",
+}
+
+
+def answer_rows(
+    plan: StepPlan, tokens: list[int], logprobs: list[float], tops: Sequence[TopLogprobs] = ()
+) -> StepResult:
+    """Of wanted rows in order; `tops` may be empty if nobody asked."""
+    if not plan.extras and len(tokens) == len(plan) and min(tokens, default=0) >= 0:
+        return StepResult(
+            tokens=[[token] for token in tokens], logprobs=[[logprob] for logprob in logprobs]
+        )
+    result = StepResult(tokens=[[] for _ in plan.counts], logprobs=[[] for _ in plan.counts])
+    at = 0
+    for row, draw in enumerate(plan.draws):
+        asked = plan.extras.get(row)
+        first, found = at, RowResult()
+        if asked is not None and asked.targets is not None:
+            at += len(asked.targets)
+            found.target_logprobs = logprobs[first:at]
+            if asked.top_logprobs:
+                found.target_tops = list(tops[first:at])
+        if draw is not None:
+            if tokens[at] >= 0:
+                result.tokens[row], result.logprobs[row] = [tokens[at]], [logprobs[at]]
+                if asked is not None and asked.top_logprobs:
+                    found.tops = [tops[at]]
+            at += 1
+        worst = min(tokens[first:at], default=0)
+        if worst < 0:
+            result.tokens[row], result.logprobs[row] = [], []
+            found.error, found.is_own_fault = FAILURES[worst], worst != NOT_NUMBERS
+        if asked is not None or worst < 0:
+            result.extras[row] = found
+    return result
+
+
+def flat_ids(ids: Collection[int]) -> NDArray[np.int32]:
+    if isinstance(ids, (np.ndarray, array)):  # no Python number in between
+        return np.asarray(ids, np.int32)
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def flat_bias(bias: FlatBias) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and values."""
+    return np.asarray(bias.flat_ids, np.int32), np.asarray(bias.flat_values, np.float32)

@@ -1,0 +1,141 @@
+"""Plans in flight: submitted in order, computed in order, collected in order.
+
+Every runner keeps its steps here, whatever a step is to it. Knows which plans are right, how many
+there may be, and which row of the step before a row with PREVIOUS goes on from; neither when a step
+is computed, nor where.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from headrace.backends.shared.plan_check import check_plan, mistaken
+from headrace.core.errors import HeadraceError
+from headrace.core.step import PREVIOUS, RowResult, RunnerLimits, StepPlan, StepResult
+
+Step = TypeVar("Step")
+
+CONTINUES_FAILED = "the step before, which this one continues, failed"
+
+
+class Continued(NamedTuple):
+    """Rows whose token the step before will have drawn, in columns."""
+
+    rows: list[int]
+    places: list[int]  # of their tokens, among the plan's
+    before: list[int]  # rows of the step before
+
+
+NOBODY = Continued([], [], [])
+
+
+class Flight(Generic[Step]):
+    def __init__(self, limits: RunnerLimits, vocab_size: int) -> None:
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._steps: deque[Step] = deque()
+        self._drawing: dict[int, int] = {}  # of the last plan: sequence -> row
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        """The oldest first. Any thread may look, while none is added."""
+        return iter(list(self._steps))
+
+    def check(self, plan: StepPlan) -> Continued:
+        """Refuse what can't be submitted now; rows that go on from the step before."""
+        if self._is_closed:
+            raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
+        if len(self._steps) >= self._limits.steps_in_flight:
+            raise HeadraceError(
+                f"A plan was submitted with {len(self._steps)} in flight; expected fewer than "
+                f"{self._limits.steps_in_flight}.",
+                "Collect one first.",
+            )
+        check_plan(plan, self._limits, self._vocab_size)
+        if plan.token_ids and min(plan.token_ids) == PREVIOUS:
+            return self._continued(plan)
+        return NOBODY
+
+    def add(self, plan: StepPlan, step: Step) -> None:
+        """A plan that was checked is submitted now."""
+        self._steps.append(step)
+        if self._limits.steps_in_flight > 1:
+            self._drawing = dict(zip(plan.sequence_ids, range(len(plan)), strict=True))
+            if None in plan.draws:
+                drawing = zip(self._drawing.items(), plan.draws, strict=True)
+                self._drawing = dict(item for item, draw in drawing if draw is not None)
+
+    @property
+    def oldest(self) -> Step:
+        if not self._steps:
+            raise HeadraceError(
+                "collect() was called with no plan submitted; expected a submit() before it.",
+                "Submit a plan first.",
+            )
+        return self._steps[0]
+
+    def take(self) -> Step:
+        """The oldest, which is collected now."""
+        oldest = self.oldest
+        self._steps.popleft()
+        return oldest
+
+    def close(self) -> None:
+        """Nothing may be submitted any more; what was not collected is lost."""
+        self._is_closed = True
+        self._steps.clear()
+
+    def _continued(self, plan: StepPlan) -> Continued:
+        ids = plan.sequence_ids
+        places = [at for at, token in enumerate(plan.token_ids) if token == PREVIOUS]
+        rows = places
+        if len(plan.token_ids) > len(plan):
+            owner = [row for row, count in enumerate(plan.counts) for _ in range(count)]
+            rows = [owner[at] for at in places]
+            for row in rows:
+                if plan.counts[row] > 1:
+                    raise mistaken(
+                        f"PREVIOUS among {plan.counts[row]} tokens of sequence {ids[row]}",
+                        "it as the only one",
+                    )
+        if self._limits.steps_in_flight == 1:
+            raise mistaken(
+                f"PREVIOUS for sequence {ids[rows[0]]}", "token ids, as only one step is in flight"
+            )
+        try:
+            return Continued(rows, places, [self._drawing[ids[row]] for row in rows])
+        except KeyError as error:
+            raise mistaken(
+                f"PREVIOUS for sequence {error.args[0]}",
+                "a token id, as the step before drew none for it",
+            ) from None
+
+
+def failed_rows(continued: Continued, before: StepResult | None) -> list[int]:
+    """Rows that go on from a token that was not drawn. `before` is the result of the step before,
+    None if there is none because all of it failed."""
+    if before is None:
+        return continued.rows
+    rows = zip(continued.rows, continued.before, strict=True)
+    return [row for row, source in rows if not before.tokens[source]]
+
+
+def tokens_before(continued: Continued, before: StepResult | None) -> list[tuple[int, int]]:
+    """(place among the plan's tokens, token) of rows that go on from the step before. One that
+    failed is computed from token 0: nobody else can see its blocks."""
+    return [
+        (at, 0 if before is None or not before.tokens[source] else before.tokens[source][-1])
+        for at, source in zip(continued.places, continued.before, strict=True)
+    ]
+
+
+def fail_rows(result: StepResult, rows: Sequence[int]) -> None:
+    """Rows that went on from what failed have failed too, whatever was computed for them."""
+    for row in rows:
+        result.tokens[row], result.logprobs[row] = [], []
+        result.extras[row] = RowResult(error=CONTINUES_FAILED)

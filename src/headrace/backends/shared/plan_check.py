@@ -1,0 +1,102 @@
+"""Whether a plan is one that a runner can compute, found before it touches anything.
+
+`check_plan` is quick enough for every step: it looks at columns, not at whole tables. A runner
+whose kernels would not notice looks at blocks and at the ids in draws besides (`check_blocks`,
+`check_draws`); the others check these where they read them. Whatever is found is our own mistake.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from operator import add
+
+from headrace.core.errors import HeadraceError
+from headrace.core.step import PREVIOUS, RunnerLimits, StepPlan
+
+
+def mistaken(found: str, expected: str) -> HeadraceError:
+    return HeadraceError(
+        f"The step plan has {found}; expected {expected}.",
+        "This is a mistake in Headrace: please report it.",
+    )
+
+
+def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> None:
+    for pair in plan.copies:
+        if not all(0 <= block < limits.total_blocks for block in pair):
+            raise mistaken(f"a copy of blocks {pair}", f"0 to {limits.total_blocks - 1}")
+    rows, tokens = len(plan), plan.token_ids
+    columns = (plan.counts, plan.starts, plan.tables, plan.versions, plan.draws, plan.uniforms)
+    if {rows} != {len(column) for column in columns}:
+        raise mistaken("columns of different lengths", f"{rows} rows")
+    if not rows:
+        return
+    if len(tokens) > limits.max_batch_tokens:
+        raise mistaken(f"{len(tokens)} tokens", f"at most {limits.max_batch_tokens}")
+    if rows > limits.max_sequences:
+        raise mistaken(f"{rows} rows", f"at most {limits.max_sequences}")
+    if len(set(plan.sequence_ids)) != rows:
+        raise mistaken("a sequence in more than one row", "one row a sequence")
+    if min(plan.counts) < 1 or sum(plan.counts) != len(tokens):
+        raise mistaken(f"{len(tokens)} tokens for counts of {plan.counts}", "1 or more a row")
+    ends = list(map(add, plan.starts, plan.counts))
+    if min(plan.starts) < 0 or max(ends) > limits.context_tokens:
+        raise mistaken(
+            f"tokens at positions {min(plan.starts)} to {max(ends) - 1}",
+            f"positions within the context of {limits.context_tokens}",
+        )
+    size = limits.block_tokens
+    short = [r for r, table in enumerate(plan.tables) if len(table) * size < ends[r]]
+    if short:
+        row = short[0]
+        raise mistaken(
+            f"sequence {plan.sequence_ids[row]} with {len(plan.tables[row])} blocks of {size} "
+            "tokens",
+            f"enough for {ends[row]} tokens",
+        )
+    if min(tokens) < PREVIOUS or max(tokens) >= vocab_size:
+        raise mistaken("a token outside the vocabulary", f"0 to {vocab_size - 1}")
+    if plan.extras:
+        _check_extras(plan, vocab_size)
+
+
+def _check_extras(plan: StepPlan, vocab_size: int) -> None:
+    for row, extra in plan.extras.items():
+        if not 0 <= row < len(plan):
+            raise mistaken(f"extras of a row {row}", f"0 to {len(plan) - 1}")
+        who = f"sequence {plan.sequence_ids[row]}"
+        if extra.targets is not None:
+            if len(extra.targets) != plan.counts[row]:
+                raise mistaken(f"{who} with {len(extra.targets)} targets", f"{plan.counts[row]}")
+            if min(extra.targets) < 0 or max(extra.targets) >= vocab_size:
+                raise mistaken(
+                    f"{who} with a target outside the vocabulary", f"0 to {vocab_size - 1}"
+                )
+        if not 0 <= extra.top_logprobs <= vocab_size:
+            raise mistaken(f"{who} with {extra.top_logprobs} top_logprobs", f"0 to {vocab_size}")
+
+
+def check_blocks(plan: StepPlan, limits: RunnerLimits) -> None:
+    """Every block of every table is in the pool."""
+    for sequence_id, table in zip(plan.sequence_ids, plan.tables, strict=True):
+        if min(table) < 0 or max(table) >= limits.total_blocks:
+            raise mistaken(
+                f"sequence {sequence_id} with blocks {table}", f"0 to {limits.total_blocks - 1}"
+            )
+
+
+def check_draws(plan: StepPlan, vocab_size: int) -> None:
+    """Every token that a draw names is in the vocabulary."""
+    for row, draw in enumerate(plan.draws):
+        extra = plan.extras.get(row)
+        if draw is None or not (draw.adjusts or extra is not None):
+            continue
+        named = chain(draw.bias, draw.allowed or ())
+        if extra is not None:
+            named = chain(named, extra.banned, extra.history)
+        if not all(0 <= token < vocab_size for token in named):
+            raise mistaken(
+                f"sequence {plan.sequence_ids[row]} with a draw that names a token outside the "
+                "vocabulary",
+                f"0 to {vocab_size - 1}",
+            )

@@ -1,0 +1,38 @@
+"""The next plan while it is being written: rows that may still be taken out, and what is left to
+give away.
+
+Knows sequences and tokens; not blocks, and not who deserves them.
+"""
+
+from __future__ import annotations
+
+from headrace.core.step import StepPlan
+from headrace.engine.sequence import Sequence
+
+
+class NextPlan:
+    def __init__(self, budget: int) -> None:
+        self.plan = StepPlan()
+        self.sequences: dict[int, Sequence] = {}  # by id, in the order of the plan's rows
+        self.prompt_budget = budget  # of tokens
+        self._budget = budget
+
+    @property
+    def budget(self) -> int:
+        return self._budget - self.plan.batch_tokens
+
+    @property
+    def room(self) -> int:
+        """For prompt tokens."""
+        return min(self.budget, self.prompt_budget)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take its row out, if it has one."""
+        if self.sequences.pop(sequence.sequence_id, None) is None:
+            return
+        plan = self.plan
+        row = plan.sequence_ids.index(sequence.sequence_id)
+        self.prompt_budget += plan.counts[row]
+        if plan.draws[row] is not None:
+            sequence.draws_in_flight -= 1
+        plan.remove(row)
