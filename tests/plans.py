@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.backends.reference import sampling
+from headrace.core.sampling import FILTERS, PENALTIES, DrawNumbers
 from headrace.core.step import (
     DrawParams,
     FlatBias,
@@ -25,16 +26,8 @@ from headrace.core.step import (
 _TABLES: list[list[int]] = []  # held, so that no other list can take the identity of one
 
 
-@dataclass(slots=True, kw_only=True)
-class Draw:
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw(DrawNumbers):
     bias: Mapping[int, float] = field(default_factory=dict)
     allowed: Collection[int] | None = None
     history: Sequence[int] = ()
@@ -46,14 +39,7 @@ class Draw:
     @property
     def params(self) -> DrawParams:
         return DrawParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
+            **{name: getattr(self, name) for name in (*FILTERS, *PENALTIES)},
             bias=self.bias if isinstance(self.bias, FlatBias) else FlatBias(self.bias),
             allowed=self.allowed,
         )

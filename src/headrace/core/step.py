@@ -23,6 +23,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from headrace.core.sampling import NEUTRAL, DrawNumbers, filters_of, penalties_of
+
 # In place of a token id: the token that this sequence drew in the step before, which whoever wrote
 # the plan did not know yet. Only as a row's single token, and only where `steps_in_flight` > 1.
 PREVIOUS = -1
@@ -44,26 +46,16 @@ _NO_BIAS = FlatBias({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DrawParams:
+class DrawParams(DrawNumbers):
     """How a sequence draws its tokens: what is the same at every place. Made once a request, and
-    compared by identity. The order of operations is in backends/reference/sampling.py.
+    compared by identity. The numbers are the rows of core/sampling.py; what they mean, and in which
+    order, is in backends/reference/sampling.py."""
 
-    Backends take numbers by the row: `filters` (temperature, top_p, min_p, typical_p, top_k) and
-    `penalties` (repetition, presence, frequency).
-    """
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0  # of tokens so far: divides positive logits, multiplies others
-    presence_penalty: float = 0.0  # subtracted once from each token of the output so far
-    frequency_penalty: float = 0.0  # subtracted as often as it came in the output
     bias: FlatBias = field(default_factory=lambda: _NO_BIAS)  # added to the logits
-    allowed: Collection[int] | None = None  # all others are dropped
+    allowed: Collection[int] | None = None  # all other tokens are dropped
+    # The numbers as backends take them, in the table's order.
     filters: tuple[float, ...] = field(init=False)
-    penalties: tuple[float, float, float] = field(init=False)
+    penalties: tuple[float, ...] = field(init=False)
     # Whether the tokens so far make a difference: then a row brings its history.
     penalizes: bool = field(init=False)
     # Whether a token is drawn from other logits than the model's, whatever the row says besides.
@@ -73,11 +65,9 @@ class DrawParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen
-        filters = (self.temperature, self.top_p, self.min_p, self.typical_p, float(self.top_k))
-        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
-        put(self, "filters", filters)
-        put(self, "penalties", penalties)
-        put(self, "penalizes", penalties != (1.0, 0.0, 0.0))
+        put(self, "filters", tuple(map(float, filters_of(self))))
+        put(self, "penalties", penalties_of(self))
+        put(self, "penalizes", self.penalties != penalties_of(NEUTRAL))
         put(self, "adjusts", self.penalizes or bool(self.bias) or self.allowed is not None)
         put(self, "samples", self.adjusts or self.temperature != 0)
 
@@ -177,10 +167,6 @@ class StepPlan:
             del column[row]
         self.extras.pop(row, None)
         self.extras = {at - (at > row): extra for at, extra in self.extras.items()}
-
-    def tokens_of(self, row: int) -> list[int]:
-        first = sum(self.counts[:row])
-        return self.token_ids[first : first + self.counts[row]]
 
 
 TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest first

@@ -11,7 +11,7 @@ import secrets
 import struct
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -58,16 +58,9 @@ class RequestDraws:
 
 def _draw_params(request: GenerateRequest) -> DrawParams:
     params = request.params
-    chosen, allowed = params.chosen, params.allowed_token_ids
+    allowed = params.allowed_token_ids
     return DrawParams(
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-        min_p=params.min_p,
-        typical_p=params.typical_p,
-        repetition_penalty=chosen.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
+        **asdict(params.chosen),
         bias=FlatBias(params.logit_bias),
         allowed=None if allowed is None else array("i", allowed),
     )

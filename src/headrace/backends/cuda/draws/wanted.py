@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.sampling import FILTERS
 from headrace.core.step import RowExtra, StepPlan
 
 Ints = NDArray[np.int32]
 Doubles = NDArray[np.float64]
 
 _NOTHING = RowExtra()
-_FILTERS = 5  # columns of DrawParams.filters
 
 
 class Wanted:
@@ -63,7 +63,7 @@ class Wanted:
         params = [draw for row in rows if (draw := plan.draws[row]) is not None]
         self.sampled: Ints = self.drawn_at[rows]
         self.draws: Doubles = np.array([draw.filters for draw in params], np.float64)
-        self.draws = self.draws.reshape(-1, _FILTERS)
+        self.draws = self.draws.reshape(-1, len(FILTERS))
         self.uniforms: Doubles = np.array([plan.uniforms[row] for row in rows], np.float64)
         self.adjusting: list[tuple[int, int]] = [
             (int(self.drawn_at[row]), row)
