@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -15,7 +14,6 @@
 namespace headrace {
 
 using Ints = std::vector<int32_t>;
-using Filters = std::array<double, 5>;  // temperature, top_p, min_p, typical_p, top_k
 
 // What few sequences ask for: a row of the plan, tokens to be scored (none, or one for each of its
 // tokens), and how many of the likeliest tokens to give with each answer.
@@ -129,13 +127,6 @@ class StepColumns {
     targets_.push_back(target);
     params_.push_back(params);
     top_offsets_.push_back(top_offsets_.back() + tops);
-  }
-
-  static DrawParams draw_of(const Filters& filters, double uniform, int vocabulary) {
-    const auto [temperature, top_p, min_p, typical_p, top_k] = filters;
-    // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
-    const int kept = top_k > 0 && top_k < vocabulary ? static_cast<int>(top_k) : 0;
-    return {temperature, top_p, min_p, typical_p, uniform, kept, nullptr};
   }
 
   Ints tokens_, positions_, owners_, tables_, wanted_, targets_;

@@ -2,6 +2,7 @@
 // (backends/reference/sampling.py): the same logits and the same uniform give the same token.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -32,6 +33,16 @@ struct DrawParams {
   int top_k;                     // 0: all
   const Adjustment* adjustment;  // null: none
 };
+
+// A draw's numbers as Python passes them, in the order of core/sampling.py's table.
+using Filters = std::array<double, 5>;
+
+inline DrawParams draw_of(const Filters& filters, double uniform, int vocabulary) {
+  const auto [temperature, top_p, min_p, typical_p, top_k] = filters;
+  // A top_k of the whole vocabulary or more keeps all, and may not fit an int.
+  const int kept = top_k > 0 && top_k < vocabulary ? static_cast<int>(top_k) : 0;
+  return {temperature, top_p, min_p, typical_p, uniform, kept, nullptr};
+}
 
 // In place of a token, where there is none to draw.
 enum Failure : int32_t { NOT_NUMBERS = -1, NOTHING_LEFT = -2, OUT_OF_RANGE = -3 };
