@@ -1,4 +1,4 @@
-"""The file of keys: what it may say, and who else may read or write it."""
+"""The keys file: what it may say, and who else may read or write it."""
 
 from __future__ import annotations
 

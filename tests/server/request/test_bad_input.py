@@ -163,7 +163,7 @@ def test_unknown_fields_are_refused_with_a_guess_or_ignored_with_a_warning(
     answer = send(server, with_fields(stream=True, **fields))
     assert answer.status == 200
     warning = answer.headers["x-headrace-warning"]
-    assert warning.startswith(f"{param[:100]} is no field here and was ignored")
+    assert warning.startswith(f"{param[:100]} is an unknown field and was ignored")
     assert len(warning) < 300
     assert (hint[0].lower() + hint[1:] in warning) == ("mean" in hint)
 
