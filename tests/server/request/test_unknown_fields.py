@@ -65,7 +65,8 @@ def test_a_likely_misspelling_is_named() -> None:
         "temprature is an unknown field and was ignored (did you mean temperature?)"
     ]
     assert warnings_of(ChatRequest, stream=True, stream_options={"include_usag": True}) == [
-        "stream_options.include_usag is an unknown field and was ignored (did you mean include_usage?)"
+        "stream_options.include_usag is an unknown field and was ignored "
+        "(did you mean include_usage?)"
     ]
     assert warnings_of(CompletionRequest, structured_outputs={"regexp": "a"}) == [
         "structured_outputs.regexp is an unknown field and was ignored (did you mean regex?)"

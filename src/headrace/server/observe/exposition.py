@@ -309,7 +309,7 @@ class _Families(Collector):
     def _facts(self) -> Iterator[Metric]:
         make, facts = self._make, self._metrics.engine_facts
         yield make.own_gauge(
-            "build_info", "Version, fingerprint and backend of this server.", [(self._build(), 1)]
+            "build_info", "Version and fingerprint of this server.", [(self._build(), 1)]
         )
         if facts is None:
             return
