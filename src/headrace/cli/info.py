@@ -169,7 +169,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "quantization" and isinstance(value, dict):
         return ", ".join(f"{kind} {share:.1%}" for kind, share in value.items())
     if name.endswith("_bytes_per_token"):
-        return f"{value:,} (at {8 * KV_VALUE_BYTES} bits a value)"
+        return f"{value:,} (at {8 * KV_VALUE_BYTES} bits per value)"
     if name.endswith("_bytes"):
         return f"{value / 1e6:,.1f} MB"
     if name == "parameters":
