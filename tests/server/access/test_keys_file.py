@@ -86,7 +86,7 @@ def test_a_file_that_all_can_write_to_is_refused(tmp_path: Path, mode: int) -> N
     [
         ("", "no [[keys]]"),
         ("keys = 3", "no [[keys]]"),
-        ("keys = [3]", "other than tables"),
+        ("keys = [3]", "expected only tables"),
         ("[[keys]", "not TOML"),
         ('title = "x"\n[[keys]]\nname = "a"\nkey = "x"', "'title'"),
         ('[[keys]]\nkey = "x"', "no name"),
