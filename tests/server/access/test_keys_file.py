@@ -93,7 +93,7 @@ def test_a_file_that_all_can_write_to_is_refused(tmp_path: Path, mode: int) -> N
         ('[[keys]]\nname = "a"', "no key"),
         (f'[[keys]]\nname = "a"\nkey = "x"\nkey_sha256 = "{"0" * 64}"', "both"),
         ('[[keys]]\nname = "a"\nkey_sha256 = "abc"', "64 hexadecimal"),
-        ('[[keys]]\nname = "a"\nkey = 3', "no text"),
+        ('[[keys]]\nname = "a"\nkey = 3', "not text"),
         ('[[keys]]\nname = "a"\nkey = "x"\nrequests = 3', "'requests'"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = 0', "max_concurrent = 0"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = true', "max_concurrent = True"),
