@@ -5,8 +5,8 @@
             print(event.text, end="")
 
 The engine's loop runs in a thread of its own; callers live in an asyncio loop. Leaving the `async
-for` (or being cancelled) ends the request at the engine's next turn. An engine that nobody closed
-closes itself when it is garbage or the interpreter ends. Knows no HTTP.
+for` (or being cancelled) ends the request at the engine's next turn. An engine that was not
+closed closes itself when it is garbage collected or the interpreter exits. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class _Caller:
-    """Where a request's tokens go: a queue of the asyncio loop that asked."""
+    """Where a request's tokens go: a queue in the caller's asyncio loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class _Caller:
     def send(self, item: list[SampledToken] | HeadraceError) -> None:
         try:
             self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
-        except RuntimeError:  # that loop is closed: nobody listens any more
+        except RuntimeError:  # the caller's loop is closed
             log.debug("a caller's event loop was closed before its request ended")
 
 
@@ -79,8 +79,8 @@ class AsyncEngine:
         )
         self._numbers = itertools.count()
         self._loop = _Loop(self._assembled)
-        # The loop does not know this object, so that it can become garbage while the thread runs.
-        # Whoever still waits at the interpreter's end is not told: it has no time left to listen.
+        # The thread holds no reference to this object, so it can be garbage collected meanwhile.
+        # Callers that still wait when the interpreter exits get no error: they won't run any more.
         self._unclosed = weakref.finalize(self, self._loop.end)
 
     @property
@@ -99,8 +99,8 @@ class AsyncEngine:
         timeout_s: float | None = None,
         grammar: GrammarSpec | None = None,
     ) -> AsyncIterator[TokenEvent]:
-        """Continue a prompt; events of all its continuations, as they come. With a `grammar` each
-        of them matches it, unless max_tokens cuts it off."""
+        """Continue a prompt; yields the events of all its continuations as they arrive. With a
+        `grammar` each of them matches it, unless max_tokens cuts it off."""
         request = make_request(
             self._assembled.tokenizer,
             self._assembled.spec.vocab_size,
@@ -166,16 +166,16 @@ class AsyncEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await asyncio.to_thread(self.close)  # a step that is under way is waited for
+        await asyncio.to_thread(self.close)  # waits for a running step
 
 
 def _closed() -> HeadraceError:
-    return HeadraceError("The engine was closed.", "Start another one.")
+    return HeadraceError("The engine was closed.", "Create a new one.")
 
 
 class _Loop:
-    """The engine's turns, in a thread. Only that thread touches the engine and the callers; what
-    others want done they post. It owns the model, and closes it at its end."""
+    """The engine's loop, in a thread. Only that thread touches the engine and the callers; others
+    post actions to it. It owns the model, and closes it at its end."""
 
     def __init__(self, assembled: Assembled) -> None:
         self.engine = assembled.engine
@@ -183,15 +183,15 @@ class _Loop:
         self.inbox: deque[Callable[[], None]] = deque()
         self._assembled = assembled
         self._wake = threading.Condition()
-        self._closing: HeadraceError | None = None  # what callers are told
-        self._tells = False  # them, when it ends
-        self._ended = False  # no turn will come any more
-        # A daemon: the interpreter does not wait for it, but closes it on its way out.
+        self._closing: HeadraceError | None = None  # the error for callers
+        self._tells = False  # whether callers get that error when it ends
+        self._ended = False  # the loop has ended
+        # A daemon thread: the interpreter does not wait for it, but closes it on exit.
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._thread.start()
 
     def post(self, action: Callable[[], None]) -> bool:
-        """To be done at the next turn; False if there will be none."""
+        """Queues an action for the next turn of the loop; False if the loop has ended."""
         with self._wake:
             if not self._ended:
                 self.inbox.append(action)
@@ -211,7 +211,7 @@ class _Loop:
         with self._wake:
             self._closing = self._closing or _closed()
             self._wake.notify()
-        if threading.current_thread() is not self._thread:  # which may be the one to find garbage
+        if threading.current_thread() is not self._thread:  # the garbage collector may run in it
             self._thread.join()
 
     # -- the loop's thread -----------------------------------------------------------------------
@@ -228,7 +228,7 @@ class _Loop:
             self.callers[request.request_id] = caller
 
     def forget(self, request_id: str, caller: _Caller) -> None:
-        # A request that was refused for its id must not take down the one that has it.
+        # A request that was refused for a duplicate id must not end the one with that id.
         if self.callers.get(request_id) is caller:
             del self.callers[request_id]
             self.engine.cancel(request_id)
@@ -266,12 +266,12 @@ class _Loop:
         with self._wake:
             self._ended = True
             if self._tells:
-                for action in self.inbox:  # whoever came too late is told so
+                for action in self.inbox:  # those that came too late get the error
                     action()
             self.inbox.clear()
 
     def _publish(self, tokens: list[SampledToken]) -> None:
-        """One hand-over a request and step, however many of its continuations moved."""
+        """One hand-over per request and step, for all its continuations together."""
         by_request: dict[str, list[SampledToken]] = {}
         for token in tokens:
             by_request.setdefault(token.request_id, []).append(token)

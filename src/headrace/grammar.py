@@ -1,21 +1,21 @@
-"""Grammars to constraints: JSON schemas, regular expressions and Lark grammars by llguidance.
+"""Compiles JSON schemas, regular expressions and Lark grammars into constraints, with llguidance.
 
-A grammar comes from whoever sends a request, so compiling one is bounded:
+Grammars come from clients and are not trusted, so compiling one is bounded:
 
-- `MAX_GRAMMAR_BYTES` bounds the source, and with it how deep rules can refer to each other: the
-  compiler recurses along them, so that it runs in a thread with a stack (`STACK_BYTES`, touched
-  only as far as needed) that is enough for the deepest that fits.
+- `MAX_GRAMMAR_BYTES` bounds the source, and with it how deeply rules can be nested. The compiler
+  recurses along them, so it runs in a thread with a stack (`STACK_BYTES`, of which only the used
+  part takes memory) that is large enough for the deepest nesting.
 - `LIMITS` bounds the work, in llguidance's units: expressions built for the first lexer state and
   for one mask (`initial_lexer_fuel`, `step_lexer_fuel`), parser items of one mask
   (`step_max_items`), memory (`max_lexer_states`, of 1 to 2 kB; `max_grammar_size`, in symbols). One
-  mask is a matter of some 40 ms at the very worst, and ends its request if it would be more.
-- `MAX_MULTIPLE` bounds what no unit of llguidance's does: the automaton of `multipleOf`.
-- `MAX_GBNF_CHARACTERS` bounds a translation that takes the square of it, and holds up the others.
+  mask takes about 40 ms at worst, and a request that would need more is ended.
+- `MAX_MULTIPLE` bounds what llguidance does not: the automaton of `multipleOf`.
+- `MAX_GBNF_CHARACTERS` bounds a translation that takes quadratic time and blocks other requests.
 
-Not bounded here are a processor's time and memory: nobody can interrupt a compiler from within. A
-server, whose grammars come from anybody, therefore compiles in processes that can be killed
-(server/grammars/process.py); a program that calls this by itself knows where its grammars come
-from. Whatever can't be compiled is the request's mistake. Knows tokenizers; neither engine nor
+CPU time and memory are not bounded here, since the compiler can't be interrupted from within its
+process. A server, whose grammars are not trusted, therefore compiles in processes that can be
+killed (server/grammars/process.py); a program that uses this directly knows where its grammars come
+from. A grammar that can't be compiled is the request's error. Knows tokenizers; neither engine nor
 HTTP.
 """
 
@@ -48,8 +48,8 @@ LIMITS = {
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
 }
-# One space or one line break with an indent, where JSON allows whitespace: whoever may go on with
-# blanks for ever will, if it is a small model.
+# One space or one line break with an indent, where JSON allows whitespace: a small model that may
+# write endless whitespace does.
 JSON_LAYOUT: dict[str, object] = {
     "whitespace_pattern": r"[ ]|\n[ ]{0,16}",
     "whitespace_flexible": True,
@@ -57,7 +57,7 @@ JSON_LAYOUT: dict[str, object] = {
     "key_separator": ":",
     "lenient": False,  # a keyword that is not understood is refused, not ignored
 }
-# llguidance before 1.8 takes that pattern again and again: there, json.dumps's own layout.
+# llguidance before 1.8 lets that pattern match repeatedly: there, json.dumps's layout is used.
 JSON_ON_ONE_LINE: dict[str, object] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -67,7 +67,7 @@ JSON_ON_ONE_LINE: dict[str, object] = {
 
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*(-?[0-9][-+.0-9eE]*)')
-_STACK_LOCK = threading.Lock()  # the size of a new thread's stack is the whole process's
+_STACK_LOCK = threading.Lock()  # the stack size of new threads is a setting of the whole process
 
 
 class GrammarCompiler:
@@ -83,7 +83,7 @@ class GrammarCompiler:
         self._layout = JSON_LAYOUT
 
     def prepare(self) -> None:
-        """Make what all grammars share (some tenths of a second), if it is not made yet."""
+        """Build what all grammars share (some tenths of a second), if it is not built yet."""
         with self._lock:
             if self._made is None:
                 pieces = _Pieces(self._tokenizer, self._vocab_size)
@@ -93,12 +93,12 @@ class GrammarCompiler:
                 self._made = made
 
     def compile(self, spec: GrammarSpec) -> Matched:
-        """A constraint at its start, its first mask known. What can't be compiled, or matches
-        nothing, is an InvalidRequestError that names the spec's param."""
+        """A constraint at its start, with its first mask. A grammar that can't be compiled, or
+        matches nothing, raises an InvalidRequestError that names the spec's param."""
         return on_deep_stack(lambda: self.start(spec))
 
     def start(self, spec: GrammarSpec) -> Matched:
-        """The same for who has a deep stack already."""
+        """The same for callers that have a large stack already."""
         param = spec.param
         _check_source(spec, param)
         self.prepare()
@@ -116,7 +116,7 @@ class GrammarCompiler:
         except HeadraceError as error:
             why = _brief(matcher)
             if "NoExtension" in why:
-                why = "it matches no text at all"
+                why = "it matches no text"
             raise _invalid(spec, param, why) from error
         if not any(mask):
             raise _invalid(spec, param, "none of this model's tokens can begin it")
@@ -124,8 +124,8 @@ class GrammarCompiler:
 
 
 class _Ends:
-    """A model's end tokens, all of which end a text. llguidance before 1.7 knows of one, so it is
-    told of the first, and the others go in and out by that one's name."""
+    """A model's end tokens, each of which ends a text. llguidance before 1.7 supports only one, so
+    it gets the first, and the others are mapped to that one."""
 
     def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
         self._first, *others = token_ids or (0,)
@@ -136,7 +136,7 @@ class _Ends:
         self._bits = int.from_bytes(bits, "little")
 
     def widen(self, mask: bytes) -> bytes:
-        """The mask with every end token in it, if the first one is."""
+        """The mask with every end token allowed, if the first one is."""
         if not self._others or not _allows(mask, self._first):
             return mask
         together = int.from_bytes(mask, "little") | self._bits
@@ -157,7 +157,9 @@ class Matched:
     def mask(self) -> bytes:
         if self._mask is None:
             mask = self._matcher.compute_bitmask()
-            if self._matcher.is_error():  # the mask is then of end tokens, as if the text were done
+            if (
+                self._matcher.is_error()
+            ):  # its mask then allows only end tokens, as if the text were complete
                 raise _too_complex(self._matcher)
             self._mask = self._ends.widen(mask)
         return self._mask
@@ -169,7 +171,7 @@ class Matched:
         if mask is not None and _allows(mask, token_id):
             raise _too_complex(self._matcher)
         raise HeadraceError(
-            f"Token {token_id} does not follow by the grammar; expected one of its mask.",
+            f"Token {token_id} is not allowed by the grammar; expected one of its mask.",
             "This is a mistake in Headrace: please report it.",
         )
 
@@ -192,14 +194,14 @@ def _allows(mask: bytes, token_id: int) -> bool:
 
 
 class _Pieces:
-    """A vocabulary as llguidance asks for it: each token's bytes, and how it spells a text."""
+    """A vocabulary as llguidance needs it: each token's bytes, and a function that tokenizes."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token) for token in range(vocab_size)]
         self.bos_token_id = tokenizer.bos_id
         self.eos_token_ids = sorted(token for token in tokenizer.eos_ids if token < vocab_size)
-        if not self.eos_token_ids:  # one that no model can draw
+        if not self.eos_token_ids:  # an id that no model can sample
             self.eos_token_ids = [len(self.tokens)]
             self.tokens.append(b"<end>")
         self.eos_token_id = self.eos_token_ids[0]
@@ -210,9 +212,9 @@ class _Pieces:
         self._longest = max(map(len, self._by_bytes), default=1)
 
     def __call__(self, data: bytes) -> list[int]:
-        """The tokens that this model would use for a text inside another one."""
+        """The tokens that this model uses for a text in the middle of another one."""
         text = data.decode("utf-8", "replace")
-        # Some tokenizers put a space before a text: not before one that begins with a new line.
+        # Some tokenizers put a space before a text, but not if it begins with a new line.
         for before in ("", "\n"):
             ids = self._tokenizer.encode(before + text, add_bos=False)
             for skipped in range(min(len(ids), 3) + 1 if before else 1):
@@ -221,7 +223,7 @@ class _Pieces:
         return self._greedy(data)
 
     def _greedy(self, data: bytes) -> list[int]:
-        """The longest token that fits, again and again."""
+        """Greedy: takes the longest matching token repeatedly."""
         ids: list[int] = []
         at = 0
         while at < len(data):
@@ -230,7 +232,7 @@ class _Pieces:
                     ids.append(token)
                     break
             else:
-                break  # no token begins with this byte: the rest can't be spelled
+                break  # no token begins with this byte: the rest can't be tokenized
             at += length
         return ids
 
@@ -240,7 +242,7 @@ def _make_tokenizer(pieces: _Pieces) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
     except ImportError as error:
         raise HeadraceError(
-            "llguidance is not installed; grammars are compiled by it.",
+            "llguidance is not installed; it is needed to compile grammars.",
             "Install it: pip install llguidance.",
         ) from error
     wrapper = TokenizerWrapper(pieces)
@@ -248,7 +250,7 @@ def _make_tokenizer(pieces: _Pieces) -> LLTokenizer:
 
 
 def _repeats_blanks(made: LLTokenizer) -> bool:
-    """Whether this llguidance lets a pattern for blanks match several times in a row."""
+    """Whether this llguidance lets a whitespace pattern match several times in a row."""
     from llguidance import LLMatcher
 
     grammar = LLMatcher.grammar_from_json_schema('{"type": "array"}', overrides=JSON_LAYOUT)  # type: ignore[arg-type]
@@ -257,7 +259,7 @@ def _repeats_blanks(made: LLTokenizer) -> bool:
 
 
 def _grammar(spec: GrammarSpec, param: str, layout: dict[str, object]) -> str:
-    """In llguidance's own terms. What is wrong inside, its compiler says."""
+    """The grammar in llguidance's form. Its compiler reports errors inside."""
     from llguidance import LLMatcher
 
     if spec.kind is GrammarKind.REGEX:
@@ -283,7 +285,7 @@ def _grammar(spec: GrammarSpec, param: str, layout: dict[str, object]) -> str:
 
 
 def _lark(spec: GrammarSpec, param: str) -> str:
-    """GBNF, llama.cpp's notation and what vLLM's users have, is translated."""
+    """Translates GBNF, the notation of llama.cpp that vLLM's users have too."""
     from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
     if "::=" not in spec.source or is_lark_syntax(spec.source):
@@ -296,7 +298,7 @@ def _lark(spec: GrammarSpec, param: str) -> str:
         )
     try:
         return gbnf_to_lark(spec.source)
-    except Exception as error:  # its own kind, and what malformed rules lead to
+    except Exception as error:  # its own errors, and those that malformed rules cause
         raise _invalid(spec, param, f"it is not GBNF: {error}") from error
 
 
@@ -313,13 +315,15 @@ def _check_source(spec: GrammarSpec, param: str) -> None:
     except UnicodeEncodeError as error:
         raise _invalid(spec, param, "it has a lone surrogate") from error
     if size_bytes > MAX_GRAMMAR_BYTES:
-        raise _invalid(spec, param, f"it has {size_bytes} bytes of at most {MAX_GRAMMAR_BYTES}")
+        raise _invalid(
+            spec, param, f"it has {size_bytes} bytes; expected at most {MAX_GRAMMAR_BYTES}"
+        )
     _check_multiples(spec, param)
 
 
 def _check_multiples(spec: GrammarSpec, param: str) -> None:
-    """Those that apply to one number are taken together, and any might; a schema may be part of a
-    Lark grammar, so the text is searched, not what it stands for."""
+    """Several `multipleOf` may apply to one number, so all are combined. A schema may be part of a
+    Lark grammar, so the text is searched, not the parsed schema."""
     if spec.kind in (GrammarKind.REGEX, GrammarKind.CHOICE):
         return
     text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), spec.source)
@@ -328,7 +332,7 @@ def _check_multiples(spec: GrammarSpec, param: str) -> None:
         try:
             value = Decimal(found)
         except InvalidOperation:
-            raise _invalid(spec, param, f"multipleOf is {found}, which is no number") from None
+            raise _invalid(spec, param, f"multipleOf is {found}, which is not a number") from None
         if not (Decimal("1e-6") <= value <= MAX_MULTIPLE):
             raise _invalid(
                 spec, param, f"multipleOf is {found}; expected 0.000001 to {MAX_MULTIPLE}"
@@ -347,7 +351,7 @@ def _check_multiples(spec: GrammarSpec, param: str) -> None:
 
 
 def on_deep_stack(work: Callable[[], T]) -> T:
-    """What `work` gives, in a thread with room to recurse."""
+    """Runs `work` in a thread with a large stack, and returns its result."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -371,7 +375,7 @@ def on_deep_stack(work: Callable[[], T]) -> T:
 
 
 def _brief(matcher: LLMatcher) -> str:
-    """llguidance's first words, on one line, without the state that it adds."""
+    """The first part of llguidance's error, on one line, without the state that it adds."""
     text = matcher.get_error().partition("\n<non-verbose")[0] or matcher.stop_reason()
     return " ".join(text.split()).rstrip(".")[:300]
 

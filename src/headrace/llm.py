@@ -88,7 +88,7 @@ class LLM:
 
     @property
     def context_tokens(self) -> int:
-        """The longest that a prompt and its answer may be together."""
+        """The most tokens that a prompt and its answer may have together."""
         return self._assembled.runner.limits.context_tokens
 
     @property
@@ -98,16 +98,16 @@ class LLM:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen otherwise than one might expect, such as a shorter context."""
+        """Notes on values that differ from what one might expect, such as a shorter context."""
         return self._assembled.notes
 
     def memory_report(self) -> str:
-        """The ledger: what was predicted beside what was allocated."""
+        """The memory ledger: predicted sizes beside allocated ones."""
         return self._assembled.ledger.render(self._assembled.allocated)
 
     def threads_report(self) -> str | None:
-        """Whether the machine was too busy for all threads since the last time; None: it was not,
-        or nothing is computed by threads."""
+        """A note if the machine was too busy to run all threads since the last call; None if it was
+        not, or the backend uses no threads."""
         runner = self._assembled.runner
         if not isinstance(runner, Threaded):
             return None
@@ -128,9 +128,9 @@ class LLM:
         grammar: GrammarSpec | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; all are computed together. `params` is one for all, or one each;
-        the model's `sampling_defaults` are used for what it leaves open, as by the server and
+        what it leaves open comes from the model's `sampling_defaults`, as in the server and
         `headrace run`. With a `grammar` every answer matches it, unless max_tokens cuts it off. A
-        max_tokens for which the context has no room is refused; None goes on to its end."""
+        max_tokens that does not fit the context is refused; None continues to the context's end."""
         listed = _list_prompts(prompts)
         requests = [
             self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
@@ -162,14 +162,15 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamParams
     ) -> list[RequestOutput]:
-        """The `beam_width` best whole continuations of each prompt, best first."""
+        """The `beam_width` best complete continuations of each prompt, best first."""
         listed = _list_prompts(prompts)
         requests = [self._request(prompt, SamplingParams(), beam=params) for prompt in listed]
         return self._complete(requests, listed)
 
     def embed(self, prompts: Prompt | Sequence[Prompt]) -> list[list[float]]:
         """Each prompt's embedding: the mean over its tokens of the last hidden states, after the
-        final norm. Not normalised. The model was not trained for it: good for likeness, no more."""
+        final norm. Not normalised. The model was not trained for embeddings: they measure rough
+        similarity only."""
         requests = [
             self._request(prompt, SamplingParams(), embed=True) for prompt in _list_prompts(prompts)
         ]
@@ -195,10 +196,10 @@ class LLM:
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[TokenEvent]:
-        """Continue one prompt, a token at a time. Closing the iterator stops the work; so does
-        `stopped`, which is asked before each step, also while a long prompt is being computed."""
+        """Continue one prompt, a token at a time. Closing the iterator ends the request; so
+        does `stopped`, which is called before each step, also during a long prefill."""
         request = self._request(prompt_token_ids, params)
-        self._engine.check(request)  # refused here, before the first `next`
+        self._engine.check(request)  # raises here and not at the first `next`
         return self._stream(request, stopped)
 
     def close(self) -> None:
@@ -238,7 +239,7 @@ class LLM:
             r.request_id: OutputBuilder(r, prompt if isinstance(prompt, str) else None)
             for r, prompt in zip(requests, prompts, strict=True)
         }
-        # One grammar for all: compiled once, each request walks a copy.
+        # One grammar for all: compiled once, each request uses a copy.
         grammar = requests[0].grammar
         started = None if grammar is None else self._assembled.grammars.compile(grammar)
         try:
@@ -253,13 +254,13 @@ class LLM:
         return [outputs[request.request_id].build() for request in requests]
 
     def _run(self, texts: dict[str, RequestText], outputs: dict[str, OutputBuilder]) -> None:
-        """Steps until nothing is left to do."""
+        """Runs steps until all requests are done."""
         while self._engine.has_work:
             for token in self._engine.step():
                 if event := texts[token.request_id].push(*token.row):
                     outputs[token.request_id].add(event)
                     if event.finish_reason is not None and token.finish_reason is None:
-                        # By a stop string, which the engine does not know.
+                        # Ended by a stop string, which the engine does not know.
                         self._engine.stop(token.request_id, token.index)
 
     def _request(

@@ -46,8 +46,9 @@ def make_request(
     embed: bool = False,
     bad_ids: Sequence[Sequence[int]] | None = None,
 ) -> GenerateRequest:
-    """A request for the engine, every id in it checked against the model's vocabulary. `bad_ids`
-    are its bad words', where somebody found them before (in a thread: it may take a while)."""
+    """A request for the engine, with every token id checked against the vocabulary. `bad_ids` are
+    the ids of its bad words, if the caller has found them already (in a thread: it may take
+    long)."""
     token_ids = _encode(tokenizer, prompt)
     check_ids("prompt", token_ids, vocab_size)
     check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
@@ -92,7 +93,7 @@ def _encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 
 def check_ids(param: str, ids: Collection[int], size: int) -> None:
-    """Refuses what is no id of the vocabulary. Looked at all together first: there may be many."""
+    """Refuses ids outside the vocabulary. Checks all at once first, since there may be many."""
     if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
         return
     for token in ids:
@@ -106,7 +107,7 @@ def check_ids(param: str, ids: Collection[int], size: int) -> None:
 
 class RequestText:
     """Turns the tokens of one request's continuations into events, cut at its stop strings.
-    `shown_ids` are control tokens whose text somebody wants to read, such as a tool call's tags."""
+    `shown_ids` are control tokens whose text is to be shown, such as a tool call's tags."""
 
     def __init__(
         self,
@@ -118,11 +119,11 @@ class RequestText:
         self._request = request
         params = request.params
         self._shown_ids = shown_ids if params.skip_special_tokens else tokenizer.special_ids
-        self._hidden_ends: frozenset[int] = frozenset()  # tokens that end a text unseen
+        self._hidden_ends: frozenset[int] = frozenset()  # end tokens that are not shown
         if not params.include_stop_str_in_output:
             self._hidden_ends = tokenizer.eos_ids.union(params.stop_token_ids)
         self._stops = StopStrings(params.stop)
-        self._shown_texts: dict[int, str] = {}  # of tokens in logprobs, which come again and again
+        self._shown_texts: dict[int, str] = {}  # cache of texts for tokens in logprobs
         self._streams: dict[int, tuple[StreamDetokenizer, StopChecker]] = {}
         if request.beam is None:
             self._open = request.params.best_of or request.params.n
@@ -132,7 +133,7 @@ class RequestText:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every continuation has come to its end."""
+        """Whether every continuation has ended."""
         return len(self._ended) >= self._open
 
     def push(
@@ -143,8 +144,8 @@ class RequestText:
         reason: FinishReason | None,
         extras: TokenExtras | None,
     ) -> TokenEvent | None:
-        """The event for a token (fields as SampledToken's); None for one after a stop string, which
-        nobody is to see."""
+        """The event for a token (fields as SampledToken's); None for one after a stop string,
+        which is not shown."""
         if extras is not None and extras.error is not None:
             is_own_fault = reason is FinishReason.REFUSED
             kind = InvalidRequestError if is_own_fault else HeadraceError
@@ -223,7 +224,7 @@ class RequestText:
 
 
 class OutputBuilder:
-    """Gathers a request's events into a RequestOutput."""
+    """Collects a request's events into a RequestOutput."""
 
     def __init__(self, request: GenerateRequest, prompt: str | None) -> None:
         self._request = request
@@ -253,7 +254,7 @@ class OutputBuilder:
             completion.finish_reason = event.finish_reason.value
 
     def build(self) -> RequestOutput:
-        """The n continuations that were asked for: with best_of, the likeliest ones."""
+        """The n continuations that were asked for: with best_of, the most likely ones."""
         found = [self._completions[index] for index in sorted(self._completions)]
         params = self._request.params
         if self._request.beam is None and params.best_of is not None:

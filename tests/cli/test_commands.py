@@ -106,10 +106,10 @@ def test_run_raw_takes_no_template(
         (["run", "x", "--kv-fraction", "1.5"], None, "kv_fraction is 1.5; expected"),
         (["run", "x", "--kv-tokens", "9", "--kv-fraction", "1"], None, "kv_tokens and kv_fraction"),
         (["run", "x", "--max-batch-tokens", "0"], None, "max_batch_tokens is 0"),
-        (["run", "x", "-m", "smolm2"], None, "near names: smollm2"),
+        (["run", "x", "-m", "smolm2"], None, "similar names: smollm2"),
         (["run", "x", "-m", "./absent.gguf"], None, "no file or folder './absent.gguf'"),
-        (["run", "x", "--offline", "-m", "smollm2"], None, "fetching is off"),
-        (["models", "pull", "smol"], None, "near names: smollm2"),
+        (["run", "x", "--offline", "-m", "smollm2"], None, "fetching is turned off"),
+        (["models", "pull", "smol"], None, "similar names: smollm2"),
         (["models", "rm", "none"], None, "no model named 'none'"),
         (["models", "verify", "smollm2"], None, "not in the cache"),
     ],
@@ -261,7 +261,7 @@ def test_chat_commands(fake: ModuleType) -> None:
         "conversation: 0 of 100 tokens, 0 messages",
         "conversation: 5 of 100 tokens, 2 messages",
         "last answer: prompt 2 tokens, answer 2 tokens",
-        "There is no command /nonsense",
+        "Unknown command /nonsense",
         "none set",
     ):
         assert expected in notes
@@ -303,7 +303,7 @@ def test_a_conversation_that_outgrows_the_context_is_not_cut(fake: ModuleType) -
     # 1 + 4 tokens asked, 5 answered with their mark 6; the next message makes 11 + 1 + 8 = 20.
     lines = ["a b c d", "1 2 3 4 5 6 7 8", "e", "/reset", "f"]
     out, notes = converse(fake, lines, context=20)
-    assert "The conversation is 20 tokens with this message, and the context holds 20." in notes
+    assert "With this message the conversation is 20 tokens, and the context holds 20." in notes
     assert "/reset" in notes
     asked = [prompt for prompt, _ in fake.LLM.asked]
     # The refused message is not kept, the rest is whole, and the next one goes on from there.
@@ -428,7 +428,7 @@ def test_models_lists_with_and_without_list(invoke: Invoke, empty_cache: Path) -
     with path.open("r+b") as file:
         file.truncate(98_362_432)  # sparse: the right size, and not the right bytes
     assert invoke("models").stdout.splitlines()[1].split()[-1] == "yes"
-    assert "is damaged, or another file: its sha256 is" in invoke("models", "verify").stderr
+    assert "is damaged or a different file: its sha256 is" in invoke("models", "verify").stderr
     assert "98.4 MB freed" in invoke("models", "rm", "smollm2", "--yes").stderr
     assert not path.exists()
     assert "not in the cache" in invoke("models", "rm", "smollm2", "--yes").stderr

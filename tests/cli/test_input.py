@@ -69,7 +69,7 @@ def test_a_pipe_in_which_nothing_comes_is_said_and_does_not_hang(model: str) -> 
     try:
         status, out, said = run_with_stdin(model, reading)
         assert (status, out) == (0, "said: hello\n")
-        assert "nothing came for 5 s: answering without it" in said
+        assert "sent nothing for 5 s: answering without it" in said
         assert "--stdin" in said
         assert run_with_stdin(model, reading, "--no-stdin") == (0, "said: hello\n", "")
     finally:
@@ -128,7 +128,7 @@ def test_a_models_name_as_the_prompt_is_said(
     monkeypatch.setattr(resolve, "is_cached", lambda _: True)
     for name in ("smollm2", "org/name", model):
         said = invoke("run", name).stderr
-        assert f"note: {name} was taken as the prompt" in said
+        assert f"note: {name} was used as the prompt" in said
         assert f"headrace run --model {name} PROMPT" in said
     assert invoke("run", "smollm2", "-m", model).stderr == ""
     assert "note" not in invoke("run", "Is smollm2 any good?").stderr
@@ -138,7 +138,7 @@ def test_a_models_name_as_the_prompt_is_said(
     ("words", "remedy"),
     [
         (["why", "is", "it"], "Quote it: headrace run 'why is it'"),
-        (["smollm2", "Why?"], "For that model: headrace run --model smollm2 'Why?'"),
+        (["smollm2", "Why?"], "To use that model: headrace run --model smollm2 'Why?'"),
     ],
 )
 def test_a_prompt_without_quotes(

@@ -80,7 +80,7 @@ def test_verify(
     (place.parent / "mine.gguf").write_bytes(b"GGUF")
     unknown = invoke("verify", "mine.gguf")
     assert unknown.exit_code == 2
-    assert "nobody says what its hash should be" in unknown.stderr
+    assert "no hash is known for it" in unknown.stderr
     assert invoke("verify").stdout == f"ok  {place}\n"
     for entry in CATALOG.values():  # each that is damaged is named
         cached_path(entry).unlink(missing_ok=True)
@@ -119,9 +119,9 @@ def test_rm_asks(invoke: Invoke, kept: Path, monkeypatch: pytest.MonkeyPatch) ->
     [
         ("../outside.gguf", "is a path"),
         ("/etc/passwd", "is a path"),
-        ("org/name", "models of the hub lie in the hub's own"),
+        ("org/name", "hub models are in the hub's own cache"),
         ("gemma3", "gemma3-270m is not in the cache"),
-        ("mina.gguf", "near names: mine.gguf"),
+        ("mina.gguf", "similar names: mine.gguf"),
     ],
 )
 def test_rm_never_deletes_elsewhere(invoke: Invoke, kept: Path, name: str, cause: str) -> None:
@@ -202,7 +202,7 @@ def test_two_models_are_one_too_many(invoke: Invoke, model: str) -> None:
     for command in ("chat", "info", "show", "serve"):
         result = invoke(command, "smollm2", "--model", "gemma3")
         assert result.exit_code == 2, command
-        assert "Two models are given: 'smollm2', and 'gemma3' by --model." in result.stderr
+        assert "Two models were given: 'smollm2', and --model 'gemma3'." in result.stderr
     assert invoke("chat", "--model", model, typed="hi\n").stdout == "said: hi\n"
 
 

@@ -413,7 +413,7 @@ def test_a_path_that_is_not_there_is_told_as_a_path(
     (tmp_path / "models" / "mine.gguf").touch()
     with pytest.raises(ModelNotFoundError, match="no file or folder") as caught:
         resolve.resolve_model(name)
-    assert ("near names: mine.gguf" in caught.value.cause) == (name == "models/mina.gguf")
+    assert ("similar names: mine.gguf" in caught.value.cause) == (name == "models/mina.gguf")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\0b", "x" * 5000, "org/", "\ud800", "org/na me"])

@@ -193,7 +193,7 @@ def test_a_model_of_the_hub_is_checked_too(
     assert len(revision) == 40
     path.unlink()
     client.content = WHOLE[:-1] + b"?"
-    with pytest.raises(WeightsError, match="is not what the catalog names"):
+    with pytest.raises(WeightsError, match="is not the catalog's file"):
         pull.pull(tiny)
     client.content = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(DiskFullError, match="is full"):

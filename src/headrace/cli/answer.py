@@ -1,7 +1,7 @@
 """One answer on its way from a model to a screen: streamed, timed, stoppable.
 
-Knows an LLM only by what it can be asked for, and a screen only as something to write to. What
-was said before is chat.py's affair.
+Knows an LLM only by the methods it calls, and a screen only as something to write to. The history
+of a conversation is in chat.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """After the first token; None where there is too little to tell."""
+        """After the first token; None where there were too few tokens to measure."""
         rest_tokens, rest_s = self.answer_tokens - 1, self.total_s - self.first_token_s
         return rest_tokens / rest_s if rest_tokens > 0 and rest_s > 0 else None
 
@@ -98,9 +98,9 @@ def fit_params(
     default_tokens: int,
     is_session: bool = False,
 ) -> SamplingParams:
-    """Parameters with a max_tokens: as asked, else the default, less where the room is less. A
-    number that was asked for one answer and does not fit is refused; in a session it is what no
-    answer may exceed, and one that is cut earlier says so."""
+    """The parameters with max_tokens set: the number asked for, else the default, limited by the
+    room left in the context. For a single answer, a number that does not fit is refused; in a
+    session it is an upper limit, and an answer that is cut earlier says so."""
     asked = params.max_tokens
     check_fits_context(
         prompt_tokens=prompt_tokens,
@@ -121,7 +121,7 @@ def stream_answer(
     write: Callable[[str], object],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Writes text as it comes; ends early, between two steps, once `stopped` says so."""
+    """Writes text as it arrives; ends early, between two steps, once `stopped()` is true."""
     start_s = time.perf_counter()
     first_token_s = 0.0
     finish_reason = None
@@ -141,7 +141,7 @@ def stream_answer(
                 break
     finally:
         close = getattr(events, "close", None)
-        if close is not None:  # stops the work behind it
+        if close is not None:  # closing the generator ends the request
             close()
     return Answer(
         text="".join(texts),
@@ -155,10 +155,10 @@ def stream_answer(
 
 @contextmanager
 def catching_interrupts() -> Iterator[Callable[[], bool]]:
-    """Inside, a first Ctrl-C only sets what the yielded function returns; a second one raises.
+    """Inside, a first Ctrl-C only makes the yielded function return True; a second one raises.
 
-    An exception out of nowhere could leave an engine between two states; a flag looked at between
-    tokens can't.
+    An exception raised at an arbitrary point could leave the engine in an inconsistent state; a
+    flag that is checked between tokens can't.
     """
     caught = False
 
@@ -169,7 +169,9 @@ def catching_interrupts() -> Iterator[Callable[[], bool]]:
         caught = True
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False  # only the main thread may set handlers, and only it is interrupted
+        yield (
+            lambda: False
+        )  # only the main thread may set signal handlers, and only it gets the interrupt
         return
     before = signal.signal(signal.SIGINT, handle)
     try:

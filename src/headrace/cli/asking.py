@@ -1,7 +1,7 @@
 """Asking a person at a terminal: to agree to terms, to confirm a deletion.
 
-Asks on standard error, so that standard output stays what a command is for. Where nobody is there
-to ask, the answer is no.
+Asks on standard error, so that standard output holds only the command's result. Without a terminal
+the answer is no.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def is_somebody_there() -> bool:
 
 
 def agree(entry: CatalogEntry, terms: Terms) -> bool:
-    """Shows the terms; whether the person agrees."""
+    """Shows the terms and returns whether the person agrees."""
     show_terms(entry, terms)
     return is_somebody_there() and confirm("Do you accept them?")
 

@@ -1,4 +1,5 @@
-"""A conversation at a terminal or through a pipe: turns, slash commands, and what is left of room.
+"""A conversation at a terminal or through a pipe: turns, slash commands, and the room left in the
+context.
 
 Answers go to `out`, everything else to `notes`. Nothing is ever cut from the history: when it no
 longer fits the context, the session says so with both numbers and leaves the choice to the user.
@@ -95,7 +96,7 @@ class ChatSession:
                 return
 
     def _take(self, line: str) -> bool:
-        """Does what a line asks for; False when it asks to leave."""
+        """Runs one line of input; returns False when the user asked to leave."""
         command, _, rest = line.partition(" ")
         if not line:
             return True
@@ -113,7 +114,7 @@ class ChatSession:
         elif command == "/help":
             self._note(_HELP)
         elif command.startswith("/"):
-            self._note(f"There is no command {command}; /help lists them.")
+            self._note(f"Unknown command {command}; /help lists the commands.")
         else:
             self._answer(line)
         return True
@@ -140,7 +141,8 @@ class ChatSession:
         return encode_messages(self._llm, opening + self._turns)
 
     def _answer(self, text: str) -> None:
-        """One turn. It joins the history only with an answer: a failed one can be sent again."""
+        """One turn. It is added to the history only with its answer: a failed one can be sent
+        again."""
         self._turns.append({"role": "user", "content": text})
         answer = None
         try:
@@ -156,7 +158,7 @@ class ChatSession:
             if not self._interactive:
                 raise
             self._note(f"error: {error.cause}\n  try: {error.remedy}")
-        except KeyboardInterrupt:  # a second one, while the first still waited for a token
+        except KeyboardInterrupt:  # a second Ctrl-C, while the first was waiting for a token
             self._note("\n(stopped)")
         finally:
             if answer is None or not answer.text:
@@ -169,9 +171,9 @@ class ChatSession:
         context_tokens = self._llm.context_tokens
         if len(ids) >= context_tokens:
             raise ContextLengthError(
-                f"The conversation is {len(ids)} tokens with this message, and the context holds "
+                f"With this message the conversation is {len(ids)} tokens, and the context holds "
                 f"{context_tokens}.",
-                "Start anew with /reset, or send a shorter message.",
+                "Start a new conversation with /reset, or send a shorter message.",
                 param="messages",
             )
         params = fit_params(
@@ -196,7 +198,7 @@ class ChatSession:
             if held >= self._llm.context_tokens:
                 self._note(
                     f"(the answer is cut: the conversation is {held} tokens and the context holds "
-                    f"{self._llm.context_tokens}; /reset starts anew)"
+                    f"{self._llm.context_tokens}; /reset starts a new one)"
                 )
             else:
                 self._note(f"(the answer is cut at --max-tokens {params.max_tokens})")

@@ -1,7 +1,7 @@
 """The `headrace` command: arguments in, a call, text out. Decides nothing about models.
 
-Answers go to standard output and everything else to standard error. Whatever is heavy is imported
-inside the command that needs it, so that `headrace --help` answers at once.
+Answers go to standard output and everything else to standard error. Heavy modules are imported
+inside the command that needs them, so that `headrace --help` answers at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXIT_UNEXPECTED, EXIT_INTERRUPT, EXIT_PIPE = 1, 130, 141
 
 
 class _Group(TyperGroup):
-    """Turns deliberate errors into two lines and an exit status, for every command."""
+    """Turns Headrace's own errors into two lines and an exit status, for every command."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +52,7 @@ class _Group(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPT) from None
         except BrokenPipeError:
-            _close_output()  # the reader has left
+            _close_output()  # whatever read our output has closed it
             raise typer.Exit(EXIT_PIPE) from None
         except OSError as error:
             if not is_full(error) or _debug():
@@ -72,7 +72,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Words of a prompt that was not quoted: run says what to do about them.
+# A prompt that was not quoted arrives as extra words: `run` says what to do about them.
 app.command(context_settings={"allow_extra_args": True})(run)
 
 
@@ -80,7 +80,9 @@ def main() -> None:
     """The console script."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:  # a terminal that has no emoji shows "?" rather than failing
+        if (
+            reconfigure is not None
+        ):  # a terminal that can't show a character shows "?" instead of failing
             reconfigure(errors="replace")
     try:
         app()
@@ -152,7 +154,7 @@ def chat(
     params: SamplingParams,
     system: options.System = None,
     no_history: Annotated[
-        bool, typer.Option("--no-history", help="Keep nothing of what is typed.")
+        bool, typer.Option("--no-history", help="Do not keep a history of what is typed.")
     ] = False,
     offline: options.Offline = False,
     engine: EngineConfig,
@@ -181,9 +183,9 @@ app.command("verify")(models_verify)
 def info(
     name: ModelArgument = None,
     model: ModelName = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="What the model would take in memory.")
+        bool, typer.Option("--ledger", help="Show how much memory the model would need.")
     ] = False,
 ) -> None:
     """Version, machine, threads, memory, the GPU and a model. Fetches and loads nothing."""

@@ -1,6 +1,6 @@
-"""`headrace serve --dry-run`: the settings as they came out, and what they would make of a model.
+"""`headrace serve --dry-run`: the resolved settings, and the memory that the model would need.
 
-Shows; fetches and loads nothing. What does not work is said after what was found until then.
+Prints only; fetches and loads nothing. An error comes after everything that was found before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.server.edge.listen import bind, bind_admin
 
 
 def show_dry_run(settings: Settings, *, as_json: bool) -> None:
-    """Raises what a start would raise, after having shown what led to it."""
+    """Raises the error that a real start would raise, after printing what was found before it."""
     report: dict[str, Any] = {"settings": settings.facts()}
     error = None
     try:
@@ -44,7 +44,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
-    keys, warnings = read_keys(settings.server)  # raises if the file is no good
+    keys, warnings = read_keys(settings.server)  # raises if the file is not valid
     report["notes"] += warnings + browser_warnings(settings.server, has_keys=len(keys) > 0)
     report["notes"] += operator_warnings(settings.server, keys)
     path = resolve_model(settings.model, offline=True)
@@ -52,7 +52,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     file = open_weights(path, settings.engine.load_format)
     try:
         if _may_use_a_gpu(settings.engine.device):
-            report["gpu"] = gpu_facts()  # also of one that is passed over, with the reason
+            report["gpu"] = gpu_facts()  # also for a GPU that is not used, with the reason
         backend = choose_backend(settings.engine)
         _show_sizes(settings, report, backend.defaults)
         _, _, sizing = plan_memory(file, backend, settings.engine)
@@ -79,7 +79,7 @@ def _may_use_a_gpu(device: Device) -> bool:
 
 
 def _show_sizes(settings: Settings, report: dict[str, Any], defaults: StepSizes) -> None:
-    """What the backend chose where nobody else did."""
+    """The values that the backend chose for settings that were not given."""
     for name, value in asdict(settings.engine.sizes(defaults)).items():
         found = report["settings"].get(name)
         if found is not None and found["value"] is None:
@@ -87,7 +87,7 @@ def _show_sizes(settings: Settings, report: dict[str, Any], defaults: StepSizes)
 
 
 def _port_notes(settings: Settings) -> list[str]:
-    """A port that is taken now may be free when it matters: by this server, running."""
+    """Only a note: the port may be taken by a running copy of this server, and be free later."""
     try:
         bind(settings.server.host, settings.server.port).close()
         if admin := bind_admin(settings.server):

@@ -1,8 +1,8 @@
-"""Flags out of config dataclasses: one for each field that has a help text, with its name.
+"""Makes command-line flags from config dataclasses: one for each field that has a help text.
 
-A command takes `engine: EngineConfig`, `params: SamplingParams`, or `given: dict` of those flags of
-all settings that were given, and is shown to the user with the flags instead. What the fields mean
-and which values they may have is core/'s affair.
+A command takes `engine: EngineConfig`, `params: SamplingParams`, or `given: dict` (the settings
+whose flags were given); the user sees the single flags instead. What the fields mean and which
+values are allowed is defined in core/.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TITLES = {"server": "Server", "engine": "Engine"}
 
 
 def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in the place of its `engine`."""
+    """The command with its `engine` parameter replaced by flags."""
     chosen = [setting for setting in all_settings() if setting.table == "engine"]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
@@ -42,19 +42,21 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in the place of its `params`: the parameters of sampling that commands
-    take. What is not given is left to the model."""
+    """The command with its `params` parameter replaced by flags, one per sampling parameter that
+    commands take. What is not given keeps the model's default sampling values."""
     chosen = dict(rows_of(SamplingParams, Taken.COMMANDS))
     hints = get_type_hints(SamplingParams)
     defaults = {each.name: each.default for each in fields(SamplingParams)}
-    defaults["max_tokens"] = None  # as long as there is room for, up to the command's own limit
+    defaults["max_tokens"] = (
+        None  # as many as the context has room for, up to the command's own limit
+    )
 
     def flag(name: str, row: Row) -> inspect.Parameter:
         kinds, _ = plain_types(hints[name])
         is_list, default = len(kinds) > 1, defaults[name]
         help = f"{row.help} May be given several times." if is_list else row.help
         if name in MODEL_DEFAULTS:
-            help += " Default: the model's own."
+            help += " Default: the model's value."
         return inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -74,8 +76,8 @@ def with_sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with flags in the place of its `given`: the names and values of those settings
-    that were given, so that what was not may come from elsewhere."""
+    """The command with its `given` parameter replaced by flags: a dictionary of the settings that
+    were given, so that the others can come from the environment or the file."""
     chosen = [setting for setting in all_settings() if setting.table]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose help lists the flags of each config apart."""
+    """A command whose help lists the flags of each config in a panel of its own."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         tables = {_flag_name(setting): setting.table for setting in all_settings()}
@@ -123,15 +125,15 @@ def _replaced(
         for name, declared in own.parameters.items()
         for each in (flags if name == parameter else (declared,))
     ]
-    # Typer reads a command's signature, and its annotations once more.
+    # Typer reads a command's signature and, separately, its annotations.
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
-    del call.__wrapped__  # whose annotations would be read instead
+    del call.__wrapped__  # Typer would read its annotations instead
     return call
 
 
 def _old_flag(name: str) -> inspect.Parameter:
-    """One that is taken to answer with the new name."""
+    """An old flag, accepted only so that the error can name the new one."""
     option = typer.Option(f"--{name}", hidden=True)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
@@ -151,8 +153,8 @@ def _engine_flag(setting: Setting) -> inspect.Parameter:
 
 
 def _open_flag(setting: Setting) -> inspect.Parameter:
-    """One that can be told from not being given. What is on or off can be said either way, since
-    a file may have said the other."""
+    """A flag whose absence can be told from its default. A boolean has both an on and an off flag,
+    since the file may have set the opposite."""
     spelled = [_spelled(setting)]
     help = setting.help
     if setting.is_bool:
@@ -163,7 +165,7 @@ def _open_flag(setting: Setting) -> inspect.Parameter:
     elif setting.default is not None:
         help += f"  [default: {setting.default}]"
     if setting.name.endswith("_s"):
-        spelled.append(setting.flag.removesuffix("-s"))  # as other servers have it
+        spelled.append(setting.flag.removesuffix("-s"))  # as other servers spell it
     metavar = "<str>" if setting.is_list else None
     option = typer.Option(*spelled, help=help, show_default=False, metavar=metavar)
     return _parameter(setting, _written_kind(setting) | None, option, None)
@@ -179,7 +181,7 @@ def _parameter(setting: Setting, kind: Any, option: Any, default: object) -> ins
 
 
 def _written_kind(setting: Setting) -> Any:
-    """Sizes are written as text; a bare number is such a text too."""
+    """Sizes are given as text; a bare number is valid text too."""
     if setting.is_list:
         return list[str]
     if setting.kind == int | str | None:
@@ -192,7 +194,7 @@ def _spelled(setting: Setting) -> str:
 
 
 def _flag_name(setting: Setting) -> str:
-    """What is on by default has a flag that turns it off."""
+    """A setting that is on by default has a flag that turns it off."""
     return f"no_{setting.name}" if setting.default is True else setting.name
 
 

@@ -1,7 +1,7 @@
-"""What was typed into `chat`, kept between sessions: private, bounded, one JSON text a line.
+"""What was typed into `chat`, kept between sessions: private, bounded, one JSON string per line.
 
-In a form of its own, since the libraries that edit lines each have another. Knows a file; not being
-able to keep a history is no reason not to talk.
+In our own format, since each line-editing library has a different one. Knows only a file; the chat
+works without a history where the file can't be written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.state import make_private, open_private, state_folder
 
 MAX_ENTRIES = 1000
-MAX_ENTRY_CHARACTERS = 10_000  # a longer one was pasted, and would be a nuisance to find again
+MAX_ENTRY_CHARACTERS = 10_000  # a longer one was pasted, and is of no use in a history
 
 
 def history_path() -> Path:
@@ -45,8 +45,8 @@ class History:
         return kept
 
     def add(self, text: str) -> bool:
-        """Whether it is worth finding again: not what was said just before. Written at once, so
-        that a session that is killed loses nothing."""
+        """Returns whether it was added: a repeat of the last entry is not. Written at once, so that
+        a session that is killed loses nothing."""
         if not text.strip() or text == self._last or len(text) > MAX_ENTRY_CHARACTERS:
             return False
         self._last = text

@@ -1,7 +1,7 @@
 """Facts about this installation, this machine and a model, as one plain dictionary.
 
-Reads headers only: no weight is loaded and nothing is fetched. How facts are shown is commands.py's
-affair.
+Reads headers only: no weight is loaded and nothing is fetched. commands.py
+prints them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def machine_facts() -> Facts:
 
 
 def gpu_facts() -> Facts:
-    """What the CUDA backend found; where no driver is, that alone, and at once."""
+    """What the CUDA backend found; without a driver only that fact, without importing anything."""
     from headrace.backends.cuda import device
 
     return dict(device.describe())
@@ -50,7 +50,8 @@ def installation_facts() -> Facts:
 
 
 def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
-    """`verified`: hashed since it last changed, and right; None: nobody knows its hash."""
+    """`verified`: the file was hashed since it last changed and the hash is right; None: no hash is
+    published for it."""
     from headrace.fetch.verify import is_verified
     from headrace.weights.describe import describe_file
     from headrace.weights.load import open_weights
@@ -58,7 +59,9 @@ def model_facts(path: Path, load_format: LoadFormat = LoadFormat.AUTO) -> Facts:
     file = open_weights(path, load_format)
     try:
         spec, _ = describe_file(file)
-        stored = tensor_facts(file.stored.values()) if file.stored else {}  # dummy: none are
+        stored = (
+            tensor_facts(file.stored.values()) if file.stored else {}
+        )  # dummy weights: nothing is stored
         known = {"path": str(path), "verified": is_verified(path)}
         return {**known, **spec_facts(spec), **stored}
     finally:
@@ -96,7 +99,7 @@ def habit_facts(model: Path | CatalogEntry) -> Facts:
 
 
 def memory_ledger(path: Path) -> Ledger:
-    """What serving this model on the CPU would take, as it would be set by default."""
+    """The memory that serving this model on the CPU would need with default settings."""
     from headrace.assemble import plan_memory
     from headrace.backends.registry import choose_backend
     from headrace.weights.load import open_weights
@@ -166,7 +169,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "quantization" and isinstance(value, dict):
         return ", ".join(f"{kind} {share:.1%}" for kind, share in value.items())
     if name.endswith("_bytes_per_token"):
-        return f"{value:,} (at {8 * KV_VALUE_BYTES} bits a value)"
+        return f"{value:,} (at {8 * KV_VALUE_BYTES} bits per value)"
     if name.endswith("_bytes"):
         return f"{value / 1e6:,.1f} MB"
     if name == "parameters":

@@ -1,7 +1,7 @@
 '''Where the messages of a conversation come from: lines of a pipe, or a terminal with editing.
 
 A message is a line, a block between """ and """, or a paste of several lines at once. What a
-message means is chat.py's affair.
+message means is decided in chat.py.
 '''
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from headrace.core.terminal import wants_colour
 
 PROMPT, CONTINUED = ">>> ", "... "
 MARK = '"""'
-_PASTE_S = 0.03  # lines that follow within it were not typed
+_PASTE_S = 0.03  # lines that arrive faster than this were pasted, not typed
 
 
 class Typed(NamedTuple):
     text: str
-    is_command_free: bool = False  # a block or a paste: a slash at its beginning is text
+    is_command_free: bool = False  # a block or a paste: a leading slash is text, not a command
 
 
 class Lines(Protocol):
     def read(self, prompt: str) -> str | None:
-        """The next line, or several pasted together; None at the end."""
+        """The next line, or several lines pasted together; None at the end of the input."""
         ...
 
     def remember(self, text: str) -> None: ...
 
 
 class StreamLines:
-    """Of a pipe or a file; prompts are written to `notes` where somebody may read them."""
+    """Lines of a pipe or a file; prompts are written to `notes` if that is a terminal."""
 
     def __init__(self, source: TextIO, notes: TextIO, *, prompts: bool) -> None:
         self._source, self._notes, self._prompts = source, notes, prompts
@@ -49,9 +49,9 @@ class StreamLines:
 
 
 class TerminalLines:
-    """The standard library's line editing, where there is some. GNU readline knows a paste by the
-    terminal's own marks; libedit (macOS, some builds for Linux) does not, so there lines that come
-    faster than anyone types are taken as one."""
+    """The standard library's line editing, where it is available. GNU readline recognizes a paste
+    by the terminal's bracketed-paste marks; libedit (macOS, some builds for Linux) does not, so
+    there lines that arrive faster than anyone types are taken as one message."""
 
     def __init__(self, history: History | None, notes: TextIO) -> None:
         self._history, self._notes = history, notes
@@ -62,7 +62,7 @@ class TerminalLines:
     def _set_up(self) -> None:
         try:
             import readline
-        except ImportError:  # Windows has none
+        except ImportError:  # Windows has no readline
             return
         self._marks_pastes = "libedit" not in (readline.__doc__ or "")
         if self._marks_pastes:
@@ -88,7 +88,7 @@ class TerminalLines:
             self._add(text)
 
     def _painted(self, prompt: str) -> str:
-        """Readline must know which characters take no room."""
+        """Marks color codes for readline, which must know which characters have no width."""
         if not self._marks_pastes or not wants_colour(sys.stdout):
             return prompt
         return f"\x01\x1b[1;32m\x02{prompt}\x01\x1b[0m\x02"
@@ -116,7 +116,7 @@ def read_message(lines: Lines) -> Typed | None:
 
 
 def _read_block(lines: Lines, first: str) -> str:
-    """Up to the closing mark, or the end of the input."""
+    """Reads up to the closing mark, or the end of the input."""
     parts: list[str] = []
     line: str | None = first
     while line is not None:
@@ -130,5 +130,5 @@ def _read_block(lines: Lines, first: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """As it would be typed again."""
+    """The message as a user would type it again."""
     return f"{MARK}{text}{MARK}"

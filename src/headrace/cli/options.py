@@ -1,6 +1,6 @@
-"""Options that several commands share, and what is done to them before anything is loaded.
+"""Options that several commands share, and how they are checked before anything is loaded.
 
-Knows no model. Flags of sampling and of the engine are made of their tables: cli/flags.py.
+Knows no model. Flags for sampling and the engine are made from their tables in cli/flags.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """For a shell's completion: names of the catalog, and GGUF files beside us and in the cache."""
+    """Shell completion: catalog names, and GGUF files in the current folder and in the cache."""
     from headrace.fetch.catalog import catalog_names
     from headrace.fetch.resolve import local_files
 
@@ -40,17 +40,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def one_model(argument: str | None, option: str | None) -> str | None:
-    """MODEL, however it was given."""
+    """MODEL, given as an argument or as --model."""
     if argument is not None and option is not None and argument != option:
         raise ConfigError(
-            f"Two models are given: {argument!r}, and {option!r} by --model.", "Keep one of them."
+            f"Two models were given: {argument!r}, and --model {option!r}.", "Keep one of them."
         )
     return argument if option is None else option
 
 
 @contextmanager
 def named_as_flags() -> Iterator[None]:
-    """Errors about a field name the flag that set it: max_tokens is --max-tokens here."""
+    """Inside, errors about a field name its flag: --max-tokens instead of max_tokens."""
     try:
         yield
     except HeadraceError as error:
@@ -64,6 +64,6 @@ def named_as_flags() -> Iterator[None]:
 
 
 def for_one(engine: EngineConfig) -> EngineConfig:
-    """For a single conversation: a KV pool of one context, unless a size was asked for."""
+    """For a single conversation: a KV pool of one context, unless a size was given."""
     asked = (engine.max_sequences, engine.kv_memory, engine.kv_tokens, engine.kv_fraction)
     return engine if any(each is not None for each in asked) else replace(engine, max_sequences=1)

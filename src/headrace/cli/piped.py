@@ -1,7 +1,7 @@
-"""Text that is piped in: read in the background, so that a pipe in which nothing ever comes
-(an inherited one, as under a supervisor) delays an answer a little and never prevents it.
+"""Text that is piped in: read in the background, so that a pipe that never sends anything (one
+inherited from a supervisor, say) delays an answer a little but never prevents it.
 
-Knows standard input; what the text is for is run.py's affair.
+Knows standard input; run.py decides what the text is for.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _CHUNK_BYTES = 1 << 16
 
 
 class PipedText:
-    """Standard input up to its end. Daemon threads over descriptors: a read that never returns
-    keeps no process alive."""
+    """Standard input up to its end. Read in daemon threads, so that a read that never returns does
+    not keep the process alive."""
 
     def __init__(self, descriptor: int | None, data: bytes = b"") -> None:
         self._data = bytearray(data)
         self._began_s = time.monotonic()
-        self._first = threading.Event()  # a byte, or the end, has come
+        self._first = threading.Event()  # set once a byte, or the end of the input, has arrived
         self._error: OSError | None = None
         self._thread: threading.Thread | None = None
         if descriptor is None:
@@ -44,11 +44,11 @@ class PipedText:
             self._first.set()
 
     def has_begun(self, within_s: float) -> bool:
-        """Whether a byte or the end came within so long of the beginning; waits until then."""
+        """Whether a byte or the end arrived within `within_s` of the start; waits until then."""
         return self._first.wait(max(0.0, self._began_s + within_s - time.monotonic()))
 
     def text(self) -> str:
-        """All of it, once its end has come."""
+        """The whole text; waits for the end of the input."""
         if self._thread is not None:
             self._thread.join()
         if len(self._data) > MAX_BYTES:
@@ -60,13 +60,13 @@ class PipedText:
 
 
 def piped_text() -> PipedText | None:
-    """None where standard input is closed or somebody's keyboard."""
+    """None where standard input is closed or a keyboard."""
     stream = sys.stdin
     if stream is None or stream.closed or stream.isatty():
         return None
     try:
         return PipedText(stream.fileno())
-    except (OSError, ValueError):  # no descriptor: something in memory
+    except (OSError, ValueError):  # no file descriptor: replaced by an in-memory object
         return PipedText(None, stream.buffer.read())
 
 

@@ -1,6 +1,6 @@
-"""Shows on standard error how a fetch is going: a bar on a terminal, a line a stage elsewhere.
+"""Shows a fetch's progress on standard error: a bar on a terminal, else one line per stage.
 
-Knows nothing of what is fetched; whoever works reports (what, bytes so far, bytes in all).
+Knows nothing of what is fetched; the caller reports (what, bytes so far, bytes in all).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 def shown_progress(
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Nothing appears, and rich is not imported, until something is reported. `say` takes the
-    lines, where they are to go elsewhere than to standard error."""
+    """Nothing appears, and rich is not imported, until something is reported. `say`
+    replaces standard error as the place where the lines go."""
     shown = _Bar() if say is None and sys.stderr.isatty() else _Lines(say or _print)
     try:
         yield shown.report

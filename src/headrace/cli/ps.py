@@ -1,6 +1,6 @@
-"""`headrace ps`: the servers of this user that run on this machine, and how each is doing.
+"""`headrace ps`: this user's running servers on this machine, and the state of each.
 
-Reads their notes (server/start/run_file.py) and asks each; starts, stops and changes none.
+Reads their run files (server/start/run_file.py) and asks each; starts, stops and changes none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIMEOUT_S = 2.0
 
 
 def ps(as_json: AsJson = False) -> None:
-    """Servers of yours that run: where, with which model, since when."""
+    """List your running servers: address, model, and when each started."""
     from concurrent.futures import ThreadPoolExecutor
 
     servers = running_servers()
@@ -41,11 +41,11 @@ def ps(as_json: AsJson = False) -> None:
 
 
 def ask(server: Running) -> str:
-    """ready; starting (the engine is, or is on its way back); or not answering."""
+    """ready; starting (the engine is starting or restarting); or not answering."""
     import urllib.error
     import urllib.request
 
-    # Without proxies: it is this machine's own.
+    # Without proxies: the server is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{server.url}/ready", timeout=_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""`headrace run`: one prompt, out of an argument and what is piped in, and its answer.
+"""`headrace run`: one prompt, from an argument and standard input, and its answer.
 
 The answer goes to standard output, alone; everything else to standard error.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from headrace.llm import LLM
 
 RUN_MAX_TOKENS = 512
-PIPE_WAIT_S = 5.0  # for the first byte of a pipe beside a prompt
-_EARLY_S = 0.2  # most pipes have something at once: it is checked before a model is loaded
+PIPE_WAIT_S = 5.0  # how long to wait for a pipe's first byte when there is a prompt too
+_EARLY_S = 0.2  # most pipes have data at once, which can be checked before a model is loaded
 
 
 @with_engine_flags
@@ -37,8 +37,8 @@ def run(
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help="What is piped in follows it after an empty line; without it, or as -, the prompt "
-            "is what is piped in.",
+            help="Piped input is added after it and an empty line; without a prompt, or with -, "
+            "the piped input is the prompt.",
         ),
     ] = None,
     model: options.ModelName = None,
@@ -52,16 +52,16 @@ def run(
         bool | None,
         typer.Option(
             "--stdin/--no-stdin",
-            help="Beside a prompt: wait for what is piped in however long it takes, or never read "
-            f"it.  [default: read it if it begins within {PIPE_WAIT_S:.0f} s]",
+            help="With a prompt: wait for piped input however long it takes, or never read it.  "
+            f"[default: read it if it begins within {PIPE_WAIT_S:.0f} s]",
             show_default=False,
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The answer and its figures as one JSON object.")
+        bool, typer.Option("--json", help="Print the answer and its statistics as one JSON object.")
     ] = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Timings and memory, on standard error.")
+        bool, typer.Option("--stats", help="Print timings and memory to standard error.")
     ] = False,
     offline: options.Offline = False,
     engine: EngineConfig,
@@ -70,7 +70,9 @@ def run(
     from headrace.cli.answer import encode_messages, fit_params, printable, stream_answer
 
     if raw and system is not None:
-        raise ConfigError("--raw takes no chat template, and --system needs one.", "Leave out one.")
+        raise ConfigError(
+            "--raw uses no chat template, and --system needs one.", "Drop one of them."
+        )
     if ctx.args:
         raise _several_words([prompt or "", *ctx.args])
     text, late = _read_prompt(prompt, stdin)
@@ -117,7 +119,7 @@ def open_llm(model: str | None, engine: EngineConfig, offline: bool) -> LLM:
 
 
 def _read_prompt(prompt: str | None, stdin: bool | None) -> tuple[str, PipedText | None]:
-    """The prompt, with what is piped in; or the prompt, and a pipe that has not begun yet."""
+    """The prompt with the piped input; or the prompt, and a pipe that has sent nothing yet."""
     piped = None if stdin is False and prompt != "-" else piped_text()
     if prompt is None or prompt == "-":
         if piped is None:
@@ -136,8 +138,8 @@ def _with_late(prompt: str, late: PipedText) -> str:
     if late.has_begun(PIPE_WAIT_S):
         return _joined(prompt, late)
     note(
-        f"standard input is a pipe in which nothing came for {PIPE_WAIT_S:.0f} s: answering "
-        "without it (--stdin waits for it, --no-stdin does not look)"
+        f"standard input is a pipe that sent nothing for {PIPE_WAIT_S:.0f} s: answering "
+        "without it (--stdin waits for it, --no-stdin never reads it)"
     )
     return prompt
 
@@ -151,7 +153,7 @@ def _note_a_models_name(prompt: str | None) -> None:
     if prompt is None or not _names_a_model(prompt):
         return
     name = shlex.quote(prompt)
-    note(f"{name} was taken as the prompt; for that model: headrace run --model {name} PROMPT")
+    note(f"{name} was used as the prompt; to use that model: headrace run --model {name} PROMPT")
 
 
 def _names_a_model(text: str) -> bool:
@@ -168,11 +170,11 @@ def _names_a_model(text: str) -> bool:
 def _several_words(words: list[str]) -> InvalidRequestError:
     if _names_a_model(words[0]):
         rest = shlex.quote(" ".join(words[1:]))
-        remedy = f"For that model: headrace run --model {shlex.quote(words[0])} {rest}"
+        remedy = f"To use that model: headrace run --model {shlex.quote(words[0])} {rest}"
     else:
         remedy = f"Quote it: headrace run {shlex.quote(' '.join(words))}"
     return InvalidRequestError(
-        f"The prompt is {len(words)} arguments, beginning with {words[0]!r}; expected one.",
+        f"The prompt is {len(words)} arguments, starting with {words[0]!r}; expected one.",
         remedy,
         param="prompt",
     )

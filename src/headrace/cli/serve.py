@@ -1,7 +1,7 @@
-"""`headrace serve`: settings from everywhere into one, checked; then the server, or a dry run.
+"""`headrace serve`: merges and checks the settings, then starts the server or does a dry run.
 
-Reads the environment, the file and the flags; which of them wins is core/settings.py's affair, and
-what a server does is server/'s. Nothing heavy is imported before the port is known to be free.
+Reads the environment, the file and the flags; core/settings.py decides which of them wins, and
+server/ has the server. Nothing heavy is imported before the port is known to be free.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ def serve(
         Path | None,
         typer.Option(
             help="A TOML file of settings; default: ./headrace.toml, else "
-            "~/.config/headrace/headrace.toml, where there is one."
+            "~/.config/headrace/headrace.toml, if it exists."
         ),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Fetch nothing.")] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show settings, memory and fingerprint; fetch and load nothing."
+            "--dry-run", help="Print settings, memory and fingerprint; fetch and load nothing."
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: as one JSON object.")
+        bool, typer.Option("--json", help="With --dry-run: print one JSON object.")
     ] = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's clients expect it.
+    """Serve a model over HTTP with an OpenAI-compatible API.
 
-    Every setting below can also be given in headrace.toml and as a variable: max_body in [server],
-    HEADRACE_MAX_BODY. A flag wins over a variable, and that over the file. Exits with 0 once it has
-    stopped as asked, 2 where something can't work as asked, 3 if the engine can't be kept alive.
+    Every setting below can also be given in headrace.toml (max_body in [server]) and as an
+    environment variable (HEADRACE_MAX_BODY). A flag wins over a variable, and a variable over the
+    file. Exits with 0 after a normal stop, 2 for settings that can't work, 3 if the engine can't be
+    kept alive.
     """
     began_s = time.perf_counter()
     flags = {**given, "model": one_model(name, model)}
@@ -95,7 +96,7 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
         start_up = StartUp(settings.server.log_format, began_s)
         resolving_s = time.perf_counter()
         as_log = server.log_format is LogFormat.JSON
-        if as_log:  # sooner than it is needed: what reads the log expects nothing else
+        if as_log:  # set up early: a log reader expects every line in this format
             from headrace.server.observe.logs import set_up_logging
 
             set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
@@ -116,7 +117,7 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             path,
             name_model(path, settings.model),
             settings.server,
-            replace(settings.engine, verify=False),  # it was; the engine hears of it
+            replace(settings.engine, verify=False),  # already verified here; the engine is told so
             typed=settings.model,
             sock=sock,
             admin=admin,

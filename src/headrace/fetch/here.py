@@ -1,7 +1,7 @@
-"""Models that are on this machine already: in our cache, by the catalog or by hand, and in the
-hub's own cache. Removes only what is ours to remove.
+"""Models that are already on this machine: in our cache (fetched or copied there by hand) and in
+the hub's cache. Removes only files in our own cache.
 
-Knows folders; what is inside a file is weights/'s affair.
+Knows folders, not what is inside the files: weights/ reads those.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ class LocalModel:
     source: str  # "catalog", "file" or "hub"
     path: Path
     size_bytes: int
-    modified_s: float  # since 1970
+    modified_s: float  # Unix time
     entry: CatalogEntry | None = None
-    loadable: tuple[Path, ...] = ()  # of the hub's: each snapshot of it, or the GGUFs there
+    loadable: tuple[Path, ...] = ()  # for a hub model: each of its snapshots, or the GGUFs in them
 
     @property
     def is_whole(self) -> bool:
-        """By size, and only where the catalog knows it."""
+        """Judged by size, and only for catalog models."""
         return self.entry is None or self.size_bytes == self.entry.size_bytes
 
     @property
     def is_verified(self) -> bool | None:
-        """Whether all that could be loaded of it was hashed since it last changed, and was right;
-        None: nobody knows what it should be."""
+        """Whether every loadable file was hashed since it last changed, with the right hash; None:
+        no hash is published."""
         found = [is_verified(path) for path in self.loadable or (self.path,)]
         return None if None in found else all(found)
 
 
 def models_here() -> list[LocalModel]:
-    """All of them, the latest first."""
+    """All local models, the latest first."""
     found = [*_in_our_cache(), *_in_the_hubs()]
     return sorted(found, key=lambda model: -model.modified_s)
 
 
 def find_ours(name: str) -> LocalModel:
-    """The one of that name in our cache; of a hub's model, or of none, an error says what to do."""
+    """The model of that name in our cache; for a hub model or an unknown name, an error."""
     ours = _in_our_cache()
     entry = find_entry(name)
     for model in ours:
@@ -62,32 +62,32 @@ def find_ours(name: str) -> LocalModel:
     if entry is not None:
         raise ModelNotFoundError(
             f"{entry.name} is not in the cache ({cached_path(entry)}).",
-            "`headrace ls` lists what is here.",
+            "`headrace ls` lists the models on this machine.",
         )
     if hub.parse_hub_id(name) is not None:
         raise ConfigError(
-            f"{name} is not in Headrace's cache; models of the hub lie in the hub's own, which "
+            f"{name} is not in Headrace's cache; hub models are in the hub's own cache, which "
             "other programs share.",
             f"Remove it with the hub's own tool: `hf cache rm model/{name}`.",
         )
     if "/" in name or "\\" in name:
         raise ConfigError(
-            f"{name!r} is a path; only models in the cache ({models_folder()}) are removed.",
+            f"{name!r} is a path; expected a model in the cache ({models_folder()}).",
             "Delete that file yourself, or give a name that `headrace ls` lists.",
         )
     known = [*catalog_names(), *(model.name for model in ours)]
     raise ModelNotFoundError(
         f"There is no model named {name!r} in the cache; {suggest(name, known)}.",
-        "`headrace ls` lists what is here.",
+        "`headrace ls` lists the models on this machine.",
     )
 
 
 def remove_ours(model: LocalModel) -> int:
-    """Deletes the model's file; the bytes that it freed. A link is removed, never what it means."""
+    """Deletes the model's file and returns the bytes freed. A link is removed, never its target."""
     folder = models_folder()
     if model.source == "hub" or model.path.parent != folder:
         raise ConfigError(
-            f"{model.path} is not in the cache ({folder}), so it is not ours to delete.",
+            f"{model.path} is not in the cache ({folder}); Headrace deletes nothing outside it.",
             "Delete it yourself.",
         )
     freed_bytes = 0 if model.path.is_symlink() else model.size_bytes
@@ -108,7 +108,7 @@ def _in_our_cache() -> list[LocalModel]:
     for path in paths:
         try:
             facts = path.stat()
-        except OSError:  # a link to nowhere: still something to list and to remove
+        except OSError:  # a dangling link is still listed and can be removed
             facts = path.lstat()
         entry = by_path.get(path)
         found.append(

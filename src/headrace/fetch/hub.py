@@ -1,4 +1,4 @@
-"""Models of a hub by id, "org/name", through huggingface_hub when the `hub` extra is installed.
+"""Models from the hub by id, "org/name", with huggingface_hub when the `hub` extra is installed.
 
 Chooses files by name: weights in safetensors or GGUF, JSON and tokenizer files. Never code, never
 pickle. Knows nothing of what is inside the files.
@@ -46,7 +46,7 @@ class HubId:
 
 
 def parse_hub_id(text: str) -> HubId | None:
-    """Reads org/name, org/name@revision, org/name:file.gguf or all three; None for the rest."""
+    """Parses org/name, org/name@revision, org/name:file.gguf or all three; None for other text."""
     match = _ID.fullmatch(text)
     if match is None or any(".." in part for part in match.groups("")):
         return None
@@ -54,7 +54,7 @@ def parse_hub_id(text: str) -> HubId | None:
 
 
 def choose_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
-    """What to take of a repository: one GGUF, or its safetensors with all that describes them."""
+    """Which files to fetch: one GGUF, or the safetensors with their config and tokenizer files."""
     top = sorted(names)
     if hub_id.file is not None:
         if hub_id.file in top:
@@ -74,13 +74,13 @@ def choose_files(hub_id: HubId, names: Iterable[str]) -> list[str]:
 
 
 def loaded_names(names: Iterable[str]) -> list[str]:
-    """Of the files in a model's folder, those that loading it reads."""
+    """Those files of a model's folder that loading reads."""
     listed = list(names)
     return _weights_and_sides(listed) or [n for n in listed if n.endswith(".gguf")]
 
 
 def _weights_and_sides(names: Iterable[str]) -> list[str]:
-    """Safetensors first, and what describes them; nothing where they are not all there."""
+    """The safetensors, then config and tokenizer files; nothing where some are missing."""
     flat = list(names)
     # "consolidated" is a second copy of the same weights under other names.
     weights = [n for n in flat if n.endswith(".safetensors") and not n.startswith("consolidated")]
@@ -90,7 +90,7 @@ def _weights_and_sides(names: Iterable[str]) -> list[str]:
 
 
 def snapshot_id(path: Path) -> HubId | None:
-    """What a file in the hub's cache was fetched as; None for a file elsewhere."""
+    """The hub id that a file in the hub's cache was fetched by; None for a file elsewhere."""
     for folder in path.parents:
         kind, _, repo = folder.parent.parent.name.partition("--")
         if folder.parent.name == "snapshots" and kind == "models":
@@ -114,14 +114,14 @@ def _client(hub_id: HubId) -> Any:
         import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"{hub_id} is on the hub, and the hub client is not installed.",
+            f"{hub_id} is a hub id, and the hub client is not installed.",
             f"{install_extra('hub')}; or give a GGUF file or a folder.",
         ) from None
     return huggingface_hub
 
 
 def download_file(hub_id: HubId, folder: Path) -> Path:
-    """One file straight into `folder`: the hub's own cache keeps no copy."""
+    """Fetches one file straight into `folder`; no copy is kept in the hub's cache."""
     huggingface_hub = _client(hub_id)
     try:
         found = huggingface_hub.hf_hub_download(
@@ -135,7 +135,7 @@ def download_file(hub_id: HubId, folder: Path) -> Path:
 
 
 def fetch(hub_id: HubId, *, offline: bool) -> Path:
-    """The folder of the snapshot, or the GGUF in it. The hub's own cache and token are used."""
+    """The snapshot's folder, or the GGUF in it. Uses the hub's own cache and token."""
     huggingface_hub = _client(hub_id)
     repo, revision = hub_id.repo, hub_id.revision
     try:
@@ -154,7 +154,9 @@ def fetch(hub_id: HubId, *, offline: bool) -> Path:
             )
     except HeadraceError:
         raise
-    except Exception as error:  # its error classes move between releases; names stay
+    except (
+        Exception
+    ) as error:  # its error classes move between modules from release to release; their names stay
         if is_full(error):
             raise disk_full(getattr(error, "filename", None), _OTHER_DISK) from error
         raise _explain(hub_id, error, offline) from error
@@ -171,7 +173,7 @@ class CachedRepository:
 
 
 def cached_repositories() -> list[CachedRepository]:
-    """Models in the hub's own cache that hold something to load. Nothing where its client is not
+    """Models in the hub's cache with files that can be loaded. Empty where the hub client is not
     installed."""
     try:
         from huggingface_hub import scan_cache_dir
@@ -225,7 +227,7 @@ def _explain(hub_id: HubId, error: Exception, offline: bool) -> HeadraceError:
         )
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "HFValidationError"}:
         return ModelNotFoundError(
-            f"The hub has no {hub_id}: {said}",
+            f"{hub_id} was not found on the hub: {said}",
             "Check the spelling; a private repository needs HF_TOKEN.",
         )
     return OfflineError(

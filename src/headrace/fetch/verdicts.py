@@ -1,12 +1,11 @@
-"""What was hashed already and has not changed since: so that a model is read whole once, not at
-every load.
+"""Remembers which files were hashed and have not changed since, so that a model is read whole once
+and not at every load.
 
-    state folder/verified/HASH OF PATH.json    a file's state and the hash that was found of it
+    state folder/verified/HASH OF PATH.json    a file's state and the hash that it had
 
-A verdict holds for as long as the file is the same by device, inode, size and both of its times.
-Its own file is taken only where nobody but this user can have written it; whatever else is found
-there, or can't be read or written, is as if nothing had been hashed. Knows files and hashes; which
-hash a model should have is verify.py's affair.
+A verdict is valid while the file's device, inode, size, mtime and ctime are the same. A verdict
+file is trusted only if no other user can have written it; one that is not, or can't be read or
+written, counts as missing. Knows files and hashes; verify.py knows which hash a model should have.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from pathlib import Path
 from headrace.core.errors import HeadraceError
 from headrace.core.state import make_private, state_folder
 
-# Times of files move in ticks, on some file systems of whole seconds: a file that changed just
-# before it was hashed may change once more without its times showing it.
+# File times have a coarse resolution, whole seconds on some file systems: a file that changed just
+# before it was hashed may change again without a new time.
 SETTLED_NS = 2_000_000_000
-_MAX_BYTES = 1 << 16  # of a verdict's own file; a path takes the most of it
+_MAX_BYTES = 1 << 16  # of a verdict file; most of it is the path
 
 logger = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """Writing to a file moves `changed_ns`, and no call sets that back."""
+    """Writing to a file updates `changed_ns` (ctime), and no system call can set that back."""
 
     device: int
     inode: int
@@ -44,7 +43,7 @@ class FileState:
 
     @classmethod
     def of(cls, place: Path | int) -> FileState:
-        """`place` is a path, or a descriptor of an open file."""
+        """`place` is a path, or the descriptor of an open file."""
         found = os.stat(place)
         return cls(
             device=found.st_dev,
@@ -55,31 +54,31 @@ class FileState:
         )
 
     def is_settled(self, began_ns: int) -> bool:
-        """Whether any change since `began_ns`, when hashing began, shows in the times."""
+        """Whether any change after `began_ns`, when hashing began, would show in the file times."""
         return self.changed_ns + SETTLED_NS <= began_ns
 
 
 def remember(path: Path, state: FileState, digest: str) -> None:
-    """Where it can't be kept, the file is hashed again next time."""
+    """Where the verdict can't be written, the file is hashed again next time."""
     verdict = {"path": os.path.realpath(path), "digest": digest, **asdict(state)}
     try:
         place = _place(path)
         make_private(place.parent)
-        descriptor, name = tempfile.mkstemp(dir=place.parent)  # for its owner alone
+        descriptor, name = tempfile.mkstemp(dir=place.parent)  # readable by its owner alone
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump(verdict, file)
-            os.replace(name, place)  # whole, whoever else writes
+            os.replace(name, place)  # atomic, even if another process writes too
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
     except (OSError, HeadraceError) as error:
-        logger.debug("that %s was verified is not remembered: %s", path, error)
+        logger.debug("could not remember that %s was verified: %s", path, error)
 
 
 def recall(path: Path, state: FileState) -> str | None:
-    """The hash that was found of the file in exactly this state; None: hash it."""
+    """The hash that the file had in exactly this state; None: it must be hashed."""
     try:
         verdict = json.loads(_read_own(_place(path)))
     except (OSError, ValueError, RecursionError, HeadraceError):
@@ -106,11 +105,11 @@ def _place(path: Path) -> Path:
 def _read_own(place: Path) -> bytes:
     """The content of a file that only this user can have written; OSError for any other."""
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(place, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait
+    descriptor = os.open(place, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would block
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError("not a regular file")
         if hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & 0o022):
-            raise OSError("others may have written it")
+            raise OSError("another user may have written it")
         return file.read(_MAX_BYTES)

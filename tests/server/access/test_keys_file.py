@@ -1,4 +1,4 @@
-"""The file of keys: what it may say, and who else may read or write it."""
+"""The keys file: what it may say, and who else may read or write it."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_a_file_that_all_can_write_to_is_refused(tmp_path: Path, mode: int) -> N
     [
         ("", "no [[keys]]"),
         ("keys = 3", "no [[keys]]"),
-        ("keys = [3]", "other than tables"),
+        ("keys = [3]", "expected only tables"),
         ("[[keys]", "not TOML"),
         ('title = "x"\n[[keys]]\nname = "a"\nkey = "x"', "'title'"),
         ('[[keys]]\nkey = "x"', "no name"),
         ('[[keys]]\nname = "a"', "no key"),
         (f'[[keys]]\nname = "a"\nkey = "x"\nkey_sha256 = "{"0" * 64}"', "both"),
         ('[[keys]]\nname = "a"\nkey_sha256 = "abc"', "64 hexadecimal"),
-        ('[[keys]]\nname = "a"\nkey = 3', "no text"),
+        ('[[keys]]\nname = "a"\nkey = 3', "not text"),
         ('[[keys]]\nname = "a"\nkey = "x"\nrequests = 3', "'requests'"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = 0', "max_concurrent = 0"),
         ('[[keys]]\nname = "a"\nkey = "x"\nmax_concurrent = true', "max_concurrent = True"),

@@ -124,7 +124,7 @@ def test_what_an_operator_is_warned_of(tmp_path: Path) -> None:
 
     tenants = settings_of("tenants", tmp_path)
     assert warnings() == warnings(**settings_of("own", tmp_path)) == []
-    assert "nobody can read /metrics" in warnings(**tenants)[0]
+    assert "no key may read /metrics" in warnings(**tenants)[0]
     assert warnings(**tenants, api_key=OWN) == warnings(**tenants, metrics_key=METRICS) == []
     assert warnings(**tenants, admin_port=0) == []
     assert "0.0.0.0" in warnings(admin_port=0, admin_host="0.0.0.0")[0]
@@ -151,7 +151,7 @@ def test_a_server_with_an_admin_port(start_server: Any) -> None:
     server: RunningServer = start_server(
         server={"admin_port": 0, "api_key": "sk-1", "metrics_key": "sk-2", "max_connections": 4}
     )
-    found = re.search(r"operators are answered at (http://127\.0\.0\.1:\d+)", server.log)
+    found = re.search(r"the admin port is at (http://127\.0\.0\.1:\d+)", server.log)
     assert found is not None
     url, key = found[1], {"authorization": "Bearer sk-2"}
 

@@ -288,7 +288,10 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "'image'; this server reads text"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "'image'; this server reads only text",
+        ),
         ({"messages": [{"role": "user", "content": [DOCUMENT]}]}, "'document'"),
         ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "content[0].type"),
         ({"system": [IMAGE]}, "system[0]"),

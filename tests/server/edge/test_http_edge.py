@@ -225,7 +225,7 @@ def test_broken_chunks(strict: RunningServer) -> None:
         client.send('5\r\n{"a":\r\nzz\r\n')
         answer = client.answer()
         assert answer.status == 400
-        assert "body is broken" in answer.error["message"]
+        assert "body is malformed" in answer.error["message"]
         assert client.is_closed()
 
 

@@ -133,7 +133,7 @@ def test_requests_go_in_and_their_own_tokens_come_out() -> None:
 def test_an_engine_that_never_gets_ready_is_given_up_after_so_many_tries() -> None:
     async def play() -> None:
         supervisor = make("die-at-start", max_restarts=2)
-        with pytest.raises(EngineGoneError, match=r"ended with 7, the last of 3 times in a row"):
+        with pytest.raises(EngineGoneError, match=r"ended with 7; that was failure 3 in a row"):
             await supervisor.run()
         assert supervisor.state is State.STOPPED
         assert supervisor.restarts == 2

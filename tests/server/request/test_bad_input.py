@@ -163,7 +163,7 @@ def test_unknown_fields_are_refused_with_a_guess_or_ignored_with_a_warning(
     answer = send(server, with_fields(stream=True, **fields))
     assert answer.status == 200
     warning = answer.headers["x-headrace-warning"]
-    assert warning.startswith(f"{param[:100]} is no field here and was ignored")
+    assert warning.startswith(f"{param[:100]} is an unknown field and was ignored")
     assert len(warning) < 300
     assert (hint[0].lower() + hint[1:] in warning) == ("mean" in hint)
 
@@ -172,7 +172,7 @@ def test_unknown_fields_are_in_the_log_line(server: RunningServer) -> None:
     odd = "x\r\ny: secret"
     answer = send(server, with_fields(zzyzx=1, **{odd: 1}), "x-request-id: unknown-1")
     assert answer.status == 200
-    assert answer.headers["x-headrace-warning"].count("no field here") == 2
+    assert answer.headers["x-headrace-warning"].count("is an unknown field") == 2
     server.wait_for(lambda: "unknown-1" in server.log)
     [line] = [line for line in server.log.splitlines() if "unknown-1" in line]
     assert re.search(r"ignored_fields\W+2\b", line)

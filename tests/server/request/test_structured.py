@@ -85,7 +85,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"guided_json": "{"}, "guided_json", "not JSON"),
         ({"guided_json": "[]"}, "guided_json", "schema"),
         ({"guided_choice": []}, "guided_choice", "list"),
-        ({"guided_choice": [""]}, "guided_choice", "not empty"),
+        ({"guided_choice": [""]}, "guided_choice", "none of them empty"),
         ({"guided_regex": ""}, "guided_regex", "text"),
         (
             {"guided_regex": "a" * 1001},

@@ -168,8 +168,8 @@ def test_settings_that_can_not_be(
         (("--port", "70000"), "port is 70000; expected 0 to 65535 (set by --port)"),
         (("--config", "none.toml"), "The settings file none.toml can't be read"),
         (("--json",), "--json is for --dry-run"),
-        (("--host", "999.0.0.1"), "host is '999.0.0.1', which is no address"),
-        (("--host", "192.0.2.7"), "192.0.2.7 port 8000 can't be listened on: Cannot assign"),
+        (("--host", "999.0.0.1"), "host is '999.0.0.1', which is not a valid address"),
+        (("--host", "192.0.2.7"), "Can't listen on 192.0.2.7 port 8000: Cannot assign"),
     ):
         result = invoke(*arguments)
         assert result.exit_code == 2, result.output
@@ -245,7 +245,7 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command], invo
     command.read_until(r"GET /version 200")
     assert command.end(signal.SIGTERM) == 0
     assert [each for each in running_servers() if each.pid == command.process.pid] == []
-    assert re.search(r"stopping: 0 running, which may take up to 30 s", "\n".join(command.said))
+    assert re.search(r"stopping: 0 requests running, given up to 30 s", "\n".join(command.said))
     assert not any("leaked" in line for line in command.said)  # by the native module, at its end
 
 

@@ -1,8 +1,8 @@
-"""Who may ask: keys with names, each held to its limits, and what keeps their caches apart.
+"""Who may send requests: named keys, each with its limits and a separate prefix cache.
 
-Decides over a clock that is handed in; knows nothing of HTTP beyond a header's text. Keys are held
-as SHA-256 digests and compared in constant time. How much each may use is limits.py's, where they
-are read keys_file.py's. Watches requests to settle what they set aside.
+Takes the clock as an argument; knows nothing of HTTP beyond a header's text. Keys are stored as
+SHA-256 digests and compared in constant time. limits.py has their limits, keys_file.py reads them.
+Watches requests to return the tokens that were reserved and not used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.server.observe.record import RequestRecord
 
 
 class KeyedCall(Protocol):
-    """What is needed of a call: whose it is, what kind, and a place for headers."""
+    """What this file needs of a call: its key, its method, and a place for response headers."""
 
     method: str
     key_name: str | None
@@ -31,7 +31,7 @@ class KeyedCall(Protocol):
 
 
 class Keys:
-    """All keys; none means that nobody needs one. Watches requests to count their tokens."""
+    """All keys; without any, no key is needed. Watches requests to count their tokens."""
 
     def __init__(
         self, keys: Sequence[Key] = (), *, clock: Callable[[], float] = time.monotonic
@@ -39,38 +39,38 @@ class Keys:
         self._keys = list(keys)
         self._clock = clock
         self._uses = {key.name: Use(key, clock()) for key in keys}
-        self.weights = {key.name: key.weight for key in keys}  # whose turns are how many
-        # The process's own, and so the same for every engine that this process starts.
+        self.weights = {key.name: key.weight for key in keys}  # each key's share of the engine
+        # Made once per process, so that every engine it starts gets the same.
         self._secret = secrets.token_bytes(32)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def authenticate(self, headers: Mapping[str, str]) -> str | None:
-        """The name of the key that was sent; None where there are none."""
+        """The name of the key that was sent; None where the server has no keys."""
         if not self._keys:
             return None
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         sent = [headers.get("x-api-key", ""), bearer if scheme.lower() == "bearer" else ""]
         found: str | None = None
-        for each in sent:  # the bearer's counts where both are good
+        for each in sent:  # the bearer token wins where both are valid
             digest = hashlib.sha256(each.strip().encode("latin-1", "replace")).digest()
-            for key in self._keys:  # all of them: how long it takes says nothing
+            for key in self._keys:  # always all of them, so that the time taken tells nothing
                 if hmac.compare_digest(key.digest, digest):
                     found = key.name
         if found is None:
             raise AuthenticationError(
-                "The key is not one of this server's."
+                "The key is not valid for this server."
                 if any(sent)
-                else "This server needs a key, and none came with the request.",
+                else "This server needs a key, and the request has none.",
                 "Send it as the header 'Authorization: Bearer KEY', or as 'x-api-key: KEY'.",
             )
         return found
 
     @contextmanager
     def enter(self, call: KeyedCall) -> Iterator[None]:
-        """A request under its key's limits, from here to its end. What only looks is not counted:
-        a scrape of /metrics should not cost an answer."""
+        """Counts a request against its key's limits, from here to its end. GET requests are not
+        counted: a scrape of /metrics should not cost an answer."""
         use = None if call.key_name is None else self._uses[call.key_name]
         if use is None or call.method != "POST":
             yield
@@ -97,9 +97,9 @@ class Keys:
         requests: Sequence[GenerateRequest],
         at_a_time: int | None = None,
     ) -> int:
-        """Set aside what the engine requests of a call may take, all of them or none. Once for a
-        call: those that follow are part of it. Where they need not run together, `at_a_time` is
-        how many would; the answer is how many may."""
+        """Reserve what all engine requests of a call may take, or nothing. Done once per call: any
+        later ones are part of it. Where they need not run together, `at_a_time` is how many
+        would; returns how many may."""
         places = len(requests) if at_a_time is None else min(at_a_time, len(requests))
         use = None if call.key_name is None else self._uses.get(call.key_name)
         if use is None or call.reservation is not None:
@@ -116,8 +116,8 @@ class Keys:
         return places
 
     def cache_salt(self, key_name: str | None, sent: str) -> str:
-        """Keys do not find each other's prefixes in the cache, by whose speed one could read the
-        other's prompts. A lone key's requests are all of one tenant's."""
+        """The cache salt of a key: keys do not share cached prefixes, because timing would reveal
+        another key's prompts. With a single key all requests belong to one tenant."""
         if key_name is None or len(self._keys) < 2:
             return sent
         text = f"{key_name}\0{sent}".encode("utf-8", "surrogatepass")
@@ -134,7 +134,7 @@ class Keys:
     def on_tokens(self, record: RequestRecord, count: int, gap_s: float | None) -> None:
         over = count - record.reserved_tokens
         record.reserved_tokens = max(0, -over)
-        if over > 0:  # more than anybody could know: whoever comes next waits for it
+        if over > 0:  # more than was reserved: the key's next request waits for it
             self._spend(record.key_name, over)
 
     def on_end(self, record: RequestRecord) -> None:

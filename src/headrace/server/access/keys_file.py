@@ -1,6 +1,7 @@
-"""Keys out of the configuration: one in a setting, several in a TOML file, checked whole at start.
+"""Reads keys from the configuration: one from a setting, several from a TOML file, all checked at
+start.
 
-Knows files and their modes; not what a key may do with what it has.
+Knows files and their modes; not what a key's limits mean.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAX_WEIGHT = 1000
 
 
 def read_keys(config: ServerConfig) -> tuple[Keys, list[str]]:
-    """The keys that were configured, and what an operator should be warned of."""
+    """The configured keys, and warnings for the operator."""
     found: list[Key] = []
     warnings: list[str] = []
     if config.api_key is not None:
@@ -38,14 +39,14 @@ def read_keys(config: ServerConfig) -> tuple[Keys, list[str]]:
 
 
 def _check_mode(path: Path) -> list[str]:
-    """Whoever may write to the file may give out keys: not everybody. Others than its owner are
-    warned of, as those are who may read it: a group may be meant."""
+    """Refuses a file that every user may write to, since they could add keys. A file that its group
+    may write to or others may read only gets a warning: that may be intended."""
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH:
         raise _refuse(
-            f"{path} can be written to by every user of this machine (mode {mode & 0o777:o}): "
-            "anybody here could add a key",
-            f"Make it its owner's alone: chmod 600 {path}",
+            f"{path} can be written to by every user of this machine (mode {mode & 0o777:o}), "
+            "so any of them could add a key",
+            f"Restrict it to its owner: chmod 600 {path}",
         )
     warnings = []
     if mode & stat.S_IWGRP:
@@ -58,7 +59,7 @@ def _check_mode(path: Path) -> list[str]:
 
 
 def read_keys_file(path: Path) -> list[Key]:
-    """`[[keys]]` tables: name, and key or key_sha256; limits where wanted."""
+    """`[[keys]]` tables: name, and key or key_sha256; limits are optional."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,7 +68,7 @@ def read_keys_file(path: Path) -> list[Key]:
         raise _refuse(f"is not TOML: {error}") from error
     tables = data.pop("keys", None)
     if data:
-        raise _refuse(f"has {min(data)!r} at its top; expected [[keys]] tables alone")
+        raise _refuse(f"has {min(data)!r} at its top level; expected only [[keys]] tables")
     if not isinstance(tables, list) or not tables:
         raise _refuse("has no [[keys]] table; expected at least one")
     return [_read_key(table, number) for number, table in enumerate(tables, start=1)]
@@ -75,7 +76,7 @@ def read_keys_file(path: Path) -> list[Key]:
 
 def _read_key(table: Any, number: int) -> Key:
     if not isinstance(table, dict):
-        raise _refuse(f"has something other than tables in keys: {type(table).__name__}")
+        raise _refuse(f"has a {type(table).__name__} in keys; expected only tables")
     table = dict(table)
     name, key, digest = (table.pop(each, None) for each in ("name", "key", "key_sha256"))
     if not isinstance(name, str) or not name:
@@ -94,7 +95,7 @@ def _read_key(table: Any, number: int) -> Key:
     if (key is None) == (digest is None):
         raise _refuse(f"has {'no' if key is None else 'both'} key and key_sha256 for {name!r}")
     if key is not None and (not isinstance(key, str) or not key):
-        raise _refuse(f"has a key of {name!r} that is no text")
+        raise _refuse(f"has a key of {name!r} that is not text")
     return Key(name=name, digest=_digest(key) if key else _read_digest(digest, name), **table)
 
 
@@ -115,4 +116,4 @@ def _digest(key: str) -> bytes:
 def _refuse(
     what: str, remedy: str = 'Write [[keys]] tables with name = "..." and key = "...".'
 ) -> ConfigError:
-    return ConfigError(f"The file of keys {what}.", remedy, param="api_keys_file")
+    return ConfigError(f"The keys file {what}.", remedy, param="api_keys_file")

@@ -1,8 +1,8 @@
-"""What a key may use: rates and places, and what one request sets aside of them.
+"""What a key may use: rates and concurrency, and what one request reserves of them.
 
-A request's size is known once it is read: its prompts, how many continuations of each, how long
-they may become. All of it is set aside before any of it runs, and what was not generated is given
-back. Decides over times that are handed in; knows requests, not HTTP and not who sent them.
+A request's size is known once it is read: its prompts, the number of continuations of each, and
+max_tokens. All of it is reserved before any of it runs, and what was not generated is returned.
+Takes times as arguments; knows requests, not HTTP and not who sent them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from headrace.core.errors import HeadraceError, InvalidRequestError, TooManyRequ
 from headrace.core.request import GenerateRequest
 
 MINUTE_S = 60.0
-CONCURRENT_RETRY_S = 1.0  # nobody knows when a request of one's own will end
-UNASKED_TOKENS = 256  # set aside for an answer whose length nobody chose; it may become longer
+CONCURRENT_RETRY_S = 1.0  # it is not known when one of the key's requests will end
+UNASKED_TOKENS = 256  # reserved for an answer without max_tokens; it may become longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,17 @@ class Key:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
-    weight: int = 1  # of its turns, beside other keys'
+    weight: int = 1  # its share of the engine, relative to other keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What engine requests may take, together."""
+    """What the engine requests of one call may take together."""
 
     continuations: int
     prompt_tokens: int
-    asked_tokens: int  # of answers whose length was chosen: the most that they may become
-    guessed_tokens: int  # of the others
+    asked_tokens: int  # of answers with max_tokens: their maximum
+    guessed_tokens: int  # of answers without
 
     @classmethod
     def of(cls, requests: Sequence[GenerateRequest]) -> Cost:
@@ -65,7 +65,7 @@ class Cost:
 
 
 def continuations_of(request: GenerateRequest) -> int:
-    """That run side by side."""
+    """The cost of several that run side by side."""
     if request.embed:
         return 1
     if request.beam is not None:
@@ -74,8 +74,8 @@ def continuations_of(request: GenerateRequest) -> int:
 
 
 class Bucket:
-    """So many a minute, and as many at once if none were used in the last one. May be overdrawn by
-    what was begun: whoever comes next waits for it."""
+    """A token bucket: `capacity` per minute, all at once if none were used in the last minute. A
+    request that has started may overdraw it; the next one waits until it is refilled."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.capacity = per_minute
@@ -87,26 +87,26 @@ class Bucket:
         return min(self.capacity, self._level + passed_s * self.capacity / MINUTE_S)
 
     def spend(self, count: int, now_s: float) -> None:
-        """Below 0: what was spent before and not used."""
+        """Adding a negative amount returns what was reserved and not used."""
         self._level = min(self.capacity, self.level(now_s) - count)
         self._at_s = max(self._at_s, now_s)
 
     def wait_s(self, wanted: float, now_s: float) -> float:
-        """Until the level is at `wanted`."""
+        """Seconds until the level is at `wanted`."""
         return max(0.0, wanted - self.level(now_s)) * MINUTE_S / self.capacity
 
 
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """What an HTTP request has set aside: places until its end, and tokens that no engine request
-    of it has begun with yet."""
+    """What an HTTP request has reserved: places until its end, and tokens for those of its engine
+    requests that have not started."""
 
     places: int
     tokens: int
 
     def take(self, request: GenerateRequest) -> int:
-        """One of its engine requests begins: how many tokens it may generate of what was set
-        aside. Its prompt is used."""
+        """One of its engine requests starts: returns how many of the reserved tokens it may
+        generate. Its prompt counts as used."""
         cost = Cost.of([request])
         output = max(0, min(cost.output_tokens, self.tokens - cost.prompt_tokens))
         self.tokens = max(0, self.tokens - cost.prompt_tokens - output)
@@ -114,16 +114,16 @@ class Reservation:
 
 
 class Use:
-    """What one key has used."""
+    """The usage of one key."""
 
     def __init__(self, key: Key, now_s: float) -> None:
         self.key = key
-        self.open_places = 0  # one of each open request, or as many as it has continuations
+        self.open_places = 0  # one per open request, or one per continuation
         self.requests = _bucket(key.requests_per_minute, now_s)
         self.tokens = _bucket(key.tokens_per_minute, now_s)
 
     def check(self, now_s: float) -> None:
-        """Whether anything at all may begin."""
+        """Raises unless a request may start at all."""
         key = self.key
         if key.max_concurrent is not None and self.open_places >= key.max_concurrent:
             raise self._crowded(1)
@@ -133,8 +133,8 @@ class Use:
             raise _spent(key, "tokens", self.tokens, wait_s)
 
     def reserve(self, cost: Cost, places: int, now_s: float) -> Reservation:
-        """For an open request, which has one place already: all of what it asks for, or an error
-        that says when it would fit, or that it never will."""
+        """For an open request, which holds one place already: reserves all that it asks for, or
+        raises an error that says when it would fit, or that it never will."""
         self._check_places(places)
         wanted = self._check_tokens(cost, now_s)
         self.open_places += places - 1
@@ -143,7 +143,7 @@ class Use:
         return Reservation(places=places, tokens=wanted)
 
     def settle(self, reservation: Reservation, now_s: float) -> None:
-        """The request is over; what none of it began with is given back."""
+        """The request is over; what was reserved for parts that never started is returned."""
         self.open_places -= reservation.places - 1
         self.spend_tokens(-reservation.tokens, now_s)
 
@@ -152,7 +152,7 @@ class Use:
             self.tokens.spend(count, now_s)
 
     def free_places(self) -> int | None:
-        """For an open request, its own included; None: no bound."""
+        """Free places for an open request, its own included; None: no limit."""
         most = self.key.max_concurrent
         return None if most is None else max(1, most - self.open_places + 1)
 
@@ -163,7 +163,7 @@ class Use:
         if places > most:
             raise InvalidRequestError(
                 f"The request asks for {places} continuations (its prompts times n or best_of); "
-                f"the key {self.key.name!r} may have {most} at one time, so that it can never run.",
+                f"the key {self.key.name!r} may have {most} at a time, so it can never run.",
                 "Send fewer prompts at a time, or a lower n.",
                 param="n",
             )
@@ -179,7 +179,7 @@ class Use:
             raise InvalidRequestError(
                 f"The request may take {certain} tokens ({cost.prompt_tokens} of prompts, up to "
                 f"{cost.asked_tokens} of answers, all continuations together); the key "
-                f"{self.key.name!r} has {bucket.capacity} a minute, so that it can never run.",
+                f"{self.key.name!r} has {bucket.capacity} per minute, so it can never run.",
                 "Lower max_tokens or n, or send less at a time.",
                 param="max_tokens" if cost.prompt_tokens <= bucket.capacity else "prompt",
             )
@@ -188,7 +188,7 @@ class Use:
             left = max(0, int(bucket.level(now_s)))
             raise TooManyRequestsError(
                 f"The request may take {wanted} tokens; the key {self.key.name!r} has {left} of "
-                f"its {bucket.capacity} a minute left.",
+                f"its {bucket.capacity} per minute left.",
                 f"Try again in {wait_s:.1f} s, or ask for less: a lower max_tokens or n.",
                 retry_after_s=wait_s,
             )
@@ -197,14 +197,14 @@ class Use:
     def _crowded(self, wanted: int) -> TooManyRequestsError:
         most = self.key.max_concurrent
         return TooManyRequestsError(
-            f"The key {self.key.name!r} has {self.open_places - (wanted > 1)} continuations under "
-            f"way; {wanted} more would be over its bound of {most}.",
+            f"The key {self.key.name!r} has {self.open_places - (wanted > 1)} continuations "
+            f"running; {wanted} more would exceed its limit of {most}.",
             "Wait until one of its requests ends.",
             retry_after_s=CONCURRENT_RETRY_S,
         )
 
     def headers(self, now_s: float) -> dict[str, str]:
-        """OpenAI's, for the limits that there are."""
+        """OpenAI's rate limit headers, for the limits that are set."""
         found: dict[str, str] = {}
         for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
@@ -221,7 +221,7 @@ def _bucket(per_minute: int | None, now_s: float) -> Bucket | None:
 
 def _spent(key: Key, what: str, bucket: Bucket, wait_s: float) -> HeadraceError:
     return TooManyRequestsError(
-        f"The key {key.name!r} has used its {bucket.capacity} {what} a minute.",
+        f"The key {key.name!r} has used its {bucket.capacity} {what} per minute.",
         f"Try again in {wait_s:.1f} s.",
         retry_after_s=wait_s,
     )

@@ -1,9 +1,9 @@
-"""Who may read what tells of everybody's requests and of the server itself, on which port.
+"""Who may read data about everybody's requests and about the server itself, and on which port.
 
-Routes that do (/metrics, /load) are operators', and so is most of /version. On the main port they
-take the metrics key where there is one, else the key of --api-key or the only key there is; a
-tenant's key does not do. An admin port has them without a key, unless there is a metrics key; the
-main port then has them no more, if it has keys. Knows keys and routes; no sockets.
+Such routes (/metrics, /load, most of /version) are for operators. On the main port they need the
+metrics key if one is set, else the key of --api-key or the only key there is; a tenant's key is not
+enough. An admin port serves them without a key, unless there is a metrics key; a main port with
+keys then no longer serves them. Knows keys and routes; no sockets.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headrace.server.api.routes import PROBES
 from headrace.server.edge.listen import is_loopback
 from headrace.server.request.call import Call, NotFoundError
 
-API_KEY_NAME = "default"  # as keys.py calls the key of --api-key
+API_KEY_NAME = "default"  # keys.py's name for the key of --api-key
 ADMIN_PATHS = PROBES | {"/metrics", "/load", "/version"}
 
 
 class OperatorOnlyError(HeadraceError):
-    """A good key, but a tenant's."""
+    """The key is valid, but it is a tenant's."""
 
     status = 403
 
 
 class Operators:
-    """Of one port: the main one, or the admin port."""
+    """The rules of one port: the main port, or the admin port."""
 
     def __init__(self, config: ServerConfig, keys: Keys, *, is_admin: bool) -> None:
         self._keys = keys
@@ -44,11 +44,11 @@ class Operators:
 
     @property
     def needs_key(self) -> bool:
-        """Whether there is little to be had here without a key."""
+        """Whether most routes of this port need a key."""
         return self._key is not None if self._is_admin else len(self._keys) > 0
 
     def authenticate(self, call: Call, route: Route | None) -> None:
-        """Raises unless the caller may have this route; notes who it is."""
+        """Raises unless the caller may use this route; sets the call's key."""
         if route is not None and route.is_open:
             return
         if self._is_admin:
@@ -74,7 +74,7 @@ class Operators:
             name = self._keys.authenticate(call.headers)
         except AuthenticationError:
             return False
-        # No keys at all, the only one, or that of --api-key: whoever's server it is.
+        # No keys at all, the only key, or that of --api-key: the caller is the operator.
         if name is not None and len(self._keys) > 1 and name != API_KEY_NAME:
             return False
         call.key_name = name
@@ -83,13 +83,13 @@ class Operators:
     def _refuse(self, call: Call) -> NoReturn:
         if self._has_moved:
             raise NotFoundError(
-                f"{call.path} is not on this port.", "Ask the port that --admin-port names."
+                f"{call.path} is not served on this port.", "Use the port set by --admin-port."
             )
         if self._key is not None and len(self._keys) == 0:
-            self._key.authenticate(call.headers)  # raises: nobody else's key would do
+            self._key.authenticate(call.headers)  # raises for any other key
         raise OperatorOnlyError(
-            f"{call.path} tells of everybody's requests, and this key is not the operator's.",
-            "Send the key of --metrics-key (where none is set, that of --api-key).",
+            f"{call.path} shows data about all keys' requests, and this key is not the operator's.",
+            "Send the key set by --metrics-key (if none is set, that of --api-key).",
         )
 
 
@@ -98,17 +98,17 @@ def admin_routes(routes: list[Route]) -> list[Route]:
 
 
 def operator_warnings(config: ServerConfig, keys: Keys) -> list[str]:
-    """What to say at the start."""
+    """Warnings to show at the start."""
     warnings = []
     if config.admin_port is not None:
         if config.metrics_key is None and not is_loopback(config.admin_host):
             warnings.append(
                 f"the admin port can be reached from other machines ({config.admin_host}) and "
-                "needs no key: set --metrics-key, or see that only operators reach it"
+                "needs no key: set --metrics-key, or make sure that only operators can reach it"
             )
     elif config.metrics_key is None and len(keys) > 1 and config.api_key is None:
         warnings.append(
-            "nobody can read /metrics, which tells of all keys' requests: set --metrics-key or "
+            "no key may read /metrics, which shows data about all keys: set --metrics-key or "
             "--admin-port"
         )
     return warnings

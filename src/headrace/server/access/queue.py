@@ -1,8 +1,8 @@
-"""Whether a request may wait for its turn: bounds of the queue, and how long the wait would be.
+"""Whether a request may enter the queue: the queue's bounds, and the expected wait.
 
-Decides over a clock that is handed in. "Waiting" is from arrival until the engine has begun with a
-request. The bounds are for all; beyond them each key keeps its share, so that one that fills the
-queue keeps nobody else out. Knows counts and times; neither HTTP nor the engine.
+Takes the clock as an argument. A request waits from its arrival until the engine starts it. The
+bounds hold for all keys together; beyond them each key keeps its share, so that one key that fills
+the queue does not keep others out. Knows counts and times; neither HTTP nor the engine.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from headrace.server.access.rate import Rate
 
 UNKNOWN_RETRY_S = 1.0
 LONGEST_RETRY_S = 600.0
-# Requests of one step start together. A request that saw one step go by may have come too late for
-# it; one that saw two was passed over, and so will be those behind it.
+# Requests of one step start together. A request that missed one step may have arrived too late for
+# it; one that missed two did not fit, and neither will those behind it.
 SAME_STEP_S = 0.002
 PASSED_OVER_STEPS = 2
 
 
 class Ticket:
-    """A request's place. Leaving the `with` gives it up, wherever the request is."""
+    """A request's place in the queue. Leaving the `with` gives it up in any state."""
 
     def __init__(self, queue: QueueBounds, tenant: str, prompt_tokens: int, steps: int) -> None:
         self._queue = queue
         self.tenant = tenant
         self.prompt_tokens = prompt_tokens
-        self.steps = steps  # that had begun with somebody when it came
+        self.steps = steps  # steps that had started requests before it arrived
         self.is_waiting = True
 
     def started(self) -> None:
-        """The engine has begun with it. May be said twice."""
+        """The engine has started it. May be called twice."""
         if self.is_waiting:
             self.is_waiting = False
             self._queue.leave(self, has_started=True)
@@ -60,7 +60,7 @@ class Ticket:
 
 
 class _Line:
-    """Those of one tenant that wait."""
+    """The waiting requests of one tenant."""
 
     def __init__(self) -> None:
         self.tickets: dict[Ticket, None] = {}  # in order of arrival
@@ -75,7 +75,7 @@ class _Line:
         self.tokens -= ticket.prompt_tokens
 
     def first_to_leave(self, tokens: int, most_requests: int, most_tokens: int) -> int:
-        """How many of them must leave before a prompt of so many tokens gets in."""
+        """How many of them must leave before a prompt of `tokens` tokens may enter."""
         requests, left = len(self.tickets), self.tokens
         for count, ticket in enumerate(self.tickets):
             if requests < most_requests and left + tokens <= most_tokens:
@@ -98,19 +98,19 @@ class QueueBounds:
         weights: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._weights = weights or {}  # of keys; with fewer than two of them nothing is shared
+        self._weights = weights or {}  # by key; with fewer than two keys nothing is shared
         self._max_requests = max_waiting_requests
         self._max_tokens = max_waiting_tokens
         self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
         self._at_s = clock()
-        self._any_rate = Rate()  # while anybody waits: less than the engine could, if few do
-        self._full_rate = Rate()  # while the engine takes nobody for lack of room
+        self._any_rate = Rate()  # whenever requests wait; an underestimate if only a few do
+        self._full_rate = Rate()  # while the engine has no room for more
         self._all = _Line()
-        self._lines: dict[str, _Line] = {}  # by tenant, of those with somebody in them
+        self._lines: dict[str, _Line] = {}  # by tenant; only lines that are not empty
         self._steps = 0
         self._step_s = -math.inf
-        self._step_was_full = False  # up to the step whose starts are being told
+        self._step_was_full = False  # of the step whose starts are being reported
 
     @classmethod
     def from_config(
@@ -124,7 +124,7 @@ class QueueBounds:
         )
 
     def enter(self, request: GenerateRequest) -> Ticket:
-        """A place in the queue, or the reason why there is none."""
+        """A place in the queue; raises if there is none."""
         tokens = len(request.prompt_token_ids)
         self._pass_time()
         self._check_prompt(tokens)
@@ -161,7 +161,7 @@ class QueueBounds:
 
     @property
     def is_full(self) -> bool:
-        """Whether whoever comes now will have to wait for others."""
+        """Whether a request that arrives now will have to wait for others."""
         return self._passes_over(self._all)
 
     def _passes_over(self, line: _Line) -> bool:
@@ -169,9 +169,9 @@ class QueueBounds:
         return oldest is not None and self._steps - oldest.steps >= PASSED_OVER_STEPS
 
     def estimated_wait_s(self, tenant: str = "") -> float:
-        """Of a request of the tenant's that came now; 0 as long as nothing is known. Keys take
-        turns: it waits for those of its own, and for as many of the others' as have turns between
-        them."""
+        """The expected wait of a request of this tenant that arrives now; 0 while nothing is known.
+        Keys take turns: it waits for its own tenant's requests, and for those of others that have
+        their turns in between."""
         self._pass_time()
         line = self._lines.get(tenant, _NOBODY)
         if not self._passes_over(line):
@@ -182,7 +182,7 @@ class QueueBounds:
         return self._full_rate.wait_s(requests, tokens) or 0.0
 
     def _turns_of_all(self, tenant: str) -> float:
-        """How many turns are had by all that wait, to one of the tenant's."""
+        """How many turns all waiting tenants have for each turn of this tenant."""
         own = self._weights.get(tenant, 1)
         others = sum(self._weights.get(each, 1) for each in self._lines if each != tenant)
         return (own + others) / own
@@ -209,7 +209,7 @@ class QueueBounds:
             )
 
     def _check_room(self, tokens: int, tenant: str) -> None:
-        # Alone, a prompt may be longer than the bound: it would never get in otherwise.
+        # In an empty queue a prompt may be longer than the bound: it could never enter otherwise.
         if self.waiting_requests >= self._max_requests:
             reason, found = "waiting_requests", f"{self.waiting_requests} requests"
         elif self.waiting_requests and self.waiting_tokens + tokens > self._max_tokens:
@@ -217,7 +217,7 @@ class QueueBounds:
         else:
             return
         line, most_requests, most_tokens = self._all, self._max_requests, self._max_tokens
-        what = f"{found} are waiting already, which is as many as this server lets wait."
+        what = f"{found} are waiting already, and the queue is full."
         turns = 1.0
         if len(self._weights) > 1:
             line = self._lines.get(tenant, _NOBODY)
@@ -228,7 +228,7 @@ class QueueBounds:
                 len(line.tickets) < most_requests and line.tokens + tokens <= most_tokens
             ):
                 return
-            # Of others nothing but that there are some.
+            # Says of other keys' requests only that there are some.
             what = (
                 f"The queue is full, and this key has {len(line.tickets)} requests and "
                 f"{line.tokens} prompt tokens in it; its share is {most_requests} requests and "
@@ -247,7 +247,7 @@ class QueueBounds:
         )
 
     def _share(self, tenant: str, whole: int) -> int:
-        """What a key may have of the queue while it is full; together they are one more queue."""
+        """A key's share of places beyond a full queue; all shares together are one more queue."""
         return max(1, whole * self._weights.get(tenant, 1) // sum(self._weights.values()))
 
     def _check_timeout(self, timeout_s: float | None, tenant: str) -> None:

@@ -1,7 +1,7 @@
-"""/v1/chat/completions: messages in, an answer out. Streams are chat_stream.py's.
+"""/v1/chat/completions: messages in, an answer out. chat_stream.py has the streams.
 
-Knows OpenAI's shapes. How a prompt becomes tokens is server/request/prompts.py's affair, how
-tokens come is server/request/generation.py's.
+Knows OpenAI's shapes. server/request/prompts.py tokenizes prompts, server/request/generation.py
+runs the engine request.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Choice(msgspec.Struct):
     message: Message
     finish_reason: str | None
     logprobs: ChatLogprobs | None
-    stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the answer
+    stop_reason: str | None = None  # not OpenAI's: "timeout" if that cut the answer
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # vLLM's, where asked for
 
 
@@ -111,9 +111,9 @@ async def make_chat_request(
     messages_name: str = "messages",
     size_bytes: int | None = None,
 ) -> tuple[GenerateRequest, ToolUse]:
-    """What the engine is asked, and how to read its answer; every field checked. What the client
-    calls the answer's length and its messages is its endpoint's affair where names are given;
-    `size_bytes` is about how long the messages are, where they are not all of the body."""
+    """The engine request, and how to parse its answer; every field is checked. Endpoints whose
+    fields for max_tokens and messages have other names pass these; `size_bytes` is the rough size
+    of the messages, where they are not all of the body."""
     check_stream_options(sent)
     refuse_functions(sent)
     take_request_id(call, sent.request_id)
@@ -166,7 +166,7 @@ async def make_chat_request(
         bad_ids=await encode_bad_words(service, params),
     )
     if params.prompt_logprobs is not None:
-        entries = len(ids) * (params.prompt_logprobs + 1)  # once, whatever n is
+        entries = len(ids) * (params.prompt_logprobs + 1)  # once, for any n
         ECHOED_LOGPROBS.check("prompt_logprobs", entries)
     return request, use
 

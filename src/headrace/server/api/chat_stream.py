@@ -1,7 +1,7 @@
 """A chat's answer as server-sent events, a chunk for each token that completes some text.
 
-There is one of these for every token that is served, so what does not change from one to the next
-is encoded once. Knows OpenAI's chunks; how tokens come is server/request/generation.py's affair.
+There is one chunk per token, so what does not change from one to the next is encoded only once.
+Knows OpenAI's chunks; server/request/generation.py brings the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChatStream:
         self._request = request
         self._use = use
         self._parsers = [use.new_parser() for _ in range(request.params.n)]
-        # Tokens that no chunk has named yet, by choice, where they are to be named.
+        # Token ids not yet sent in a chunk, by choice, if the client asked for them.
         self._new_ids: list[list[int]] | None = None
         if sent.return_token_ids:
             self._new_ids = [[] for _ in range(request.params.n)]
@@ -60,7 +60,7 @@ class ChatStream:
             "model": service.model.name,
             "system_fingerprint": service.fingerprint or None,
         }
-        # Up to where choices differ.
+        # The start of a chunk, up to where choices differ.
         self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
         self._heads = [
             self._head + b'{"index":%d,"delta":' % index for index in range(request.params.n)
@@ -77,7 +77,7 @@ class ChatStream:
                 async for events in found:
                     parts = [self._event(event) for event in events]
                     if not opened:
-                        # Not before the first token, while an error still has a status of its own.
+                        # Not before the first token: until then an error can have its own status.
                         opened = True
                         parts[:0] = map(self._open, range(self._request.params.n))
                     if out := b"".join(parts):

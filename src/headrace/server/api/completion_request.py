@@ -1,6 +1,6 @@
-"""A completion request as the engine is to see it: each prompt a request of its own.
+"""A completion request as engine requests: one for each prompt.
 
-Knows OpenAI's fields and what can't be asked; nothing of answers but how they begin.
+Knows OpenAI's fields and which can't be combined; of answers only how they begin.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class Asked:
     completion_id: str
     requests: list[GenerateRequest]
     records: list[RequestRecord]
-    echoes: list[str] | None  # the prompts' texts, where they are to be repeated
+    echoes: list[str] | None  # the prompts' texts, if they are echoed
     wants_logprobs: bool
-    wants_output: bool  # not where only the prompt's logprobs are asked for
+    wants_output: bool  # False if only the prompt's logprobs are asked for
     wants_ids: bool = False
     wants_prompt_logprobs: bool = False  # in vLLM's shape
     created: int = field(default_factory=lambda: int(time.time()))
 
-    _echoed: dict[int, EchoedPrompt] = field(default_factory=dict)  # by place
+    _echoed: dict[int, EchoedPrompt] = field(default_factory=dict)  # by the prompt's index
 
     def take_prompt(
         self, tokenizer: Tokenizer, place: int, found: list[Logprobs | None] | None
     ) -> None:
-        """What choices of the prompt at `place` begin with where it is echoed: made once for all
-        of them, before the first begins. Long work where the prompt is long."""
+        """Encodes the echo that all choices of the prompt at index `place` begin with: once for all
+        of them, before the first begins. Takes long for a long prompt."""
         if self.echoes is not None and self.wants_logprobs:
             ids, text = self.requests[place].prompt_token_ids, self.echoes[place]
             self._echoed[place] = EchoedPrompt.of(tokenizer, ids, text, found or [None])
@@ -66,7 +66,7 @@ class Asked:
     def open_choice(
         self, tokenizer: Tokenizer, place: int
     ) -> tuple[str, CompletionLogprobsWriter | None]:
-        """What a choice of the prompt at `place` begins with."""
+        """The echo that a choice of the prompt at index `place` begins with."""
         text = self.echoes[place] if self.echoes is not None else ""
         if not self.wants_logprobs:
             return text, None
@@ -88,20 +88,20 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
     params = sampling_params(
         service,
         sent,
-        max_tokens=max_tokens if wants_output else 1,  # the engine always draws one
+        max_tokens=max_tokens if wants_output else 1,  # the engine always samples one
         logprobs=sent.logprobs,
         best_of=sent.best_of,
         prompt_logprobs=prompt_logprobs,
     )
     if sent.stream and params.best_of not in (None, params.n):
         raise InvalidRequestError(
-            f"best_of is {params.best_of} with stream: which are the best is known at the end.",
+            f"best_of is {params.best_of} with stream; the best are only known at the end.",
             "Leave out one of the two.",
             param="best_of",
         )
     config = service.config
     prompts = _list_prompts(sent.prompt, config.max_prompts)
-    # Each takes a place in the queue: more than there are would be refused however often they came.
+    # Each takes a place in the queue: more than it has would be refused every time.
     check_most("prompt", len(prompts), config.max_waiting_requests, flag="max-waiting-requests")
     grammar = grammar_of(sent, service.config.max_schema_bytes)
     completion_id = new_id("cmpl")
@@ -150,7 +150,7 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
 
 
 def _check_echoed(requests: list[GenerateRequest], params: SamplingParams) -> None:
-    """An answer has the logprobs of its prompts as often as it has choices."""
+    """An answer repeats its prompts' logprobs for every choice."""
     if params.prompt_logprobs is None:
         return
     tokens = sum(len(request.prompt_token_ids) for request in requests)
@@ -161,7 +161,7 @@ def _check_echoed(requests: list[GenerateRequest], params: SamplingParams) -> No
 def _fitted(
     service: Service, call: Call, prompt_tokens: int, params: SamplingParams
 ) -> SamplingParams:
-    """Where no length was asked for: the usual one, or what room there is."""
+    """The default max_tokens, limited by the room left in the context."""
     if service.context_tokens - prompt_tokens >= DEFAULT_MAX_TOKENS:
         return params
     warn_of_little_room(service, call, prompt_tokens, DEFAULT_MAX_TOKENS)
@@ -171,7 +171,7 @@ def _fitted(
 def _check_fields(sent: CompletionRequest) -> None:
     if sent.suffix:
         raise InvalidRequestError(
-            "suffix is given; this server continues texts, it does not fill gaps in them.",
+            "suffix is given; this server can't fill in the middle of a text.",
             "Leave suffix out.",
             param="suffix",
         )
@@ -187,14 +187,14 @@ def _list_prompts(sent: str | list[str | int | list[int]], most: int) -> list[st
             param="prompt",
         )
     if not isinstance(sent[0], int):
-        check_most("prompt", len(sent), most, flag="max-prompts")  # before they are looked at
+        check_most("prompt", len(sent), most, flag="max-prompts")  # before they are processed
     ids = [item for item in sent if isinstance(item, int)]
     if len(ids) == len(sent):
         return [ids]
     if ids:
         raise InvalidRequestError(
-            "prompt mixes token ids with texts or lists; expected all of a kind.",
-            "Put each prompt's ids into a list of their own.",
+            "prompt mixes token ids with texts or lists; expected only one kind.",
+            "Put each prompt's token ids into a separate list.",
             param="prompt",
         )
     return [item for item in sent if not isinstance(item, int)]

@@ -1,8 +1,8 @@
-"""/v1/completions: plain prompts continued, as OpenAI's older API has it. Streams are
-completions_stream.py's.
+"""/v1/completions: continues plain prompts, OpenAI's older API. completions_stream.py has the
+streams.
 
-Each prompt is an engine request of its own; choices are numbered prompt by prompt. Knows OpenAI's
-shapes; how tokens come is server/request/generation.py's affair.
+Each prompt is one engine request; choices are numbered prompt by prompt. Knows OpenAI's shapes;
+server/request/generation.py runs the engine requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
-    stop_reason: str | None = None  # not OpenAI's: "timeout" where that cut the text
+    stop_reason: str | None = None  # not OpenAI's: "timeout" if that cut the text
     # vLLM's, where asked for.
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
@@ -95,7 +95,8 @@ async def _complete(service: Service, call: Call, asked: Asked) -> AnyReply:
 async def _run(
     service: Service, call: Call, request: GenerateRequest, record: RequestRecord
 ) -> tuple[RequestOutput, int]:
-    """A prompt's continuations, and how many tokens were made, those of losers too."""
+    """A prompt's continuations, and the number of tokens generated, including those that best_of
+    dropped."""
     answer = OutputBuilder(request, None)
     output_tokens = 0
     async with aclosing(generate(service, call, request, record)) as found:
@@ -120,7 +121,7 @@ def _choices(
             if writer is not None:
                 for token_id, here in zip(each.token_ids, each.logprobs or [], strict=True):
                     writer.add(token_id, here)
-        # JSON already: what the prompt has of it was written once for all choices.
+        # Encoded already: the prompt's part was encoded once for all choices.
         logprobs = None if writer is None else cast("CompletionLogprobs", Raw(writer.take()))
         assert each.finish_reason is not None
         reason, stop_reason = ending(each.finish_reason)

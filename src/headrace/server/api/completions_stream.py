@@ -1,6 +1,6 @@
-"""Plain completions as server-sent events, those of several prompts interleaved as they come.
+"""Plain completions as server-sent events, those of several prompts interleaved as they arrive.
 
-As chat_stream.py: what does not change from one event to the next is encoded once.
+As in chat_stream.py, what does not change from one event to the next is encoded only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.server.request.schema import CompletionRequest
 from headrace.server.request.service import Service
 from headrace.server.request.usage import Usage
 
-LARGE_BYTES = 1 << 16  # of one event: whoever else waits has a turn after it
+LARGE_BYTES = 1 << 16  # after a larger event other requests get a turn
 
 
 class CompletionStream:
@@ -35,8 +35,10 @@ class CompletionStream:
         self._asked = asked
         self._n = asked.requests[0].params.n
         self._output_tokens = [0] * len(asked.requests)
-        self._writers: dict[int, CompletionLogprobsWriter | None] = {}  # by choice, once it began
-        self._new_ids: dict[int, list[int]] = {}  # that no chunk has named yet, by choice
+        self._writers: dict[
+            int, CompletionLogprobsWriter | None
+        ] = {}  # by choice, once it has begun
+        self._new_ids: dict[int, list[int]] = {}  # not yet sent in a chunk, by choice
         options = sent.stream_options
         self._wants_usage = options is not None and bool(options.include_usage)
         self._counts_on = (
@@ -65,7 +67,9 @@ class CompletionStream:
                         if (prompt := event.prompt_logprobs) is not None:
                             await self._take_prompt(place, prompt)
                         parts.append(self._event(place, event))
-                        if len(parts[-1]) > LARGE_BYTES:  # those of the other choices will be too
+                        if (
+                            len(parts[-1]) > LARGE_BYTES
+                        ):  # those of the other choices will be large too
                             await asyncio.sleep(0)
                     if out := b"".join(parts):
                         opened = True

@@ -1,9 +1,9 @@
 """/v1/embeddings: texts as vectors of the served model.
 
 A vector is the mean over the text's tokens of the model's last hidden states, after its final norm,
-scaled to length 1. A model that was trained to write was not trained for this: near vectors are
-near texts, and models made for embeddings do it better. Knows OpenAI's shapes; each input is an
-engine request of its own, a bounded number of them at a time.
+scaled to length 1. Generative models are not trained for this: similar texts get similar vectors,
+but models made for embeddings do it better. Knows OpenAI's shapes; each input is one engine
+request, a bounded number of them at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from headrace.server.request.service import Service
 from headrace.server.request.truncation import truncation_of
 from headrace.text import make_request
 
-AT_A_TIME = 32  # of one call's in the engine, or as many as its key may have
+AT_A_TIME = 32  # engine requests of one call, or as many as its key may have
 
 
 class Embedding(msgspec.Struct):
@@ -58,7 +58,9 @@ class EmbeddingUsage(msgspec.Struct):
 
 
 class EmbeddingList(msgspec.Struct):
-    data: list[msgspec.Raw]  # of Embedding, encoded as they come: thousands at once would be felt
+    data: list[
+        msgspec.Raw
+    ]  # of Embedding, encoded as they arrive: thousands at once would delay others
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
@@ -78,7 +80,7 @@ async def embeddings(service: Service, call: Call) -> AnyReply:
 
     async def work(left: Iterator[tuple[int, GenerateRequest]]) -> None:
         for index, request in left:
-            if timeout_s is not None:  # what is left of it: it is the call's, not each input's
+            if timeout_s is not None:  # what is left of it: the timeout is for the whole call
                 left_s = call.arrived_s + timeout_s - time.monotonic()
                 check_time_left(left_s)
                 request.timeout_s = left_s
@@ -154,7 +156,7 @@ async def _make_requests(
 
 
 def _least_tokens(service: Service, inputs: list[str | list[int]]) -> int:
-    """How many all of them have together, or more."""
+    """A lower bound for the tokens of all inputs together."""
     longest_token = service.model.tokenizer.longest_token_characters
     return sum(
         len(given) // longest_token if isinstance(given, str) else len(given) for given in inputs
@@ -179,7 +181,7 @@ def _list_inputs(sent: str | list[str | int | list[int]]) -> list[str | list[int
         raise InvalidRequestError(
             f"input is {'mixed' if ids else 'an empty list'}; expected a text, token ids, or a "
             "list of either.",
-            "Send it in parts of one kind.",
+            "Send texts and token ids in separate requests.",
             param="input",
         )
     return [item for item in sent if not isinstance(item, int)]
@@ -193,7 +195,7 @@ async def _embed(service: Service, call: Call, request: GenerateRequest) -> list
                 check_timeout(event, 0)
                 vector = event.embedding
     if vector is None:
-        raise HeadraceError("The engine gave no embedding.", "This is a mistake: please report it.")
+        raise HeadraceError("The engine returned no embedding.", "Please report this mistake.")
     return vector
 
 

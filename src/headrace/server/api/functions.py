@@ -1,7 +1,6 @@
-"""OpenAI's `functions` and `function_call`, which were tools before there were tools: refused.
+"""OpenAI's `functions` and `function_call`, the predecessors of tools: refused.
 
-Who sends them waits for a call in their shape, and knows no other: an answer that ignored them
-would mislead.
+A client that sends them expects a call in their shape: an answer that ignored them would mislead.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def refuse_functions(sent: ChatRequest) -> None:
 
 def _refuse(old: str, new: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{old} is an older form of {new}, and is not served.",
+        f"{old} is an older form of {new} and is not supported.",
         f"Send {new} instead.",
         param=old.partition(" ")[0],
     )

@@ -30,7 +30,7 @@ async def list_models(service: Service, call: Call) -> AnyReply:
 
 
 async def show_model(service: Service, call: Call) -> AnyReply:
-    """A hub's names have a slash in them: all that follows is the name."""
+    """Hub names contain a slash: the rest of the path is the name."""
     name = call.path.removeprefix(MODELS_PATH).removeprefix("/")
     check_model(service, name)
     model = service.model

@@ -1,7 +1,7 @@
-"""/openapi.json: what this server takes and gives, made from the routes and their structs.
+"""/openapi.json: the description of this server's API, made from the routes and their structs.
 
-Nothing is said twice: shapes come from server/request/schema.py and the endpoints' own structs,
-words from docstrings. Knows OpenAPI 3.1; no endpoint by name.
+Nothing is written twice: shapes come from server/request/schema.py and the endpoints' own structs,
+descriptions from docstrings. Knows OpenAPI 3.1; no endpoint by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.server.request.service import Service
 
 _REF = "#/components/schemas/{name}"
 
-# A template decides what a message may be; this much is true of all of them.
+# The template decides what a message may be; this much is common to all.
 _MESSAGES = {
     "description": "The chat so far, as OpenAI has it.",
     "examples": [[{"role": "user", "content": "Name three rivers."}]],
@@ -42,7 +42,7 @@ _MESSAGES = {
     },
 }
 
-# What can go wrong, by the kind of route.
+# Error statuses by the kind of route.
 _ANYWHERE = (400, 403, 405, 431, 500)
 _WITH_KEY = (401,)
 _WITH_BODY = (404, 408, 413, 415, 422, 429, 503)
@@ -60,13 +60,13 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorReply(msgspec.Struct):
-    """Every answer that is no success, in OpenAI's shape."""
+    """Every error, in OpenAI's shape."""
 
     error: ErrorDetail
 
 
 def describing(routes: Sequence[Route]) -> Endpoint:
-    """The endpoint that describes the routes; it is made when somebody first asks."""
+    """The endpoint that describes the routes; the description is made on the first request."""
     made: list[bytes] = []
 
     async def openapi(service: Service, call: Call) -> AnyReply:
@@ -156,7 +156,7 @@ def _responses(route: Route, shapes: dict[int, Any]) -> dict[str, Any]:
         schema = {"type": "string"}
     content: dict[str, Any] = {route.content_type: {"schema": schema}}
     if route.streams:
-        content[EVENTS] = {}  # OpenAPI 3.1 has no word for an event's shape
+        content[EVENTS] = {}  # OpenAPI 3.1 can't describe events
     answers: dict[str, Any] = {"200": {"description": "As asked.", "content": content}}
     for status in sorted(_statuses(route)):
         answers[str(status)] = {

@@ -35,7 +35,7 @@ from headrace.server.request.schema import (
 )
 from headrace.server.request.service import Service
 
-PROBES = frozenset({"/health", "/ready", "/ping"})  # for whoever keeps servers alive: always open
+PROBES = frozenset({"/health", "/ready", "/ping"})  # health checks: always open
 
 
 async def health(service: Service, call: Call) -> AnyReply:
@@ -46,7 +46,7 @@ async def health(service: Service, call: Call) -> AnyReply:
 async def ready(service: Service, call: Call) -> AnyReply:
     """Whether requests would be answered now."""
     service.check_accepting()
-    _ = service.supervisor.engine  # raises, and says until when, while there is none
+    _ = service.supervisor.engine  # raises, with a Retry-After, while the engine is not ready
     return json_reply({"ready": True})
 
 
@@ -64,7 +64,7 @@ async def load(service: Service, call: Call) -> AnyReply:
 async def metrics(service: Service, call: Call) -> AnyReply:
     """Counts and times, as Prometheus reads them."""
     if service.exposition is None:
-        raise UnavailableError("Nothing is being counted yet.", retry_after_s=1.0)
+        raise UnavailableError("Metrics are not available yet.", retry_after_s=1.0)
     text, content_type = service.exposition.write(call.headers.get("accept", ""))
     return Reply(body=text, content_type=content_type)
 

@@ -1,6 +1,6 @@
-"""What the small endpoints answer, for the OpenAPI description alone: they answer with dicts.
+"""The answers of small endpoints, for the OpenAPI description only: they answer with dicts.
 
-tests/server/api/test_schemathesis.py holds that they do.
+tests/server/api/test_schemathesis.py checks that both agree.
 """
 
 from __future__ import annotations

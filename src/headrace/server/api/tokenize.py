@@ -1,7 +1,7 @@
-"""/tokenize, /detokenize and /tokenizer_info, as vLLM has them: a text or a chat as token ids, back
-again, and what a client needs to do the first of it by itself.
+"""/tokenize, /detokenize and /tokenizer_info, as in vLLM: a text or a chat to token ids, token ids
+to text, and the tokenizer's configuration for clients.
 
-Nothing here reaches the engine.
+Nothing here uses the engine.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ async def tokenize(service: Service, call: Call) -> AnyReply:
     check_model(service, sent.model)
     if (sent.prompt is None) == (sent.messages is None):
         raise InvalidRequestError(
-            "Expected one of prompt and messages.", "Send either.", param="prompt"
+            "Expected either prompt or messages.", "Send one of them.", param="prompt"
         )
-    # Without it there is no bound here: one may want to know how long a text is.
+    # No other bound here: clients may want to know how long a text is.
     truncation = None
     if sent.truncate_prompt_tokens is not None:
         truncation = truncation_of(sent, service.context_tokens)
@@ -81,7 +81,7 @@ async def tokenizer_info(service: Service, call: Call) -> AnyReply:
 
     return json_reply(
         {
-            "tokenizer_class": "PreTrainedTokenizerFast",  # what loads such a vocabulary there
+            "tokenizer_class": "PreTrainedTokenizerFast",  # the class that loads it there
             "model_max_length": None if facts is None else facts.context_tokens,
             "vocab_size": tokenizer.vocab_size,
             "bos_token": piece(tokenizer.bos_id),

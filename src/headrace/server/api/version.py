@@ -1,4 +1,4 @@
-"""/version: which Headrace this is, its fingerprint, and what that stands for."""
+"""/version: Headrace's version, the fingerprint, and what that is a hash of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def version(service: Service, call: Call) -> AnyReply:
             "fingerprint": service.fingerprint,
             "identity": service.identity,
             "config": _config(service),
-            # As it came out on this machine; None until the engine is ready.
+            # The resolved value on this machine; None until the engine is ready.
             "context_tokens": facts and facts.context_tokens,
             "kv_tokens": facts and facts.total_blocks * facts.block_tokens,
         }

@@ -36,13 +36,13 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-CLIENT_GONE = 499  # as nginx has it: nobody sees it but the log
+CLIENT_GONE = 499  # nginx's status for it; only the log shows it
 
 log = logging.getLogger(__name__)
 
 
 class App:
-    """What one port answers."""
+    """The application of one port."""
 
     def __init__(self, service: Service, routes: list[Route], *, is_admin: bool = False) -> None:
         self._service = service
@@ -50,10 +50,10 @@ class App:
         host = service.config.admin_host if is_admin else service.config.host
         self._browsers = Browsers(service.config, host, has_keys=self._operators.needs_key)
         self._large_turn = asyncio.Lock()
-        self._routes: dict[str, list[Route]] = {}  # a path may have one for each method
+        self._routes: dict[str, list[Route]] = {}  # by path; one route per method
         for route in routes:
             self._routes.setdefault(route.path, []).append(route)
-        # The most particular first: what is left open takes anything.
+        # The most specific first: an open part matches anything.
         self._open_ended = sorted((p for p in self._routes if "{" in p), key=len, reverse=True)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -95,13 +95,13 @@ class App:
             watcher.on_http(record)
 
     def _find(self, call: Call) -> Route:
-        """Who answers. Without a key nobody learns even which paths there are."""
+        """Finds the route. Without a valid key a client does not even learn which paths exist."""
         routes = self._match(call.path)
         if routes:
             _take_shape(call, routes[0])
         self._operators.authenticate(call, routes[0] if routes else None)
         if not routes:
-            raise NotFoundError(f"There is nothing at {call.path[:200]!r}.", self._hint(call.path))
+            raise NotFoundError(f"Unknown path {call.path[:200]!r}.", self._hint(call.path))
         call.route = routes[0].path
         by_method = {method: route for route in routes for method in route.methods}
         if "GET" in by_method:
@@ -109,7 +109,7 @@ class App:
         if call.method not in by_method:
             allowed = list(by_method)
             raise MethodError(
-                f"{call.path[:200]} does not take {call.method}; expected {', '.join(allowed)}.",
+                f"{call.path[:200]} does not support {call.method}; expected {', '.join(allowed)}.",
                 f"Send a {allowed[0]} request.",
                 allowed,
             )
@@ -127,7 +127,7 @@ class App:
         near = difflib.get_close_matches(path[:200].rstrip("/"), self._routes, n=1, cutoff=0.8)
         if near:
             return f"Did you mean {near[0]}?"
-        return "GET /openapi.json lists what there is."
+        return "GET /openapi.json lists all paths."
 
 
 class _Exchange:
@@ -179,8 +179,8 @@ class _Exchange:
         await self._send_reply(reply)
 
     def _failed(self, error: HeadraceError) -> Reply:
-        # Its frames have the call, the call has it: such a ring would keep a body in memory for as
-        # long as the collector of garbage takes.
+        # The traceback's frames refer to the call, and the call to the error: this cycle would keep
+        # the body in memory until the garbage collector runs.
         error.__cause__ = error.__context__ = None
         self._call.error = error.with_traceback(None)
         return error_reply(error, self._call.error_shape, self._call.request_id)
@@ -189,11 +189,11 @@ class _Exchange:
         request_id = self._call.request_id
         log.exception("an endpoint failed", extra={"event": "fault", "request_id": request_id})
         return HeadraceError(
-            "Something went wrong in the server.", f"Its log has the request id {request_id}."
+            "An unexpected error in the server.", f"Look for request id {request_id} in its log."
         )
 
     async def _watched(self, work: Awaitable[None]) -> None:
-        """Do the work, unless the client goes away first."""
+        """Run the endpoint, unless the client disconnects first."""
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._disconnected())
         is_cut = True
@@ -204,7 +204,9 @@ class _Exchange:
             gone.cancel()
             if is_cut:
                 task.cancel()
-            await asyncio.wait({task})  # what the request held is free when this returns
+            await asyncio.wait(
+                {task}
+            )  # so that what the request held is released when this returns
         if is_cut:
             raise ClientGone
         task.result()
@@ -216,7 +218,7 @@ class _Exchange:
     # -- in --------------------------------------------------------------------------------------
 
     def _check_content_length(self) -> None:
-        """Refuses by what is announced, before anything is read."""
+        """Refuses by the announced Content-Length, before anything is read."""
         most = self._service.config.max_body_bytes
         sent = length_of(self._call.headers.get("content-length", ""))
         if sent is not None and sent > most:
@@ -237,7 +239,7 @@ class _Exchange:
 
     async def _send_reply(self, reply: Reply) -> None:
         headers = {"content-length": str(len(reply.body)), "content-type": reply.content_type}
-        if reply.status == 204:  # which has no body, not even an empty one
+        if reply.status == 204:  # must have no body, not even an empty one
             headers = {}
         await self._start(reply.status, {**headers, **reply.headers})
         self._is_sent = True
@@ -245,7 +247,7 @@ class _Exchange:
 
     async def _send_stream(self, reply: StreamReply) -> None:
         async with _closing(reply.chunks) as chunks:
-            # Nothing is said before something is known: until then an error has its own status.
+            # Headers are sent with the first item: until then an error can have its own status.
             first = await anext(chunks, b"")
             headers = {"content-type": "text/event-stream", "cache-control": "no-cache"}
             await self._start(200, {**headers, "x-accel-buffering": "no", **reply.headers})
@@ -289,8 +291,8 @@ def _take_shape(call: Call, route: Route) -> None:
 
 @contextlib.asynccontextmanager
 async def _closing(chunks: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Closes what can be closed: a generator that nobody reads on must not wait for the collector
-    of garbage, with a request of the engine in its hands."""
+    """Closes a generator that is not read any further: it holds an engine request, which must not
+    wait for the garbage collector."""
     try:
         yield chunks
     finally:
@@ -299,7 +301,7 @@ async def _closing(chunks: AsyncIterator[bytes]) -> AsyncIterator[AsyncIterator[
 
 
 def _read_headers(sent: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """One of a name twice is both, as HTTP has it: no client can show two keys and choose."""
+    """A header sent twice becomes one joined value, as HTTP says: no client can send two keys."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in sent:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")

@@ -1,9 +1,9 @@
-"""Bodies on their way in: how slow one may be, and how much memory all of them may take together.
+"""Request bodies being read: how slow one may be, and how much memory all may take together.
 
-A body has time for as long as it keeps coming: it starts with `limit_s`, and what comes adds the
-time that it would take at the slowest rate, but never to more than `limit_s`. What was sent in a
-burst buys no long silence. Where all together are more than the budget, whoever holds most of it
-gives back the body that is furthest behind. Knows bytes and time; not what they say.
+A body may take as long as it keeps arriving: it starts with `limit_s`, and every byte adds the time
+that it takes at the slowest allowed rate, but never to more than `limit_s`. So a burst does not
+allow a long silence. Where all bodies together exceed the budget, the owner with the most bytes
+loses its body that is furthest behind. Knows bytes and time; not what they mean.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from headrace.core.errors import (
 )
 from headrace.server.edge.memory import give_back
 
-SLOWEST_BYTES_S = 32 << 10  # what comes faster than this is never late
-LARGE_BYTES = 8 << 20  # of memory that is worth giving back
+SLOWEST_BYTES_S = 32 << 10  # a body that arrives faster than this never times out
+LARGE_BYTES = 8 << 20  # freed memory beyond this is returned to the system
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 class ClientGone(Exception):
-    """Nobody waits for an answer."""
+    """The client disconnected."""
 
 
 class BodiesFullError(RetryLaterError):
-    """The bodies being read are more than there is memory for."""
+    """The bodies being read exceed their memory budget."""
 
     status = 503
 
 
 class Body:
-    """One that is being read."""
+    """A body that is being read."""
 
     def __init__(self, bodies: Bodies, owner: str, limit_s: float) -> None:
         self._bodies = bodies
@@ -49,7 +49,7 @@ class Body:
         self.data = bytearray()
         self.deadline_s = self._loop.time() + limit_s
         self.is_dropped = False
-        self.wake: Callable[[], None] = lambda: None  # whoever reads it, to hear of that
+        self.wake: Callable[[], None] = lambda: None  # tells the reader that it was dropped
 
     def add(self, piece: bytes) -> None:
         if self.is_dropped:
@@ -66,14 +66,14 @@ class Body:
 
 
 class Bodies:
-    """All that are being read."""
+    """All bodies that are being read."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self._owned: defaultdict[str, int] = defaultdict(int)  # bytes, by owner
         self._reading: dict[Body, None] = {}
-        self._most_bytes = 0  # since memory was last given back
+        self._most_bytes = 0  # peak since memory was last returned to the system
         self._end: HeadraceError | None = None
 
     def __len__(self) -> int:
@@ -89,19 +89,19 @@ class Bodies:
             self._release(body)
 
     def end(self, error: HeadraceError) -> None:
-        """Nobody will answer what is not whole yet: say so now."""
+        """The server is stopping: refuse requests whose bodies are incomplete."""
         self._end = error
         for body in list(self._reading):
             self._release(body)
             body.drop()
 
     def refusal(self) -> HeadraceError:
-        """For whoever was dropped."""
+        """The error for a body that was dropped."""
         if self._end is not None:
             return self._end
         return BodiesFullError(
-            f"Bodies of requests that are being read take {self.max_bytes} bytes together, which "
-            "is their bound, and this one was the furthest behind.",
+            f"The request bodies being read have reached their limit of {self.max_bytes} bytes "
+            "together, and this one was the furthest behind.",
             "Send it again, faster; or start the server with a higher --max-bodies.",
             retry_after_s=1.0,
         )
@@ -116,7 +116,7 @@ class Bodies:
             victim.drop()
 
     def _furthest_behind(self) -> Body:
-        """Of whoever holds most: another's bodies are not lost to it."""
+        """A body of the owner that holds most, so that others lose nothing to it."""
         greedy = max(self._owned, key=self._owned.__getitem__)
         of_it = (body for body in self._reading if body.owner == greedy and body.data)
         return min(of_it, key=lambda body: body.deadline_s)
@@ -131,14 +131,14 @@ class Bodies:
             del self._owned[body.owner]
         if not self._reading and self._most_bytes >= LARGE_BYTES:
             self._most_bytes = 0
-            # When whoever was reading has let go of it too.
+            # Later, when the reader has released it too.
             asyncio.get_running_loop().call_later(1.0, give_back)
 
 
 async def read_body(
     bodies: Bodies, receive: Receive, *, owner: str, most: int, limit_s: float
 ) -> bytes:
-    """The whole of it. ASGI's `receive` is paused while nobody asks for more."""
+    """Reads the whole body. ASGI's `receive` pauses the client while no more is read."""
     with bodies.reading(owner, limit_s) as body:
         try:
             async with asyncio.timeout_at(body.deadline_s) as timeout:
@@ -151,7 +151,7 @@ async def read_body(
                     if body.is_dropped:
                         raise bodies.refusal()
                     if len(body.data) > most:
-                        raise too_large("The body has more bytes than this server reads:", most)
+                        raise too_large("The body has more bytes than this server's limit of", most)
                     if not message.get("more_body", False):
                         return bytes(body.data)
                     timeout.reschedule(body.deadline_s)
@@ -159,8 +159,8 @@ async def read_body(
             if body.is_dropped:
                 raise bodies.refusal() from None
             raise ClientTimeoutError(
-                f"Of the body only {len(body.data)} bytes had come, and too slowly: it has "
-                f"{limit_s:g} s, and longer for as long as {SLOWEST_BYTES_S >> 10} KiB come in "
+                f"Only {len(body.data)} bytes of the body arrived, too slowly: it has "
+                f"{limit_s:g} s, and longer while at least {SLOWEST_BYTES_S >> 10} KiB arrive in "
                 "every second.",
                 "Send it faster, and as much as Content-Length says.",
             ) from error
@@ -173,5 +173,5 @@ def too_large(what: str, most: int) -> PayloadTooLargeError:
 
 
 def _expire(timeout: asyncio.Timeout) -> None:
-    with contextlib.suppress(RuntimeError):  # it is over already
+    with contextlib.suppress(RuntimeError):  # the event loop is closed already
         timeout.reschedule(asyncio.get_running_loop().time())

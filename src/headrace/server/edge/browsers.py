@@ -1,11 +1,11 @@
-"""What web pages may do: CORS for those that are allowed, and a closed door for the others.
+"""Requests from web pages: CORS for allowed origins, a refusal for all others.
 
-A page that somebody opens can make their browser send requests to any address that the browser
-reaches, 127.0.0.1 included. Where keys are set it lacks one. Where none is, three things keep it
-out: its Origin, which a browser always tells with a POST, must be one that was allowed or the
-server's own; the Host must be a name that no stranger can point here (DNS rebinding); and a body
-must be called JSON, which a page can't do to another origin without asking first. Programs send no
-Origin, and are not troubled. Knows headers; not what is asked or answered.
+A web page can make its reader's browser send requests to any address that the browser reaches,
+127.0.0.1 included. A server with keys is safe, since the page has none. Without keys three checks
+keep pages out: the Origin, which a browser always sends with a POST, must be allowed or the
+server's own; the Host must be a name that no stranger can point here (DNS rebinding); and the
+Content-Type must be JSON, which a page can't send to another origin without a preflight request.
+Programs send no Origin and are not affected. Knows headers; not what is asked or answered.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ USUAL_HEADERS = "authorization, content-type, x-api-key"
 
 _JSON = re.compile(r"application/(?:[a-z0-9!#$&^_.+-]+\+)?json", re.ASCII)
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
-# Nobody can own names below these in public DNS (RFC 6761; ICANN keeps .internal for private use).
+# Domains that can't be registered in public DNS (RFC 6761; .internal is for private use).
 # Containers call the machine they run on host.docker.internal.
 _PRIVATE = (".localhost", ".internal")
-# These a neighbour in the network may answer for; a server that listens to the network has let the
-# neighbours in anyhow.
+# A neighbour in the local network can answer for these (mDNS); a server that listens to the network
+# is open to its neighbours anyway.
 _NEIGHBOURS = (".local", ".home.arpa")
 _BARE_NAME = re.compile(r"[a-z0-9_-]+")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class ForbiddenError(HeadraceError):
-    """A web page, or a name that one may have brought, that was not allowed."""
+    """A web page's origin, or a Host name, that was not allowed."""
 
     status = 403
 
@@ -55,8 +55,7 @@ class Browsers:
         self._own_names = {host.lower(), socket.gethostname().lower()}
 
     def mark(self, call: Call) -> None:
-        """Headers for whatever the answer will be, an error too: without them a page may not read
-        it."""
+        """CORS headers for any answer, errors too: without them a page may not read it."""
         if not self._origins:
             return
         if ANY not in self._origins:
@@ -68,8 +67,8 @@ class Browsers:
             call.reply_headers["access-control-expose-headers"] = "*"
 
     def preflight(self, call: Call) -> Route | None:
-        """A browser's question whether a page may send a request; no key comes with it. The answer
-        is the same for every path: which there are is not for everyone."""
+        """Answers a preflight request, which has no key. The answer is the same for every path, so
+        that it does not reveal which paths exist."""
         headers = call.headers
         asked = "origin" in headers and "access-control-request-method" in headers
         if call.method != "OPTIONS" or not asked:
@@ -99,11 +98,11 @@ class Browsers:
             raise _foreign(origin)
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
-        sent = headers.get("host", "")  # none: HTTP/1.0, which no browser speaks
+        sent = headers.get("host", "")  # empty: HTTP/1.0, which no browser speaks
         if sent and ANY not in self._hosts and not self._knows_host(_host_of(sent)):
             raise ForbiddenError(
-                f"The Host header is {sent[:200]!r}, which is no name of this server, and no key "
-                "is set.",
+                f"The Host header is {sent[:200]!r}, which is not a name of this server, and no "
+                "key is set.",
                 f"If you reach it by that name, start it with --allowed-host {_shown(sent)}, or "
                 "set a key.",
             )
@@ -118,18 +117,20 @@ class Browsers:
         except ValueError:
             pass
         else:
-            return True  # an address is no name: nobody can point it elsewhere
+            return True  # an IP address can't be pointed elsewhere by DNS
         if self._is_local:
             return False
-        is_bare = _BARE_NAME.fullmatch(name) is not None  # no domain: of this network, or none
+        is_bare = (
+            _BARE_NAME.fullmatch(name) is not None
+        )  # without a domain: resolved in the local network only
         return is_bare or name in self._own_names or name.endswith(_NEIGHBOURS)
 
 
 def browser_warnings(config: ServerConfig, *, has_keys: bool) -> list[str]:
-    """What to say at the start."""
+    """Warnings to show at the start."""
     if ANY in config.cors_origin and not has_keys:
         return [
-            "--cors-origin * without a key: every web page that someone opens who can reach this "
+            "--cors-origin * without a key: any web page opened on a machine that can reach this "
             "server may use it"
         ]
     return []
@@ -140,8 +141,8 @@ async def _answer_preflight(service: Service, call: Call) -> AnyReply:
     asked = call.headers.get("access-control-request-headers", "").strip()
     headers = {
         "access-control-allow-methods": METHODS,
-        # Whatever it asks for: clients have headers of their own (x-stainless-…), and a page that
-        # may send the body may send those.
+        # Any header that it asks for: clients have their own (x-stainless-…), and a page that may
+        # send the body may send those too.
         "access-control-allow-headers": asked if _HEADER_NAMES.fullmatch(asked) else USUAL_HEADERS,
         "access-control-max-age": str(PREFLIGHT_MAX_AGE_S),
         "vary": "Origin, Access-Control-Request-Headers",
@@ -159,7 +160,7 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     sent = headers.get("content-type")
     if not has_body or (sent is None and not {"origin", "sec-fetch-site"} & headers.keys()):
-        return  # a program that calls it nothing can mean only one thing
+        return  # a program that sends no Content-Type can only mean JSON
     if _JSON.fullmatch((sent or "").partition(";")[0].strip().lower()):
         return
     remedy = "Send the header 'Content-Type: application/json'."
@@ -175,7 +176,7 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
 
 def _foreign(origin: str) -> ForbiddenError:
     return ForbiddenError(
-        f"The request comes from a web page of {origin[:200]!r}, which was not allowed to use this "
+        f"The request comes from a web page of {origin[:200]!r}, which is not allowed to use this "
         "server.",
         f"If it may, start the server with --cors-origin {_shown(origin)}."
         if origin != "null"
@@ -193,6 +194,6 @@ def _host_of(sent: str) -> str:
 
 
 def _shown(sent: str) -> str:
-    """For a command line that a reader may well copy."""
+    """Quoted for a command line that a reader may copy."""
     name = sent if "://" in sent else _host_of(sent)
     return name if re.fullmatch(r"[A-Za-z0-9.:/\[\]_+-]{1,200}", name) else "NAME"

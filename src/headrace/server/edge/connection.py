@@ -1,8 +1,8 @@
-"""One connection: its place among all, how it ends, and clients that do not read.
+"""One connection: its place within the limit, how it ends, and clients that do not read.
 
-uvicorn's protocol, made so that a client which is one too many, silent or slow costs little and is
-dropped alone. Who has a place is room.py's affair, HTTP's grammar http.py's, what is asked for
-app.py's.
+uvicorn's protocol, changed so that a client beyond the limit, a silent or a slow one costs little
+and is dropped without harm to others. room.py decides which connection has a place, http.py parses
+HTTP, app.py answers requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from headrace.server.edge.room import Phase, Room
 from headrace.server.observe.sparing_log import SparingLog
 from headrace.server.request.call import error_reply, new_id
 
-LINGER_S, LINGER_BYTES = 2.0, 64 << 20  # what a refused client may still send before the cut
+LINGER_S, LINGER_BYTES = (
+    2.0,
+    64 << 20,
+)  # how long and how much a refused client may still send before it is cut off
 WRITE_HIGH_BYTES, WRITE_LOW_BYTES = 32 << 10, 8 << 10
-UNSENT_BYTES = 64 << 10  # in the kernel, beyond what the client's window takes
-SLOWEST_BYTES = 16 << 10  # a client that reads less in client_timeout_s has stopped reading
+UNSENT_BYTES = 64 << 10  # kernel send buffer, beyond the client's receive window
+SLOWEST_BYTES = 16 << 10  # a client that reads less than this in client_timeout_s counts as stopped
 
 log = SparingLog(logging.getLogger(__name__))
 
@@ -35,11 +38,11 @@ log = SparingLog(logging.getLogger(__name__))
 class Bounds:
     max_headers_bytes: int
     client_timeout_s: float
-    probes: frozenset[str] = frozenset()  # paths that are answered even where there is no place
+    probes: frozenset[str] = frozenset()  # paths that are answered even when all places are taken
 
 
 class EdgeConfig(uvicorn.Config):
-    """uvicorn's settings, and what all connections share beside them."""
+    """uvicorn's settings, and what all connections share."""
 
     def __init__(
         self, app: Any, protocol: type[asyncio.Protocol], bounds: Bounds, room: Room, backlog: int
@@ -59,15 +62,17 @@ class EdgeConfig(uvicorn.Config):
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Who inherits says when it is `between_requests`."""
+    """One connection. Subclasses report when it is `between_requests`."""
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._bounds = cast("EdgeConfig", config).bounds
         self._room = cast("EdgeConfig", config).room
         self._raw: asyncio.Transport
-        self._running: RequestResponseCycle | None = None  # `cycle` is the newest, maybe queued
-        self._deaf = False  # what comes is thrown away
+        self._running: RequestResponseCycle | None = (
+            None  # `cycle` is the newest one, possibly queued
+        )
+        self._deaf = False  # incoming data is discarded
         self._deaf_bytes = 0
         self._closing = False
         self._stall: asyncio.TimerHandle | None = None
@@ -75,11 +80,11 @@ class Connection(HttpToolsProtocol):
         self._is_tuned = False
 
     def admitted(self) -> None:
-        """It is here, in a place of its own or a spare one (`is_spare`)."""
+        """The connection exists, in a regular place or a spare one (`is_spare`)."""
 
     @property
     def between_requests(self) -> bool:
-        """Nothing that the client began is unread."""
+        """No request has been begun and not finished."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -95,7 +100,7 @@ class Connection(HttpToolsProtocol):
         return self._raw.get_write_buffer_size() > 0
 
     def tune(self) -> None:
-        """Once it has asked for something: of those that never do there may be very many."""
+        """Set up only once the client has sent a request: many connections may never do."""
         if not self._is_tuned:
             self._is_tuned = True
             _tune(self._raw.get_extra_info("socket"), self._bounds.client_timeout_s)
@@ -107,7 +112,7 @@ class Connection(HttpToolsProtocol):
     def refuse_full(self) -> None:
         self.refuse(
             UnavailableError(
-                f"The server has {self._room.max_connections} connections, which is its bound.",
+                f"The server has reached its limit of {self._room.max_connections} connections.",
                 "Use fewer connections, or start the server with a higher --max-connections.",
                 retry_after_s=1.0,
             ),
@@ -125,19 +130,19 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def _drop_running(self) -> None:
-        """Tell the application that nobody waits for its answer."""
+        """Tell the application that the client has left."""
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
 
     def abort(self) -> None:
-        """Drop the client at once, with whatever is unsent: close() would wait until it reads."""
+        """Drop the client at once, with any unsent data: close() would wait until it reads."""
         self._raw.abort()
 
     def close(self, *, lingering: bool = False) -> None:
-        """Send what is left, then close. A client that is still sending is heard out for a while:
-        closing on unread data would reset the connection, and the answer with it."""
+        """Send what is left, then close. Data that the client still sends is read for a while:
+        closing with unread data would reset the connection and lose the answer."""
         if self._closing:
             return
         self._closing = self._deaf = True
@@ -202,7 +207,7 @@ class Connection(HttpToolsProtocol):
     # -- answers without a request ---------------------------------------------------------------
 
     def refuse(self, error: HeadraceError, why: str) -> None:
-        """Answer what is no request, in OpenAI's shape, and close; `why`: of room.DROPS."""
+        """Answer invalid input with an error in OpenAI's shape, and close; `why`: of room.DROPS."""
         self._drop_running()
         self._room.dropped[why] += 1
         reply, request_id = error_reply(error), new_id("req")
@@ -221,7 +226,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Outgoing:
-    """The transport as uvicorn's classes see it, with a close that a client can't hold up."""
+    """The transport as uvicorn's classes see it, with a close that a client can't block."""
 
     def __init__(self, protocol: Connection, transport: asyncio.Transport) -> None:
         self._protocol = protocol
@@ -236,7 +241,7 @@ class _Outgoing:
 
 
 def _tune(sock: socket.socket | None, client_timeout_s: float) -> None:
-    """A stopped reader shall hold little memory, and a vanished client be noticed."""
+    """So that a client that stops reading holds little memory, and a vanished one is noticed."""
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     options = [(socket.SOL_SOCKET, "SO_KEEPALIVE", 1)]
@@ -249,7 +254,7 @@ def _tune(sock: socket.socket | None, client_timeout_s: float) -> None:
         ("TCP_KEEPCNT", 3),
     ):
         options.append((socket.IPPROTO_TCP, name, value))
-    # uvloop's would be made anew for each of them.
+    # uvloop would make a new object for each of them.
     own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
     try:
         for level, name, value in options:

@@ -1,4 +1,4 @@
-"""One request and its answer on a connection: uvicorn's, right for HTTP/1.0 and for early answers.
+"""One request and its answer on a connection: uvicorn's, fixed for HTTP/1.0 and early answers.
 
 Knows ASGI's messages; not the connection, nor what is asked.
 """
@@ -16,10 +16,10 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             if self.more_body:
-                self.keep_alive = False  # answered before its body came, which may be endless
+                self.keep_alive = False  # answered before its body arrived, which may be endless
             sized = any(name == b"content-length" for name, _ in message["headers"])
             if self.scope["http_version"] != "1.1" and not sized:
-                self._until_close, self.chunked_encoding = True, False  # 1.0 knows no chunks
+                self._until_close, self.chunked_encoding = True, False  # HTTP/1.0 has no chunks
         elif self._until_close:
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)

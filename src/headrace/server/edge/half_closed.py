@@ -1,9 +1,9 @@
-"""A client that has shut down its writing side: is it still there to hear the answer?
+"""Finds out whether a client that has shut down its writing side still waits for the answer.
 
-`nc` and others half-close after their request and wait; one that went away looks just the same, and
-its request should be cancelled. To tell them apart something is said that every HTTP/1.1 client
-passes over, 100 Continue: where nobody is left the system answers with a reset. Knows a socket;
-what is asked and answered is elsewhere.
+`nc` and others half-close after their request and wait; a client that left looks just the same, and
+its request should be cancelled. To tell them apart, 100 Continue is sent, which every HTTP/1.1
+client ignores: if the client is gone, its system answers with a reset. Knows a socket; nothing of
+requests and answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 1.0
 
 
 class HalfClosed:
-    """Watches from now on, until `stop`; calls `gone` once if nobody is there."""
+    """Watches until `stop`; calls `gone` once if the client has left."""
 
     def __init__(self, sock: socket.socket | None, gone: Callable[[], None]) -> None:
         self._socket = sock
@@ -39,11 +39,11 @@ class HalfClosed:
 
 
 def _is_reset(sock: socket.socket) -> bool:
-    """Both directions are over. Reading has ended already, and so tells nothing."""
+    """Whether both directions are closed. Reading has ended already and can't tell."""
     if sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):
         return False
     poll = select.poll()
-    poll.register(sock.fileno(), 0)  # resets and errors are told unasked
+    poll.register(sock.fileno(), 0)  # resets and errors are always reported
     return bool(poll.poll(0))

@@ -1,7 +1,7 @@
-"""HTTP/1.1 on a connection: its deadlines and bounds, and answers to what is not HTTP at all.
+"""HTTP/1.1 on a connection: its timeouts and bounds, and errors for input that is not HTTP.
 
-httptools parses, uvicorn carries requests to the application; here is what makes both safe against
-clients that are slow, greedy or wrong. What a request asks for is app.py's affair.
+httptools parses, uvicorn passes requests to the application; this file makes both safe against
+clients that are slow, send too much or send invalid data. app.py answers the requests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headrace.server.edge.half_closed import PROBE, HalfClosed
 from headrace.server.edge.http_head import check_host, set_target, upgrade_body_bytes
 from headrace.server.edge.room import Phase
 
-SPARE_S = 2.0  # for the headers of a client that has no place: it may be a probe
-MAX_HEADER_LINES = 256  # each costs forty times its bytes, if it has few
-# Of a body, and more by its size: a chunk costs as much time as 200 bytes.
+SPARE_S = 2.0  # for the headers of a client in a spare place: it may be a probe
+MAX_HEADER_LINES = 256  # a short one takes forty times its size in memory
+# Chunks of a body, and more for larger bodies: a chunk costs as much time as 200 bytes.
 FEW_CHUNKS, LEAST_CHUNK_BYTES = 4096, 64
-KEEP_ALIVE_S = 65.0  # above clients' and proxies' own, so that theirs end first
+KEEP_ALIVE_S = 65.0  # longer than that of clients and proxies, so that they close first
 MAX_PIPELINED, PIPELINED_BYTES = 32, 64 << 10
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ class HeadersTooLargeError(HeadraceError):
 class EdgeProtocol(Connection):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._in_headers = True  # or before them
+        self._in_headers = True  # also before the first byte
         self._header_bytes = 0
-        self._messages = 0  # requests that came whole
+        self._messages = 0  # complete requests
         self._bodies = 0  # pieces of bodies
         self._chunks = self._body_bytes = 0  # of this request's
         self._header_deadline: asyncio.TimerHandle | None = None
-        self._upgrade_bytes = 0  # of a body that the parser leaves to another protocol
+        self._upgrade_bytes = 0  # of a body that the parser skips because of an upgrade header
         self._pipelined_bytes = 0
         self._half_closed: HalfClosed | None = None
 
@@ -84,7 +84,7 @@ class EdgeProtocol(Connection):
         self._settle()
 
     def _settle(self) -> None:
-        """Says what it is doing, to whoever gives places."""
+        """Reports its phase to room.py."""
         running = self._running
         if self.is_closing:
             return
@@ -96,8 +96,8 @@ class EdgeProtocol(Connection):
             self._room.move(self, Phase.HEADERS)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client will say no more. If it asked for something it may well wait for the answer;
-        True leaves it open for that. What it did not say to its end nobody will hear."""
+        """The client has closed its sending side. If it sent a request it may still wait for the
+        answer; True keeps the connection open for that. An incomplete request is dropped."""
         running = self._running
         if self._closing or running is None or running.response_complete or running.more_body:
             return False
@@ -112,22 +112,22 @@ class EdgeProtocol(Connection):
         return True
 
     def _feed_some(self, data: bytes) -> bytes:
-        """Parse what can be parsed under one bound; what is left."""
+        """Parse as much as one bound allows; returns the rest."""
         if self._upgrade_bytes:
             return self._feed_upgrade_body(data)
         if not self._in_headers:
             return self._feed_body(data)
-        # The parser itself would keep headers of any length.
+        # The parser itself accepts headers of any length.
         room = self._bounds.max_headers_bytes - self._header_bytes
         messages = self._messages
         rest = self._feed(data[:room], data[room:])
         if not self._in_headers or self._messages != messages:
-            return rest  # what of it began the next request is less than one bound: not counted
+            return rest  # the start of a next request is shorter than one bound: not counted
         self._count_header_bytes(min(room, len(data)))
         return rest
 
     def _feed_body(self, data: bytes) -> bytes:
-        """What of it is no body is chunks' sizes and headers after the last: as bounded."""
+        """Bounds the bytes that are not body: chunk sizes and trailers."""
         bodies = self._bodies
         rest = self._feed(data, b"")
         if self._bodies != bodies:
@@ -154,7 +154,7 @@ class EdgeProtocol(Connection):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # h2c and the like: we stay with HTTP/1.1, which the protocol allows, and go on.
+            # Upgrade requests such as h2c: ignored, as the protocol allows.
             return data[upgrade.args[0] :] + rest
         return rest
 
@@ -183,11 +183,11 @@ class EdgeProtocol(Connection):
             return
         if not self._header_bytes:
             self._room.dropped["silent"] += 1
-            self.close()  # it never said a word
+            self.close()  # it never sent a byte
             return
         self.refuse(
             ClientTimeoutError(
-                f"The request's headers did not come within {self._bounds.client_timeout_s:g} s.",
+                f"The request's headers did not arrive within {self._bounds.client_timeout_s:g} s.",
                 "Send them faster.",
             ),
             "slow_headers",
@@ -235,8 +235,8 @@ class EdgeProtocol(Connection):
             self._enqueue(cycle)
 
     def _enqueue(self, cycle: RequestResponseCycle) -> None:
-        """A pipelined request waits for its turn. Reading goes on, within bounds: it is how a
-        client's going away is noticed."""
+        """A pipelined request waits for its turn. Reading goes on, within bounds: that is how a
+        disconnect is noticed."""
         self.pipeline.appendleft((cycle, self.app))
         self._pipelined_bytes += sum(len(k) + len(v) for k, v in self.headers) + len(self.url)
         if len(self.pipeline) > MAX_PIPELINED:
@@ -251,7 +251,7 @@ class EdgeProtocol(Connection):
         self.tasks.add(task)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_headers or self._deaf:  # those after a body are nobody's
+        if not self._in_headers or self._deaf:  # trailers are ignored
             return
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADER_LINES:
@@ -305,9 +305,9 @@ class EdgeProtocol(Connection):
         if self.is_closing:
             return
         if error.__context__ and not isinstance(error.__context__, httptools.HttpParserError):
-            log.error("the edge failed", exc_info=error.__context__)
+            log.error("unexpected error in the HTTP parser", exc_info=error.__context__)
         if not self._is_idle:
-            # The answer under way is good: let it end, hear no more, and close.
+            # Let the running answer finish, read nothing more, then close.
             self._deaf = True
             self.pipeline.clear()
             for cycle in (self._running, self.cycle):
@@ -318,16 +318,19 @@ class EdgeProtocol(Connection):
             return
         cause, remedy = f"This is not HTTP/1.1: {_reason(error)}.", "Send an HTTP/1.1 request."
         if data[:1] == b"\x16":
-            cause, remedy = "This port speaks HTTP, and TLS came.", "Use http:// rather than https."
+            cause, remedy = (
+                "This port expects HTTP and received TLS.",
+                "Use http:// rather than https.",
+            )
         self.refuse(MalformedHttpError(cause, remedy), "malformed")
 
     def _drop_unfinished(self, error: httptools.HttpParserError) -> None:
-        """A body that went wrong half-way will never be whole."""
+        """A body that is invalid half-way will never be complete."""
         running = self._running
         if running is not None and running.more_body and not running.response_started:
             self.refuse(
                 MalformedHttpError(
-                    f"The request's body is broken: {_reason(error)}.",
+                    f"The request's body is malformed: {_reason(error)}.",
                     "Check Content-Length or the chunks.",
                 ),
                 "malformed",

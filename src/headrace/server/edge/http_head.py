@@ -1,4 +1,4 @@
-"""What a request's head says, and whether it may: target, Host, length of the body.
+"""Checks of a request's head: target, Host, length of the body.
 
 Beyond what the parser checks. Raises the parser's own error, which http.py answers with 400.
 """
@@ -13,18 +13,18 @@ import httptools
 
 RawHeaders = list[tuple[bytes, bytes]]
 
-MOST_DIGITS = 18  # a length that has more is more than anybody sends
+MOST_DIGITS = 18  # no real body is longer
 # A name or an address, and a port; RFC 9110 allows it to be empty.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 
 
 def check_host(version: str, headers: RawHeaders) -> None:
-    """RFC 9112, 3.2: one, and a sound one; HTTP/1.0 may do without."""
+    """RFC 9112, 3.2: exactly one valid Host header; HTTP/1.0 may have none."""
     found = [value for name, value in headers if name == b"host"]
     if len(found) > 1:
         raise httptools.HttpParserError(f"{len(found)} Host headers, where one is expected")
     if not found and version == "1.1":
-        raise httptools.HttpParserError("no Host header, which HTTP/1.1 demands")
+        raise httptools.HttpParserError("no Host header, which HTTP/1.1 requires")
     if found and not _HOST.fullmatch(found[0].strip(b" \t")):
         raise httptools.HttpParserError("a Host header that is neither a name nor an address")
 
@@ -38,7 +38,7 @@ def set_target(scope: Any, url: Any) -> None:
 
 
 def length_of(text: str) -> int | None:
-    """A Content-Length; None where it is none. However many zeros there are before it."""
+    """Parses a Content-Length, with any number of leading zeros; None where it is invalid."""
     if not text.isascii() or not text.isdigit():
         return None
     digits = text.lstrip("0")
@@ -46,7 +46,7 @@ def length_of(text: str) -> int | None:
 
 
 def upgrade_body_bytes(headers: RawHeaders) -> int:
-    """Java's client, for one, asks for h2c with a body; the parser hands that body to nobody."""
+    """Java's client, for one, asks for h2c with a body; the parser does not deliver that body."""
     for name, value in headers:
         if name == b"transfer-encoding":
             raise httptools.HttpParserError("an upgrade with a chunked body")

@@ -1,4 +1,4 @@
-"""uvicorn, as we run it."""
+"""uvicorn, configured for this server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.server.edge.connection import Bounds, EdgeConfig
 from headrace.server.edge.http import EdgeProtocol
 from headrace.server.edge.room import Room
 
-CLOSING_S = 5.0  # for what is left to be sent when the server ends: some never read
+CLOSING_S = 5.0  # to send what is left when the server stops: some clients never read
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, with signals left to us."""
+    """uvicorn without its own signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

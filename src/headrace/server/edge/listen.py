@@ -1,7 +1,7 @@
-"""The socket that clients will reach, taken before anything is loaded.
+"""The server's socket, bound before anything is loaded.
 
-A server that finds its port taken after a minute of loading has wasted the minute. Bound and not
-yet listening, so that nobody connects before there is someone to answer.
+So a taken port is reported at once, not after a minute of loading. The socket is bound and not yet
+listening, so that no client connects before the server can answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def bind(host: str, port: int, prefix: str = "") -> socket.socket:
-    """`prefix` is what the settings' names begin with: "admin_" of the admin port's."""
+    """`prefix` is that of the settings' names: "admin_" for the admin port."""
     with _explained(host, port, prefix):
         family, address = _resolve(host, port)
         return _bind(family, address)
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 
 def url_of(sock: socket.socket) -> str:
-    """As a client on this machine would write it."""
+    """The URL for a client on this machine."""
     host, port = sock.getsockname()[:2]
     host = WILDCARDS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -56,7 +56,7 @@ def url_of(sock: socket.socket) -> str:
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    # Of a name with both kinds, IPv4: what most clients try for "localhost" reaches it.
+    # For a name with both kinds of addresses take IPv4, which most clients try for "localhost".
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     return family, (str(address[0]), port)
 
@@ -79,7 +79,7 @@ def _explained(host: str, port: int, prefix: str = "") -> Iterator[None]:
         yield
     except socket.gaierror as error:
         raise ConfigError(
-            f"{prefix}host is {host!r}, which is no address: {error.strerror}.",
+            f"{prefix}host is {host!r}, which is not a valid address: {error.strerror}.",
             f"Set {flag}host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
             param=f"{prefix}host",
         ) from error
@@ -100,12 +100,12 @@ def _refused(host: str, port: int, error: OSError, flag: str, prefix: str) -> Co
         )
     if error.errno == errno.EACCES:
         return ConfigError(
-            f"Port {port} of {host} may not be taken by this user.",
+            f"This user has no permission to use port {port} of {host}.",
             f"Set {flag}port to 1024 or more.",
             param=f"{prefix}port",
         )
     return ConfigError(
-        f"{host} port {port} can't be listened on: {error.strerror or error}.",
+        f"Can't listen on {host} port {port}: {error.strerror or error}.",
         f"Set {flag}host to an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
         param=f"{prefix}host",
     )

@@ -1,6 +1,6 @@
-"""Memory that was used and is free, given back to the system: the C library keeps it otherwise.
+"""Returns freed memory to the system, which the C library would otherwise keep.
 
-glibc alone needs to be asked; where there is another, nothing is done.
+Only glibc needs this; with another C library nothing is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(None)
         library.malloc_trim.argtypes = [ctypes.c_size_t]
         library.malloc_trim.restype = ctypes.c_int
-    except (OSError, AttributeError):  # musl has none
+    except (OSError, AttributeError):  # musl has no malloc_trim
         return None
     return library
 

@@ -1,9 +1,9 @@
-"""Who of all connections has a place, and who loses it when another comes.
+"""Which connections have a place, and which one is dropped when a new one arrives.
 
-A connection that is being answered, or sends its body, keeps its place. One that says nothing, is
-slow with its headers or waits for its next request makes room for a newcomer, the oldest first.
-Where none can go a newcomer gets a spare place: enough for a probe, and for being told so. All in
-constant time, for they may come by the ten thousand. Knows no sockets and no HTTP.
+A connection that is being answered, or sends its body, keeps its place. One that is silent, slow
+with its headers or idle between requests makes room for a new one, the oldest first. Where none can
+be dropped, the new one gets a spare place: enough for a probe, or for a 503. Everything takes
+constant time, since tens of thousands may arrive. Knows no sockets and no HTTP.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
-GRACE_S = 1.0  # a newcomer's first bytes are on their way: before that, others go first
-STALLED_S = 2.0  # a body of which nothing came for so long has no right to its place
+GRACE_S = (
+    1.0  # a new connection's first bytes may be on their way: until then others are dropped first
+)
+STALLED_S = 2.0  # a connection whose body has stalled this long may be dropped
 
 
 class Phase(StrEnum):
-    SILENT = "silent"  # has not said a word yet
-    HEADERS = "headers"  # has begun a request
+    SILENT = "silent"  # has not sent a byte yet
+    HEADERS = "headers"  # has sent a part of its headers
     BODY = "body"
-    BUSY = "busy"  # its request is whole and is being answered
+    BUSY = "busy"  # its request is complete and being answered
     IDLE = "idle"  # between requests
-    LINGERING = "lingering"  # was answered, and is still sending
-    UNREAD = "unread"  # was answered, and has not read all of it
+    LINGERING = "lingering"  # was answered and is still sending
+    UNREAD = "unread"  # was answered and has not read all of it
 
 
-# Who goes first, and how old it must be.
+# The order in which connections are dropped, and how old each must be.
 _ORDER = (
     (Phase.SILENT, GRACE_S),
     (Phase.HEADERS, GRACE_S),
@@ -39,7 +41,7 @@ _ORDER = (
     (Phase.BODY, STALLED_S),
     (Phase.UNREAD, STALLED_S),
 )
-# What became of connections that were not answered. As many as there are here.
+# The reasons for which connections are dropped without an answer.
 DROPS = (
     *(f"evicted_{phase}" for phase in dict.fromkeys(phase for phase, _ in _ORDER)),
     *("evicted_spare", "full", "silent", "slow_headers", "large_headers", "malformed", "stalled"),
@@ -53,7 +55,7 @@ class Member(Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Part of its answer is still here."""
+        """Whether part of its answer is still unsent."""
         ...
 
 
@@ -69,8 +71,8 @@ class Room:
         self._max_spare = max_spare
         self.dropped = Counter[str]() if dropped is None else dropped
         self._clock = clock
-        self._phases: dict[Member, Phase] = {}  # of all that have a place
-        # Each since when, the oldest first.
+        self._phases: dict[Member, Phase] = {}  # of all connections with a place
+        # When each entered its phase, the oldest first.
         self._members: dict[Phase, dict[Member, float]] = {phase: {} for phase in Phase}
         self._spare: dict[Member, None] = {}
 
@@ -81,7 +83,7 @@ class Room:
         return len(self._members[phase])
 
     def enter(self, member: Member) -> bool:
-        """Whether it has a place of its own; else it has a spare one."""
+        """Whether it got a regular place; else it has a spare one."""
         if len(self._phases) < self.max_connections or self._evict():
             self._put(member, Phase.SILENT)
             return True
@@ -94,7 +96,7 @@ class Room:
         return member in self._spare
 
     def move(self, member: Member, phase: Phase) -> None:
-        """It is in this phase now. A body that goes on is as good as new."""
+        """Sets its phase. A body that goes on arriving counts as new."""
         before = self._phases.get(member)
         if before is not None and (before is not phase or phase is Phase.BODY):
             del self._members[before][member]

@@ -1,1 +1,1 @@
-"""Processes that compile and follow grammars, and who may have one."""
+"""Processes that compile and follow grammars, and the queue of requests that wait for one."""

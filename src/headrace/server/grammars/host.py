@@ -1,8 +1,8 @@
-"""Grammars' processes as the engine's loop sees them: started, followed token by token, killed.
+"""Grammar processes as the engine's loop sees them: started, followed token by token, killed.
 
-`Starter` has the process that forks, `Host` is one grammar's process, `RemoteWalk` one continuation
-in it. Nothing here waits longer than it is told to. The other end is process.py; who may
-have a process, and when, is places.py's to say.
+`Starter` owns the process that forks, `Host` is one grammar's process, `RemoteWalk` is one
+continuation in it. Nothing here waits longer than its timeout. The other end is process.py;
+places.py decides which request gets a process, and when.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from headrace.server.grammars.process import (
 )
 from headrace.server.link.frames import Encoder
 
-# On a busy machine a process may have to wait for its share; one that gets none is given up.
+# On a busy machine a process may have to wait for CPU time; one that gets none is given up.
 ANSWER_WAIT_S = 4.0 * ANSWER_CPU_S
 READ_BYTES = 1 << 18
 
 
 class Starter:
-    """The process that forks: started when it is first needed, and again should it have ended."""
+    """The process that forks: started when first needed, and restarted if it has ended."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -45,14 +45,14 @@ class Starter:
         self._next = 0
 
     def start(self, spec: GrammarSpec) -> Host:
-        """A process for this grammar; it may take a while until it is there."""
+        """Starts a process for this grammar, without waiting for it."""
         number, self._next = self._next, self._next + 1
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             order = START + number.to_bytes(ORDER_BYTES - 1, "little")
             try:
                 socket.send_fds(self._running(), [order], [theirs.fileno()])
-            except OSError:  # it has ended: once more with another
+            except OSError:  # it has ended: try once more with a new one
                 self.close()
                 socket.send_fds(self._running(), [order], [theirs.fileno()])
         except BaseException:
@@ -63,13 +63,13 @@ class Starter:
         return Host(self, number, ours, spec)
 
     def kill(self, number: int) -> None:
-        """End the process of that number, if it has not ended."""
+        """Kill the process with that number, if it is still running."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.sendall(KILL + number.to_bytes(ORDER_BYTES - 1, "little"))
 
     def close(self) -> None:
-        """Ends it and all that it started."""
+        """Ends the process and all that it forked."""
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -100,8 +100,8 @@ class Starter:
 
 
 class Host:
-    """One grammar's process. `compiled` or `failed` is set by its first word; `is_gone` when it has
-    ended, of itself or not."""
+    """One grammar's process. `compiled` or `failed` is set by its first message; `is_gone` when it
+    has ended, by itself or killed."""
 
     def __init__(
         self, starter: Starter, number: int, sock: socket.socket, spec: GrammarSpec
@@ -121,7 +121,7 @@ class Host:
         self.failed: messages.Failed | None = None
         self.is_gone = False
         self.grown_bytes = 0
-        self.seconds = 0.0  # that the grammar took, compiled and followed
+        self.seconds = 0.0  # spent compiling and following the grammar
         self.pump()
 
     def fileno(self) -> int:
@@ -129,11 +129,11 @@ class Host:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody follows it now."""
+        """Whether no request is following the grammar now."""
         return not self._walks
 
     def open(self) -> RemoteWalk:
-        """A request's first walk. Only once it is compiled."""
+        """A request's first walk. Only after the grammar was compiled."""
         assert self.compiled is not None
         request, self._next_request = self._next_request, self._next_request + 1
         walk = self._new_walk(Allowed(self.compiled.mask))
@@ -152,16 +152,16 @@ class Host:
         if self._walks.pop(walk.number, None) is not None:
             self._orders.append(messages.Close(walk.number))
             if not self._walks:
-                self.pump()  # there may be nobody left to ask
+                self.pump()  # the process may have ended
 
     def close(self) -> None:
-        """It is not needed any more. Who still walks in it is told so."""
+        """Ends the process, and fails the walks that are still in it."""
         if not self.is_gone:
-            self._starter.kill(self._number)  # it might be at work, and not listen
+            self._starter.kill(self._number)  # it may be computing and not reading its socket
             self._end()
 
     def pump(self, wait_s: float = 0.0) -> None:
-        """Say what there is to say and hear what has come, for which it waits that long."""
+        """Send what is queued and read what has arrived, waiting at most that long."""
         if self.is_gone:
             return
         self._flush()
@@ -195,7 +195,7 @@ class Host:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, InterruptedError):
-            pass  # it is busy: later
+            pass  # the socket is full: later
         except OSError:
             self._end()
 
@@ -221,12 +221,12 @@ class Host:
 
 
 class RemoteWalk:
-    """Implements `core.constraint.Constraint` by a process that may be slow, or killed."""
+    """Implements `core.constraint.Constraint` with a process that may be slow, or be killed."""
 
     def __init__(self, host: Host, number: int, allowed: Allowed | None) -> None:
         self._host = host
         self.number = number
-        self.known = allowed  # None: it was asked, and did not answer yet
+        self.known = allowed  # None: the process was asked and has not answered yet
         self._error: HeadraceError | None = None
         self._asked_s = 0.0
 
@@ -267,7 +267,7 @@ class RemoteWalk:
             self.known = Allowed(answer.mask, is_stopped=not answer.mask)
 
     def lose(self) -> None:
-        """Its process has ended."""
+        """Called when its process has ended."""
         self._error = InvalidRequestError(
             f"The grammar can't be followed any further: a token took more than {ANSWER_CPU_S} s, "
             f"or all of them more than {MEMORY_BYTES >> 20} MiB.",
@@ -276,7 +276,7 @@ class RemoteWalk:
 
 
 def too_much(param: str) -> InvalidRequestError:
-    """Of a process that was killed while it compiled."""
+    """The error of a process that was killed while it compiled."""
     return InvalidRequestError(
         f"The grammar takes more than {COMPILE_CPU_S} s or {MEMORY_BYTES >> 20} MiB to compile.",
         "Simplify it.",

@@ -1,4 +1,4 @@
-"""What the engine process and a grammar's process say to each other, in the frames of
+"""The messages between the engine process and a grammar's process, in the frames of
 server/link/frames.py.
 
 engine                      grammar's process
@@ -25,14 +25,14 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct, tag=0, array_like=True, frozen=True):
-    """A walk from the grammar's beginning, on a request's account."""
+    """A walk from the grammar's start, counted against a request's time."""
 
     walk: int
     request: int
 
 
 class Fork(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A new walk from where another one is, on the same account."""
+    """A copy of another walk at its present state, counted against the same request's time."""
 
     walk: int
     source: int
@@ -54,13 +54,13 @@ Order = Open | Fork | Accept | Close
 
 class Compiled(msgspec.Struct, tag="compiled", frozen=True):
     mask: bytes  # of the first token
-    grown_bytes: int  # memory that it took
+    grown_bytes: int  # memory that compiling took
     seconds: float
     pid: int
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
-    """It can't be compiled."""
+    """The grammar can't be compiled."""
 
     cause: str
     remedy: str
@@ -68,15 +68,15 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
     walk: int
-    mask: bytes  # nothing may follow where it is empty
+    mask: bytes  # empty: no token may follow
     error: str = ""
-    is_own_fault: bool = False  # of the request that sent the grammar
+    is_own_fault: bool = False  # the error is in the request's grammar
 
 
 class Answers(msgspec.Struct, tag="answers", frozen=True):
     answers: list[Answer]
     grown_bytes: int
-    seconds: float  # that all walks took, since the last message
+    seconds: float  # CPU time of all walks since the last message
 
 
 FromGrammar = Compiled | Failed | Answers

@@ -1,10 +1,10 @@
-"""Who may have a grammar compiled, and when: places, turns between tenants, what was refused.
+"""Which grammars are compiled, and when: a bounded number of places, shared fairly by tenants.
 
-Requests with a grammar come in by `submit` and out by `take`, with a constraint or the reason why
-there is none. A grammar that a tenant has in use, or had a moment ago, is not compiled again; one
-that was refused is refused at once. At most `MAX_COMPILING` compile at a time: the next one is of
-the tenant that has fewest of these places, so that who sends slow grammars waits behind himself.
-Used by the engine's loop alone, and never waits. Knows requests; not what compiling is.
+Requests with a grammar come in through `submit` and leave through `take`, with a constraint or the
+reason why there is none. A grammar that a tenant uses, or used a moment ago, is not compiled again;
+one that was refused is refused at once. At most `MAX_COMPILING` compile at a time: the next one is
+from the tenant with the fewest of these places, so that a tenant's slow grammars delay only its own
+requests. Used by the engine's loop alone, and never blocks. Knows requests; not what compiling is.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from headrace.core.request import GenerateRequest
 from headrace.server.grammars.host import Host, too_much
 
 MAX_COMPILING = 4
-MAX_WAITING = 32  # of a tenant's grammars, for a place
-WAIT_S = 10.0  # longest wait for one
-COMPILE_WALL_S = 15.0  # of a process that gets too little of a busy machine
+MAX_WAITING = 32  # grammars of one tenant that may wait for a place
+WAIT_S = 10.0  # longest wait for a place
+COMPILE_WALL_S = 15.0  # wall-clock limit, for a process that gets too little CPU time
 RETRY_S = 5.0
-# Processes whose grammar may be asked for again: how many, and for how long.
+# Idle processes kept for the next request with the same grammar: how many, and for how long.
 MAX_IDLE = 16
 IDLE_S = 60.0
-MAX_REFUSED = 512  # grammars that are known to be refused
-# A process that made all together take more than this much more than they may is killed.
+MAX_REFUSED = 512  # refused grammars that are remembered
+# When all processes together take this many times their limit, the largest is killed.
 OVERDRAWN = 1.25
 
-Key = tuple[str, GrammarKind, str]  # whose, and which
+Key = tuple[str, GrammarKind, str]  # tenant, and grammar
 
 
 class Starts(Protocol):
@@ -48,7 +48,7 @@ class Starts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A request whose grammar is done with: a constraint, or why there is none."""
+    """A request whose grammar is settled: a constraint, or the error."""
 
     request: GenerateRequest
     result: Constraint | HeadraceError
@@ -64,7 +64,7 @@ class _Waiter:
         return timeout_s is not None and now_s - self.arrived_s >= timeout_s
 
     def settle(self, now_s: float) -> None:
-        """The request has the time that is left to it."""
+        """The request with its timeout reduced by the time it waited here."""
         if self.request.timeout_s is not None:
             left_s = self.request.timeout_s - (now_s - self.arrived_s)
             self.request.timeout_s = max(left_s, 1e-6)
@@ -78,7 +78,7 @@ class _Wanted:
     spec: GrammarSpec
     since_s: float
     waiters: list[_Waiter] = field(default_factory=list)
-    host: Host | None = None  # once it compiles
+    host: Host | None = None  # set once it compiles
 
 
 @dataclass(slots=True)
@@ -105,18 +105,20 @@ class Grammars:
         self._starter = starter
         self._most_bytes = most_bytes
         self._clock = clock
-        self._wanted: dict[Key, _Wanted] = {}  # all that somebody waits for
-        self._queues: dict[str, deque[_Wanted]] = {}  # by tenant; who had a turn goes to the end
+        self._wanted: dict[Key, _Wanted] = {}  # grammars with waiting requests
+        self._queues: dict[
+            str, deque[_Wanted]
+        ] = {}  # by tenant; a tenant that had its turn goes to the end
         self._compiling: dict[Key, _Wanted] = {}
-        self._ready: OrderedDict[Key, Host] = OrderedDict()  # the last used at the end
+        self._ready: OrderedDict[Key, Host] = OrderedDict()  # least recently used first
         self._idle_since_s: dict[Key, float] = {}
         self._refused: OrderedDict[Key, InvalidRequestError] = OrderedDict()
         self._finished: deque[Compiled] = deque()
-        self._past_seconds = 0.0  # of processes that have ended
+        self._past_seconds = 0.0  # used by processes that have ended
         self.stats = GrammarStats()
 
     def filenos(self) -> list[int]:
-        """Readable when one may have been compiled."""
+        """File descriptors that become readable when a grammar may have been compiled."""
         return [wanted.host.fileno() for wanted in self._compiling.values() if wanted.host]
 
     @property
@@ -141,7 +143,7 @@ class Grammars:
             self._queue(key, spec, waiter)
 
     def forget(self, request_id: str) -> None:
-        """Its caller went away. What nobody else waits for is not compiled to its end."""
+        """The client left. A grammar that no other request waits for is not compiled further."""
         for wanted in list(self._wanted.values()):
             wanted.waiters = [w for w in wanted.waiters if w.request.request_id != request_id]
             if not wanted.waiters:
@@ -152,7 +154,7 @@ class Grammars:
                 compiled.result.close()
 
     def take(self) -> list[Compiled]:
-        """Those that have finished since the last call and that somebody waits for."""
+        """The requests whose grammars were settled since the last call."""
         now_s = self._clock()
         for wanted in list(self._compiling.values()):
             self._look(wanted)
@@ -164,7 +166,7 @@ class Grammars:
         return found
 
     def tidy(self) -> None:
-        """Count, and end processes that are not needed or take too much. Now and then."""
+        """Periodic work: measure memory, and end processes that are idle or take too much."""
         now_s = self._clock()
         for key, host in list(self._ready.items()):
             since_s = self._idle_since_s.setdefault(key, now_s) if host.is_idle else now_s
@@ -195,17 +197,17 @@ class Grammars:
     def _queue(self, key: Key, spec: GrammarSpec, waiter: _Waiter) -> None:
         waiting = len(self._queues.get(key[0], ()))
         if waiting >= MAX_WAITING:
-            self._refuse(waiter, _busy(f"{waiting} grammars wait to be compiled"), "busy")
+            self._refuse(waiter, _busy(f"{waiting} grammars are waiting to be compiled"), "busy")
             return
         if not self._has_room():
-            self._refuse(waiter, _busy("The grammars in use take all memory that they may"), "busy")
+            self._refuse(waiter, _busy("The grammars in use take all the memory allowed"), "busy")
             return
         wanted = _Wanted(key, spec, waiter.arrived_s, [waiter])
         self._wanted[key] = wanted
         self._queues.setdefault(key[0], deque()).append(wanted)
 
     def _has_room(self) -> bool:
-        """Whether there is memory for one more, if need be without one that nobody uses."""
+        """Whether there is memory for one more, after ending an idle process if necessary."""
         for key in [key for key, host in self._ready.items() if host.is_idle]:
             if self._bytes() < self._most_bytes:
                 return True
@@ -218,7 +220,7 @@ class Grammars:
             for tenant, _, _ in self._compiling:
                 if tenant in held:
                     held[tenant] += 1
-            tenant = min(held, key=held.__getitem__)  # of those with as many, the first
+            tenant = min(held, key=held.__getitem__)  # on a tie, the first
             queue = self._queues.pop(tenant)
             wanted = queue.popleft()
             if queue:
@@ -271,7 +273,7 @@ class Grammars:
         self._finished.append(Compiled(request=waiter.request, result=host.open()))
 
     def _refuse(self, waiter: _Waiter, error: HeadraceError, outcome: str) -> None:
-        """Everybody's own: it names the field that the grammar came in."""
+        """An error of its own for each request: it names the field that held the grammar."""
         self.stats.count(outcome)
         assert waiter.request.grammar is not None
         if isinstance(error, InvalidRequestError):
@@ -292,7 +294,7 @@ class Grammars:
             self._refuse(waiter, error, outcome)
 
     def _drop(self, wanted: _Wanted) -> None:
-        """Nobody wants it any more."""
+        """No request needs this grammar any more."""
         self._wanted.pop(wanted.key, None)
         self._compiling.pop(wanted.key, None)
         tenant = wanted.key[0]
@@ -325,7 +327,7 @@ def _busy(what: str) -> UnavailableError:
 def _out_of_time() -> QueueTimeoutError:
     return QueueTimeoutError(
         "The request's timeout_s passed before its grammar was compiled.",
-        "Send it again later, or give it more time.",
+        "Send it again later, or with a larger timeout_s.",
         retry_after_s=1.0,
         param="timeout_s",
     )

@@ -1,11 +1,11 @@
-"""The grammars' processes: one that waits and forks, and one for each grammar that it forked.
+"""The grammar processes: one that waits and forks, and a forked one for each grammar.
 
     python -m headrace.server.grammars.process FD
 
-A grammar comes from whoever sends a request, and what compiles and follows it can't be interrupted,
-nor told how much memory to take. So each has a process of its own, which the system holds to a time
-and a size, and which can be killed without anybody else's request. The first process reads the
-tokenizer, once, and forks the others with it in their hands: that takes a millisecond or two.
+Grammars come from clients and are not trusted, and the library that compiles and follows them can
+be neither interrupted nor limited in memory. So each has a process of its own, with CPU time and
+memory limits set by the system, which can be killed without harm to other requests. The first
+process reads the tokenizer once; its forks share that memory and take a millisecond or two.
 
 The engine's end is host.py. Knows grammars and tokenizers; no engine and no HTTP.
 """
@@ -34,15 +34,15 @@ from headrace.grammar import STACK_BYTES, GrammarCompiler, Matched, on_deep_stac
 from headrace.server.grammars import messages
 from headrace.server.link.frames import Decoder, Encoder
 
-COMPILE_CPU_S = 3  # what compiling may take of a processor
-# What it, and following it afterwards, may take of memory: a schema of 300 objects takes 20 MiB.
+COMPILE_CPU_S = 3  # CPU time for compiling
+# Memory for compiling and following a grammar: a schema of 300 objects takes 20 MiB.
 MEMORY_BYTES = 128 << 20
-# Time that a request's continuations may take together to be followed: so much, and so much more
-# with each token. Most take 0.05 ms a token, slow ones 0.2 ms.
+# CPU time for following a grammar, for all continuations of a request together: a fixed part and a
+# part per token. Most grammars take 0.05 ms per token, slow ones 0.2 ms.
 FIRST_S, TOKEN_S = 1.0, 0.002
-ANSWER_CPU_S = 5  # one answer that takes longer never ends
+ANSWER_CPU_S = 5  # limit for a single mask; one that takes longer never ends
 READ_BYTES = 1 << 16
-# To the first process: an order, and a number that both know the process by.
+# Sent to the first process: a command, and the number of the process that it is about.
 ORDER_BYTES = 9
 START, KILL = b"s", b"k"
 REAP_MS = 1000.0
@@ -51,7 +51,7 @@ M = TypeVar("M")
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the first process is told before anything else."""
+    """The first message to the first process."""
 
     model_path: str
     load_format: str
@@ -62,7 +62,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 def serve_starts(control: socket.socket, compiler: GrammarCompiler) -> None:
-    """Fork a process for each socket that comes, until nobody asks any more."""
+    """Fork a process for each socket that arrives, until the engine closes its end."""
     started: dict[int, int] = {}  # number -> process
     try:
         poll = select.poll()
@@ -95,7 +95,7 @@ def serve_starts(control: socket.socket, compiler: GrammarCompiler) -> None:
 
 
 def _reap(started: dict[int, int]) -> None:
-    """Forget those that have ended: only then may the system give their numbers to others."""
+    """Reap those that have ended: only then may the system reuse their process ids."""
     for number, process in list(started.items()):
         if os.waitpid(process, os.WNOHANG)[0]:
             del started[number]
@@ -109,26 +109,28 @@ def _be_grammar(sock: socket.socket, compiler: GrammarCompiler) -> NoReturn:
     try:
         _leave_traces_to_nobody()
         memory = Memory()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits any more
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # the engine has closed its end
             on_deep_stack(lambda: GrammarServer(sock, compiler, memory).run())
         status = 0
     finally:
-        os._exit(status)  # what the first process would do at its end is not ours to do
+        os._exit(status)  # without the first process's exit handlers
 
 
 def _leave_traces_to_nobody() -> None:
-    """A grammar that breaks its compiler would have it write to the server's log, or a core."""
+    """Without this, a compiler that crashes would write to the server's log, or dump core."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Should the machine run out of memory, this is what it can best do without.
+    # If the machine runs out of memory, the system should kill this process first.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 class Memory:
-    """What this process takes beyond what it was forked with; no more than its bound."""
+    """The memory that this process has taken since the fork, capped at its limit."""
 
     def __init__(self) -> None:
         self._first = _data_bytes() + STACK_BYTES
@@ -142,7 +144,7 @@ class Memory:
 
 
 def _data_bytes() -> int:
-    """Memory that is this process's own to write to; 0: not known here."""
+    """This process's private writable memory; 0: not known on this system."""
     with contextlib.suppress(OSError, ValueError), open("/proc/self/status", "rb") as file:
         for line in file:
             if line.startswith(b"VmData:"):
@@ -151,7 +153,7 @@ def _data_bytes() -> int:
 
 
 def _allow_cpu(seconds: float) -> None:
-    """From now on; whoever takes more is killed."""
+    """From now on the system kills this process if it uses more CPU time."""
     used = time.process_time()
     resource.setrlimit(
         resource.RLIMIT_CPU, (math.ceil(used + seconds), resource.getrlimit(resource.RLIMIT_CPU)[1])
@@ -160,7 +162,7 @@ def _allow_cpu(seconds: float) -> None:
 
 @dataclass(slots=True)
 class Account:
-    """What a request's continuations took together."""
+    """The CPU time that all continuations of a request took together."""
 
     walks: int = 0
     tokens: int = 0
@@ -183,7 +185,7 @@ class Walk:
 
 
 class GrammarServer:
-    """One grammar: compiled, then followed by as many walks as are wanted."""
+    """One grammar: compiled, then followed by any number of walks."""
 
     def __init__(self, sock: socket.socket, compiler: GrammarCompiler, memory: Memory) -> None:
         self._socket = sock

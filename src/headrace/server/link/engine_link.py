@@ -35,13 +35,13 @@ from headrace.server.link.unread import Unread
 READ_BYTES = 1 << 18
 ENGINE_COMMAND = tuple(python_command("headrace.server.link.engine_process"))
 
-OnStart = Callable[[float, int], None]  # seconds that it waited, tokens that were cached
+OnStart = Callable[[float, int], None]  # seconds in the queue, cached tokens
 
 log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """A request's tokens as they come. Leaving the `with` ends the request wherever it is."""
+    """A request's tokens as they arrive. Leaving the `with` ends the request in any state."""
 
     def __init__(
         self, link: EngineLink, number: int, request: GenerateRequest, on_start: OnStart
@@ -55,7 +55,7 @@ class RequestStream:
         self._news = asyncio.Event()
 
     async def tokens(self) -> list[wire.Row]:
-        """All that has come since the last call; waits for at least one."""
+        """All tokens since the last call; waits for at least one."""
         while not self._arrived:
             if self._error is not None:
                 raise self._error
@@ -73,7 +73,7 @@ class RequestStream:
         self._news.set()
 
     def fail(self, error: HeadraceError, *, is_now: bool = False) -> None:
-        """At its end, after what has come; or now, in its place."""
+        """Ends the stream with the error, after the tokens received so far or instead of them."""
         if is_now:
             self._arrived = []
         self._error = error
@@ -93,7 +93,7 @@ class RequestStream:
 
 
 class EngineLink:
-    """Made by `start`. `ready` is set by the engine's own word; `lost` ends it."""
+    """Made by `start`. `ready` is set when the engine reports that it is; `lost` ends the link."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class EngineLink:
         self.unread = Unread()
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
         self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
-        self.served = False  # a token has come
+        self.served = False  # a token has been received
         self._progress = -1
         self._progress_s = time.monotonic()
         self._pump = asyncio.create_task(self._read_all())
@@ -125,7 +125,7 @@ class EngineLink:
         configure: wire.Configure,
         on_phase: Callable[[wire.Phase], None],
     ) -> EngineLink:
-        """Run `command` with one more argument, the number of its end of the socket."""
+        """Run `command` with one more argument, the file descriptor of its end of the socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         process = None
         try:
@@ -178,15 +178,15 @@ class EngineLink:
         return RequestStream(self, next(self._numbers), request, on_start)
 
     def stuck_s(self) -> float:
-        """How long the engine has made no progress."""
+        """Seconds since the engine last made progress."""
         return time.monotonic() - self._progress_s
 
     def forgive(self) -> None:
-        """Count from now: whoever listens was not listening."""
+        """Reset the hang timer; this process was stalled."""
         self._progress_s = time.monotonic()
 
     async def lost(self) -> int:
-        """Waits for the end of the process; its exit status."""
+        """Waits for the process to end and returns its exit status."""
         await self._pump
         return await self._process.wait()
 
@@ -195,7 +195,7 @@ class EngineLink:
             self._process.kill()
 
     async def shut_down(self, timeout_s: float) -> None:
-        """Ask it to end, and make sure that it does."""
+        """Ask the process to end, and kill it if it does not."""
         self.send(wire.Shutdown())
         try:
             async with asyncio.timeout(timeout_s):
@@ -228,14 +228,14 @@ class EngineLink:
             self._writer.close()
             if not self.ready.done():
                 self.ready.set_exception(
-                    UnavailableError("The engine ended while it started.", retry_after_s=5.0)
+                    UnavailableError("The engine ended during its start.", retry_after_s=5.0)
                 )
-                self.ready.exception()  # whoever waits is told; nobody need be
+                self.ready.exception()  # marks it as retrieved: there may be no waiter
 
     def _end_slow(self, stream: RequestStream) -> None:
         stream.fail(
             ClientTimeoutError(
-                "The answer was read more slowly than it was computed, and there is no more room "
+                "The answer was read more slowly than it was computed, and there is no room left "
                 "for it.",
                 "Read faster, or ask for less (max_tokens, n, logprobs).",
             ),

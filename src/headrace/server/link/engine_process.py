@@ -2,9 +2,9 @@
 
     python -m headrace.server.link.engine_process FD
 
-Each turn of the loop takes what was said, computes a step, and says what it found. A second thread
-only reports, twice a second, how far loop and runner have come: if that stands still, somebody
-outside will notice. Ends when the socket does. Knows token ids; no text, no HTTP.
+Each turn of the loop reads messages, computes a step, and sends its tokens. A second thread only
+reports, twice a second, the progress of loop and runner: if that stops, the HTTP process restarts
+this one. Ends when the socket is closed. Knows token ids; no text, no HTTP.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.server.link.snapshot import ledger_parts, take_snapshot
 from headrace.server.observe.logs import set_up_logging
 
 BEAT_S = 0.5
-IDLE_S = 0.25  # longest sleep of the loop: its turns are its pulse
+IDLE_S = 0.25  # longest sleep of the loop: each turn counts as progress
 READ_BYTES = 1 << 20
 TIDY_TURNS = 16
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Link:
-    """The socket, with whole messages in and out. Two threads send."""
+    """The socket, sending and receiving whole messages. Two threads send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -61,10 +61,10 @@ class Link:
                 self.closed = True
 
     def receive(self, timeout_s: float, *others: int) -> list[wire.ToEngine]:
-        """What has come; waits for it, or for other descriptors to have something to read, no
-        longer than `timeout_s`."""
+        """The messages received; waits at most `timeout_s` for them, or until one of the other
+        descriptors is readable."""
         own = self._socket.fileno()
-        poll = select.poll()  # not select(), which knows no descriptor above 1023
+        poll = select.poll()  # not select(), which fails for descriptors above 1023
         for descriptor in (own, *others):
             poll.register(descriptor, select.POLLIN)
         if not any(descriptor == own for descriptor, _ in poll.poll(timeout_s * 1000)):
@@ -82,7 +82,7 @@ class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._turns = 0
-        self._publish_s = 0.0  # telling what was found, over all steps
+        self._publish_s = 0.0  # time spent sending results, over all steps
         self._ended = threading.Event()
         self._grammars: Grammars
         # Requests that are open, from Add to Cancel or Refused.
@@ -167,10 +167,10 @@ class EngineProcess:
                     link.send(wire.Tokens.of(tokens, started, self._numbers))
                     self._publish_s += time.perf_counter() - began
                 if engine.lost is not None:
-                    # Those whose step it was know by now; the rest hear it from the HTTP process.
+                    # Requests of the failed step have their error; the HTTP process fails the rest.
                     log.error("the engine ends: %s", engine.lost)
                     return
-                # Should blocks ever be lost, this process ends here and its successor has them all.
+                # Should blocks ever leak, this process ends here and its successor starts afresh.
                 engine.idle_check()
             if self._turns % TIDY_TURNS == 0:
                 grammars.tidy()

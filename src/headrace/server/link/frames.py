@@ -2,8 +2,8 @@
 
     4 bytes, little-endian: length | msgpack of one message
 
-Over Unix socket pairs that nobody else can open. Every message is checked against its type; nothing
-is ever executed from it, as it would be from a pickle. What is said: wire.py and
+Sent over Unix socket pairs that no other process can open. Every message is checked against its
+type; unlike a pickle, it can't execute anything. The messages are in wire.py and
 server/grammars/messages.py.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from headrace.core.errors import HeadraceError
 
 LENGTH_BYTES = 4
-MAX_MESSAGE_BYTES = 256 << 20  # more is a fault, not a message
+MAX_MESSAGE_BYTES = 256 << 20  # a longer one is a bug
 
 M = TypeVar("M")
 
@@ -34,7 +34,7 @@ class Encoder:
 
 
 class Decoder(Generic[M]):
-    """Bytes in as they come, messages out as they are whole."""
+    """Takes bytes as they arrive and returns complete messages."""
 
     def __init__(self, messages: type[M]) -> None:
         self._decoder = msgspec.msgpack.Decoder(messages)

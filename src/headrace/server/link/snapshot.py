@@ -1,7 +1,7 @@
-"""The engine's numbers at one moment, as they travel from its process to the one that shows them.
+"""The engine's counters at one moment, as its process sends them to the HTTP process.
 
-Counts are since that engine started: a successor begins at 0 again, and whoever adds them up knows
-one from the other by `engine_pid`. Knows the engine's counters; not their public names.
+Counts are since that engine started: a successor starts at 0 again, and `engine_pid` tells one from
+the other where they are summed. Knows the engine's counters; not their public names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:  # the HTTP process has no use for them, and starts sooner without
+if TYPE_CHECKING:  # the HTTP process does not need them, and starts faster without
     from headrace.engine.loop import Engine
     from headrace.plan.ledger import Allocated, Ledger
     from headrace.server.grammars.places import GrammarStats
@@ -20,7 +20,7 @@ _STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One key's part of it."""
+    """One key's part of the counters."""
 
     running: int = 0  # sequences, now
     waiting: int = 0
@@ -48,12 +48,12 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     prefix_queries_tokens: int
     prefix_hits_tokens: int
     prefix_misses: dict[str, int]
-    step_tokens: list[float]  # how many steps had so many, between core/histogram.py's bounds
+    step_tokens: list[float]  # number of steps per bucket of core/histogram.py
     step_tokens_sum: float
     grammar_processes: int = 0
     grammar_bytes: int = 0
     grammar_outcomes: dict[str, int] = {}
-    grammar_s: float = 0.0  # that grammars took, compiled and followed
+    grammar_s: float = 0.0  # spent compiling and following grammars
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
     tenants: dict[str, TenantSnapshot] = {}
 
@@ -61,8 +61,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 def take_snapshot(
     engine: Engine, publish_s: float = 0.0, grammars: GrammarStats | None = None
 ) -> EngineSnapshot:
-    """May be called from a thread beside the loop: each number is read whole, though the loop may
-    move on between two of them."""
+    """May be called from another thread than the loop's: each number is read atomically, but the
+    loop may move on between two of them."""
     stats, blocks, scheduler = engine.stats, engine.blocks, engine.scheduler
     return EngineSnapshot(
         engine_pid=os.getpid(),
@@ -108,8 +108,8 @@ def take_snapshot(
 
 
 def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[str, int]]:
-    """What the engine's memory was predicted to be, and what was taken where that was counted:
-    kind -> part -> bytes."""
+    """The engine's memory as predicted, and as allocated where that was measured: kind -> part ->
+    bytes."""
     predicted = {
         "weights": ledger.weights_bytes,
         "kv_pool": ledger.kv_pool_bytes,

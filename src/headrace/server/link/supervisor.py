@@ -1,7 +1,7 @@
 """Keeps an engine process alive: starts it, watches it, starts another when it dies or hangs.
 
-After so many starts in a row of which none served anything it gives up, and so must the server.
-Knows processes and time; nothing of what the engine computes.
+After `max_restarts` failed starts in a row it gives up, and the server exits. Knows processes and
+time; nothing of what the engine computes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from headrace.server.link.engine_link import ENGINE_COMMAND, EngineLink
 from headrace.server.link.snapshot import EngineSnapshot
 
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 0.25, 30.0
-MOST_EXHAUSTED_S = 2.0  # between tries while the machine has no room: it may have, any moment
+MOST_EXHAUSTED_S = (
+    2.0  # longest pause between tries while the machine has no resources for a process
+)
 WATCH_S = 0.25
 LATE_S = 0.5
-STEADY_S = 60.0  # an engine that lived so long starts with a clean record
+STEADY_S = 60.0  # after an engine has lived this long, failures are counted from 0 again
 SHUT_DOWN_S = 5.0
-USUAL_START_S = 3.0  # before one was measured
-# The machine has none left now, which says nothing about the engine. EAGAIN: of processes.
+USUAL_START_S = 3.0  # assumed until a start was measured
+# The machine has run out of a resource, which is no fault of the engine. EAGAIN: of processes.
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN)
 
 log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class State(Enum):
 
 
 class EngineGoneError(HeadraceError):
-    """The engine can't be brought back."""
+    """The engine can't be restarted."""
 
     exit_status = 3
 
@@ -69,8 +71,8 @@ class Supervisor:
         self._began_s = self._back_at_s = time.monotonic()
         self.on_snapshot: Callable[[EngineSnapshot], None] = lambda snapshot: None
         self.state = State.STARTING
-        self.restarts = 0  # since the server began
-        self.facts: wire.Ready | None = None  # of the last engine that was ready
+        self.restarts = 0  # since the server started
+        self.facts: wire.Ready | None = None  # reported by the last engine that became ready
 
     @property
     def engine(self) -> EngineLink:
@@ -85,21 +87,21 @@ class Supervisor:
         )
 
     def retry_after_s(self) -> float:
-        """When the engine should be back, going by how long its last start took."""
+        """Seconds until the engine should be ready again, estimated from its last start."""
         return max(1.0, self._back_at_s - time.monotonic())
 
     def fail_requests(self, error: HeadraceError) -> None:
-        """End everything that runs."""
+        """Stop watching and end the engine process."""
         if self._link is not None:
             self._link.fail_streams(error)
 
     def kill(self) -> None:
-        """End the engine process without a word."""
+        """Kill the engine process without asking it to end."""
         if self._link is not None:
             self._link.kill()
 
     async def run(self) -> None:
-        """Until cancelled; raises if the engine can't start, or can't come back."""
+        """Runs until cancelled; raises if the engine can't start, or can't be restarted."""
         try:
             await self._keep_alive()
         finally:
@@ -113,7 +115,7 @@ class Supervisor:
             cause = await self._watch(link)
             link.fail_streams(
                 UnavailableError(
-                    f"The engine {cause} while it computed this request.",
+                    f"The engine {cause} while computing this request.",
                     "Send it again: the engine is being restarted.",
                     retry_after_s=FIRST_BACK_OFF_S + self._start_s,
                 )
@@ -124,13 +126,13 @@ class Supervisor:
             if failures > self._max_restarts:
                 self.state = State.STOPPED
                 raise EngineGoneError(
-                    f"The engine {cause}, the last of {failures} times in a row.",
-                    "The log above says why; --max-restarts sets how often it is tried.",
+                    f"The engine {cause}; that was failure {failures} in a row.",
+                    "The log above says why; --max-restarts sets how many are allowed.",
                 )
             back_off_s = self._wait_s(failures)
             self.restarts += 1
             log.error(
-                "the engine %s; starting another in %.2f s (%d in a row)",
+                "the engine %s; starting another in %.2f s (failure %d in a row)",
                 cause,
                 back_off_s,
                 failures,
@@ -139,8 +141,8 @@ class Supervisor:
             await asyncio.sleep(back_off_s)
 
     async def _start(self) -> EngineLink:
-        """An engine process. One that the machine has no room for now is tried again for as long as
-        it takes: it was never there, and so proves nothing about the engine."""
+        """Starts an engine process. While the machine lacks the resources for one, it keeps trying:
+        that is no fault of the engine and does not count as a failed start."""
         tries = 0
         while True:
             self.state = State.STARTING
@@ -154,12 +156,12 @@ class Supervisor:
                     self.state = State.STOPPED
                     raise EngineGoneError(
                         f"The engine's process can't be started: {error}.",
-                        "See that this Python is still where it was.",
+                        "Check that this Python interpreter is still installed.",
                     ) from error
                 tries += 1
                 back_off_s = min(self._wait_s(tries), MOST_EXHAUSTED_S)
                 log.warning(
-                    "an engine process can't be started now (%s); trying again in %.2f s",
+                    "can't start an engine process now (%s); trying again in %.2f s",
                     error.strerror or error,
                     back_off_s,
                     extra={"event": "engine_not_started"},
@@ -167,14 +169,14 @@ class Supervisor:
             await asyncio.sleep(back_off_s)
 
     def _wait_s(self, tries: int) -> float:
-        """How long to wait after so many in vain; says when the engine should be back."""
+        """Seconds to wait after that many failures; sets when the engine should be ready."""
         back_off_s: float = min(FIRST_BACK_OFF_S * 2 ** min(tries - 1, 16), MOST_BACK_OFF_S)
         self.state = State.WAITING
         self._back_at_s = time.monotonic() + back_off_s + self._start_s
         return back_off_s
 
     async def _watch(self, link: EngineLink) -> str:
-        """One engine, from its start to its end; how it ended."""
+        """Runs one engine from its start to its end; returns how it ended."""
         ended = asyncio.create_task(link.lost())
         try:
             first: set[asyncio.Future[Any]] = {ended, link.ready}
@@ -187,12 +189,12 @@ class Supervisor:
             elif link.ready.done() and not isinstance(error, UnavailableError):
                 await ended
                 self.state = State.STOPPED
-                link.ready.result()  # raises what the engine said
+                link.ready.result()  # raises the engine's error
             while not ended.done():
                 looked_s = time.monotonic()
                 await asyncio.wait({ended}, timeout=WATCH_S)
                 if time.monotonic() - looked_s > WATCH_S + LATE_S:
-                    # It is this process that stood still: beats are waiting to be read.
+                    # This process itself was stalled: heartbeats are waiting to be read.
                     link.forgive()
                 stuck_s = link.stuck_s()
                 if self.state is State.READY and stuck_s > self._hang_timeout_s:

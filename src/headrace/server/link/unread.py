@@ -1,8 +1,8 @@
-"""Tokens that the engine has given and nobody has taken: what clients that read slowly cost.
+"""Counts computed tokens that slow clients have not read yet.
 
-A stream whose client does not read is not asked for its tokens, and the engine goes on. Where all
-that waits is more than a bound, the stream that has most of it is to be ended. Counts; knows
-nothing of streams and tokens.
+A stream whose client does not read leaves its tokens waiting while the engine goes on. Where all of
+these exceed a bound, the stream with the most is to be ended. Only counts; knows nothing of streams
+and tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Unread:
         self._of: dict[Hashable, int] = {}
 
     def add(self, owner: Hashable, entries: int) -> Hashable | None:
-        """Who is to be ended, if it is too much."""
+        """The stream to be ended, if the bound is exceeded."""
         self._of[owner] = self._of.get(owner, 0) + entries
         self.total += entries
         if self.total <= self.most:
@@ -27,5 +27,5 @@ class Unread:
         return max(self._of, key=self._of.__getitem__)
 
     def taken(self, owner: Hashable) -> None:
-        """All that it had."""
+        """Removes everything that was counted for it."""
         self.total -= self._of.pop(owner, 0)

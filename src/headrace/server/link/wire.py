@@ -1,7 +1,7 @@
-"""What the HTTP process and the engine process say to each other, in the frames of frames.py.
+"""The messages between the HTTP process and the engine process, in the frames of frames.py.
 
-Messages are arrays: fields have places, not names. A request has a number from when it is added,
-given by the HTTP process: whatever is said of it afterwards says that number, not its id.
+Messages are arrays: fields have positions, not names. The HTTP process gives each request a number
+when it adds it; all later messages use that number instead of the request's id.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class Configure(Message, tag="configure", frozen=True):
     engine: EngineConfig
     log_level: str
     log_format: str
-    grammars_bytes: int  # that all grammars' processes may take together
+    grammars_bytes: int  # limit for all grammar processes together
     checked: Checked = Checked()  # the model's files, as the HTTP process found them
 
 
 class Add(Message, tag="add", frozen=True):
-    """A request, and the number that it has until it is cancelled or refused."""
+    """A request, and its number until it is cancelled or refused."""
 
     number: int
     request: GenerateRequest
 
 
 class Cancel(Message, tag="cancel", frozen=True):
-    """Nobody wants the rest, if there is any: comes once for every request that was not refused."""
+    """Ends a request. Sent once for every request that was not refused, also when it is done."""
 
     number: int
 
 
 class StopOne(Message, tag="stop", frozen=True):
-    """One continuation came to a stop string."""
+    """One continuation reached a stop string."""
 
     number: int
     index: int
@@ -87,7 +87,7 @@ class Ready(Message, tag="ready", frozen=True):
     ledger_bytes: dict[str, dict[str, int]]  # predicted, allocated -> part -> bytes
     notes: list[str]
     pid: int
-    backend: dict[str, str]  # what computes: part of the fingerprint
+    backend: dict[str, str]  # the backend's facts: part of the fingerprint
 
 
 class Broken(Message, tag="broken", frozen=True):
@@ -107,11 +107,11 @@ class Refused(Message, tag="refused", frozen=True):
     remedy: str
     param: str | None
     is_context_length: bool = False
-    retry_after_s: float | None = None  # not refused for good: it may be sent again
+    retry_after_s: float | None = None  # set where the request may be sent again later
 
 
 class Extra(Message, frozen=True, gc=False):
-    """What few tokens have; see SampledToken."""
+    """Fields that only few tokens have; see SampledToken."""
 
     top: Sequence[tuple[int, float]] = ()
     error: str | None = None
@@ -124,19 +124,19 @@ class Extra(Message, frozen=True, gc=False):
         return len(self.top) + sum(1 + len(top) for _, top in self.prompt_scores or ())
 
 
-# A token as RequestText.push takes it: which continuation, token id, logprob, the end, the rest.
+# A token as RequestText.push takes it: continuation, token id, logprob, finish reason, extras.
 Row = tuple[int, int, float, FinishReason | None, Extra | None]
 
 
 class Tokens(Message, tag="tokens", frozen=True):
-    """All that one step found: columns of one length, a place in each for every token."""
+    """The results of one step: columns of equal length with one entry per token."""
 
-    requests: list[int]  # their numbers
+    requests: list[int]  # request numbers
     indexes: list[int]
     token_ids: list[int]
     logprobs: list[float]
     finish_reasons: list[FinishReason | None]
-    extras: dict[int, Extra] = {}  # by place
+    extras: dict[int, Extra] = {}  # by row
     started: list[tuple[int, float, int]] = []  # left the queue: number, waited_s, cached_tokens
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class Tokens(Message, tag="tokens", frozen=True):
         started: Sequence[Started],
         numbers: Mapping[str, int],
     ) -> Tokens:
-        """`numbers` are the requests', by their ids; nobody waits for what has none."""
+        """`numbers` are request numbers by id; tokens of requests without one are dropped."""
         found = cls([], [], [], [], [], {}, [])
         for token in tokens:
             number = numbers.get(token.request_id)
@@ -187,13 +187,13 @@ class Tokens(Message, tag="tokens", frozen=True):
         extras: Iterator[Extra | None] = repeat(None)
         if self.extras:
             extras = map(self.extras.get, count())
-        # Not strict, which was seen to above: the last column has no end.
+        # Not strict: the lengths were checked above, and the last column is endless.
         columns = self.indexes, self.token_ids, self.logprobs, self.finish_reasons
         return zip(self.requests, zip(*columns, extras, strict=False), strict=False)
 
 
 class Beat(Message, tag="beat", frozen=True):
-    """The engine lives: `progress` moved since the last one, or it is stuck."""
+    """A heartbeat. If `progress` has not changed since the last one, the engine is stuck."""
 
     progress: int
     snapshot: EngineSnapshot | None = None

@@ -1,8 +1,8 @@
 """/metrics: what metrics.py counted, as Prometheus (or OpenMetrics, if asked for) text.
 
-Every name is `headrace:` something; where vLLM has the like, its name stands beside it with the
-same numbers, so that dashboards, autoscalers and routers made for vLLM read it unchanged. The only
-file that knows metric names; it counts nothing.
+Every name starts with `headrace:`; where vLLM has the same metric, it is given under vLLM's name
+too, so that dashboards, autoscalers and routers made for vLLM read it unchanged. The only file that
+knows metric names; it counts nothing.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headrace.server.observe.families import FamilyMaker, Labels
 from headrace.server.observe.metrics import STEP_PARTS, Metrics
 from headrace.server.observe.text_format import TextWriter, choose_format
 
-# Of grammars, as server/grammars/places.py counts them: there from the start, so that a rate is
-# one.
+# Outcomes of grammars, as server/grammars/places.py counts them: present from the start, so that
+# rates are right.
 OUTCOMES = ("compiled", "reused", "refused", "refused_again", "busy", "timeout", "killed")
 
 
 class Exposition:
-    """Made once; `write` is a scrape."""
+    """Made once; `write` answers a scrape."""
 
     def __init__(
         self, metrics: Metrics, model_name: str, build: Callable[[], Labels], *others: Collector
     ) -> None:
-        # A registry of our own: what other code of the process registers globally is not ours.
+        # A separate registry: without what other code in this process registers globally.
         self._registry = CollectorRegistry()
         for collector in (_Families(metrics, model_name, build), *others):
             self._registry.register(collector)
@@ -37,7 +37,7 @@ class Exposition:
         self._writer = TextWriter()
 
     def write(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, as the Accept header wants it."""
+        """The text and its content type, chosen by the Accept header."""
         chosen = choose_format(accept)
         families = self._registry.collect()
         return self._writer.write(families, is_open=chosen.is_open), chosen.content_type
@@ -64,21 +64,25 @@ class _Families(Collector):
     def _requests(self) -> Iterator[Metric]:
         m, make = self._metrics, self._make
         yield from make.gauge(
-            "num_requests_running", "Requests that the engine has taken up.", m.running_requests
+            "num_requests_running", "Requests that the engine has started.", m.running_requests
         )
         yield from make.gauge(
-            "num_requests_waiting", "Requests that wait for the engine.", m.waiting_requests
+            "num_requests_waiting", "Requests waiting for the engine.", m.waiting_requests
         )
         yield from make.counter(
-            "prompt_tokens", "Prompt tokens of requests taken up, cached ones too.", m.prompt_tokens
+            "prompt_tokens",
+            "Prompt tokens of started requests, including cached ones.",
+            m.prompt_tokens,
         )
         cached = m.cached_prompt_tokens
         yield from make.counter(
-            "prompt_tokens_cached", "Of these, found in the prefix cache.", cached
+            "prompt_tokens_cached",
+            "Prompt tokens of started requests that were in the prefix cache.",
+            cached,
         )
         yield from make.counter(
             "prompt_tokens_by_source",
-            "Prompt tokens of requests taken up: to be computed, or found in the prefix cache.",
+            "Prompt tokens of started requests, by source: to be computed, or in the prefix cache.",
             [
                 ({"source": "local_compute"}, m.prompt_tokens - cached),
                 ({"source": "local_cache_hit"}, cached),
@@ -87,7 +91,7 @@ class _Families(Collector):
         yield from make.counter("generation_tokens", "Tokens generated.", m.generation_tokens)
         yield from make.counter(
             "request_success",
-            "Requests that ended, by reason (abort: the client left; error: not a success).",
+            "Finished requests by reason (abort: the client disconnected; error: failed).",
             [({"finished_reason": reason}, n) for reason, n in m.finished.items()],
         )
         yield from make.histogram(
@@ -99,52 +103,58 @@ class _Families(Collector):
             m.request_computed_tokens,
         )
         yield from make.histogram(
-            "request_generation_tokens", "Tokens generated for it.", m.request_generation_tokens
+            "request_generation_tokens",
+            "Tokens generated for a request.",
+            m.request_generation_tokens,
         )
         yield from make.histogram(
             "request_max_num_generation_tokens",
-            "Tokens of its longest continuation.",
+            "Tokens of a request's longest continuation.",
             m.longest_answer_tokens,
         )
         yield from make.histogram(
-            "request_params_max_tokens", "max_tokens as asked for.", m.params_max_tokens
+            "request_params_max_tokens", "The max_tokens of a request.", m.params_max_tokens
         )
-        yield from make.histogram("request_params_n", "n as asked for.", m.params_n)
+        yield from make.histogram("request_params_n", "The n of a request.", m.params_n)
 
     def _times(self) -> Iterator[Metric]:
         m, make = self._metrics, self._make
         yield from make.histogram(
             "time_to_first_token_seconds",
-            "From a request's arrival to its first token (a chunk without one is none).",
+            "Time from a request's arrival to its first token (chunks without tokens don't count).",
             m.ttft,
         )
         yield from make.histogram(
             "request_time_per_output_token_seconds",
-            "A request's mean time a token after the first: (last - first) / (n - 1).",
+            "A request's mean time per token after the first: (last - first) / (n - 1).",
             m.tpot,
         )
         yield from make.histogram(
             "inter_token_latency_seconds",
-            "From tokens of a request to its next ones.",
+            "Time between consecutive tokens of a request.",
             m.token_gap,
-            # vLLM's old name for this, by its own word; older dashboards have it.
+            # vLLM's deprecated name for this; older dashboards use it.
             old_name="time_per_output_token_seconds",
         )
         yield from make.histogram(
-            "e2e_request_latency_seconds", "From a request's arrival to its end.", m.e2e
+            "e2e_request_latency_seconds", "Time from a request's arrival to its end.", m.e2e
         )
         yield from make.histogram(
-            "request_queue_time_seconds", "In the queue before the engine began.", m.queue
+            "request_queue_time_seconds",
+            "Time in the queue before the engine started the request.",
+            m.queue,
         )
         yield from make.histogram(
-            "request_prefill_time_seconds", "From leaving the queue to the first token.", m.prefill
+            "request_prefill_time_seconds",
+            "Time from leaving the queue to the first token.",
+            m.prefill,
         )
         yield from make.histogram(
-            "request_decode_time_seconds", "From the first token to the last.", m.decode
+            "request_decode_time_seconds", "Time from the first token to the last.", m.decode
         )
         yield from make.histogram(
             "request_inference_time_seconds",
-            "From leaving the queue to the last token.",
+            "Time from leaving the queue to the last token.",
             m.inference,
         )
 
@@ -157,13 +167,13 @@ class _Families(Collector):
         }
         yield from make.gauge(
             "kv_cache_usage_perc",
-            "Share of the KV blocks that sequences hold, 0 to 1.",
+            "Fraction of the KV blocks in use by sequences, 0 to 1.",
             blocks["used"] / max(sum(blocks.values()), 1),
             old_name="gpu_cache_usage_perc",
         )
         yield make.own_gauge(
             "kv_blocks",
-            "KV blocks: free, used by sequences, or cached (a prefix that may be used again).",
+            "KV blocks by state: free, used by sequences, or cached (a prefix that may be reused).",
             [({"state": state}, n) for state, n in blocks.items()],
         )
         yield from make.counter(
@@ -178,7 +188,7 @@ class _Families(Collector):
         )
         yield make.own_counter(
             "prefix_cache_misses",
-            "Look-ups by why the first block that was not found was not.",
+            "Prefix cache lookups by the reason why the first missing block was not found.",
             [({"reason": r}, n) for r, n in totals.by_label("misses").items()],
         )
         yield make.own_counter(
@@ -190,40 +200,42 @@ class _Families(Collector):
     def _engine(self) -> Iterator[Metric]:
         m, now, make = self._metrics, self._metrics.snapshot, self._make
         total, step_s = m.engine.total, m.engine.by_label("step_s")
-        yield make.own_gauge("engine_up", "1 if an engine is ready.", m.engine_is_up)
+        yield make.own_gauge("engine_up", "1 if the engine is ready, else 0.", m.engine_is_up)
         yield make.own_counter(
-            "engine_restarts", "Engine processes lost and started again.", m.engine_restarts
+            "engine_restarts", "Restarts of the engine process.", m.engine_restarts
         )
         yield from make.counter(
-            "num_preemptions", "Sequences that lost their blocks to others.", total("preemptions")
+            "num_preemptions",
+            "Sequences preempted because KV blocks ran out.",
+            total("preemptions"),
         )
         yield make.own_counter(
             "preempted_tokens", "Computed tokens lost to preemption.", total("preempted_tokens")
         )
         yield make.own_counter(
             "sequences_gave_way",
-            "Sequences that were put back for another key's, whose turn it was.",
+            "Sequences preempted in favour of another key's, for a fair share.",
             total("gave_way"),
         )
         yield make.own_counter(
             "computed_prompt_tokens",
-            "Prompt tokens computed: not those that were cached; recomputed ones again.",
+            "Prompt tokens computed: cached ones don't count, recomputed ones count again.",
             total("computed_prompt_tokens"),
         )
         yield make.own_counter("steps", "Steps computed.", total("steps"))
         yield from make.histogram(
             "iteration_tokens_total",
-            "Tokens of a step: of prompts, computed, and generated.",
+            "Tokens per step: prompt tokens computed and tokens generated.",
             m.engine.step_tokens(),
         )
         yield make.own_counter(
             "step_seconds",
-            "Time of steps by part.",
+            "Time spent in steps, by part.",
             [({"part": part}, step_s.get(part, 0.0)) for part in STEP_PARTS],
         )
         yield make.own_gauge(
             "sequences",
-            "The engine's sequences: n of a request are n; preempted ones wait.",
+            "The engine's sequences by state: a request has n; preempted ones are waiting.",
             [
                 ({"state": "running"}, now.running_sequences if now else 0),
                 ({"state": "waiting"}, now.waiting_sequences if now else 0),
@@ -245,12 +257,12 @@ class _Families(Collector):
         outcomes = dict.fromkeys(OUTCOMES, 0.0) | m.engine.by_label("grammars")
         yield make.own_counter(
             "grammars",
-            "Requests with a grammar, by what became of it before it was followed.",
+            "Requests with a grammar, by the result of compiling it.",
             [({"outcome": outcome}, n) for outcome, n in outcomes.items()],
         )
         yield make.own_counter(
             "grammar_seconds",
-            "Time that grammars took, compiled and followed.",
+            "CPU time spent compiling and following grammars.",
             m.engine.total("grammar_s"),
         )
         yield make.own_gauge(
@@ -259,14 +271,16 @@ class _Families(Collector):
             now.grammar_processes if now else 0,
         )
         yield make.own_gauge(
-            "grammar_memory_bytes", "What they take.", now.grammar_bytes if now else 0
+            "grammar_memory_bytes",
+            "Memory of the grammar processes.",
+            now.grammar_bytes if now else 0,
         )
 
     def _http(self) -> Iterator[Metric]:
         m, make = self._metrics, self._make
         yield make.own_counter(
             "http_requests",
-            "HTTP requests answered; 499: the client left first. Paths unknown are one route.",
+            "HTTP requests by route and status; 499: the client left first; other: unknown paths.",
             [
                 ({"route": route, "status": str(status)}, n)
                 for (route, status), n in m.answered.items()
@@ -274,32 +288,34 @@ class _Families(Collector):
         )
         yield make.own_counter(
             "rejected_requests",
-            "Requests turned away, by reason.",
+            "Requests refused, by reason.",
             [({"reason": reason}, n) for reason, n in m.refused.items()],
         )
         yield make.own_gauge("connections", "Open connections.", m.edge.open_connections())
         yield make.own_counter(
             "connections_dropped",
-            "Connections ended without an answer to a request, by why.",
+            "Connections dropped without an answer, by reason.",
             [({"reason": reason}, m.edge.dropped.get(reason, 0)) for reason in DROPS],
         )
         yield make.own_gauge(
-            "body_bytes", "Bytes of requests' bodies that are being read.", m.edge.bodies.bytes
+            "body_bytes", "Bytes of request bodies being read.", m.edge.bodies.bytes
         )
         yield make.own_counter(
             "refused_bounds",
-            "Of these, for a list or a text that is too long, by the bound (docs/bounds.md).",
+            "Requests refused because a list or text is too long, by the bound (docs/bounds.md).",
             [({"bound": bound}, n) for bound, n in m.refused_bounds.items()],
         )
 
     def _facts(self) -> Iterator[Metric]:
         make, facts = self._make, self._metrics.engine_facts
-        yield make.own_gauge("build_info", "What is running.", [(self._build(), 1)])
+        yield make.own_gauge(
+            "build_info", "Version and fingerprint of this server.", [(self._build(), 1)]
+        )
         if facts is None:
             return
         yield make.own_gauge(
             "memory_ledger_bytes",
-            "The engine's memory by part: as predicted before it was loaded, as allocated.",
+            "The engine's memory by part: as predicted before loading, and as allocated.",
             [
                 ({"part": part, "kind": kind}, n)
                 for kind, parts in facts.ledger_bytes.items()
@@ -313,5 +329,7 @@ class _Families(Collector):
             "max_num_seqs": str(facts.max_sequences),
         }
         yield from make.gauge(
-            "cache_config_info", "The KV pool, in vLLM's words whatever the device.", [(pool, 1)]
+            "cache_config_info",
+            "The KV pool, with vLLM's label names on every device.",
+            [(pool, 1)],
         )

@@ -1,7 +1,7 @@
 """Metric families: a name, what it means, and samples, each labelled with the model.
 
-What vLLM has too is made twice, under our name and under its. Knows how names are put together; not
-which there are (exposition.py).
+Metrics that vLLM has too are given under both names. Knows how names are built; exposition.py knows
+which metrics there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What each key has waiting, running and used, and its turns in the engine; with their names.
+"""Metrics per key: requests waiting and running, tokens used, and its share of the engine.
 
-A watcher like metrics.py, beside it: told as things happen, asked when somebody scrapes. There are
-as many labels as keys are configured. They are shown on /metrics, which is for operators: no key is
-to learn what others there are, or what they do. Knows keys' names; no key, and no HTTP.
+A watcher like metrics.py: events come in as they happen, a scrape reads the sums. There is one
+label value per configured key. They are shown on /metrics, which is for operators: a key must not
+learn about other keys. Knows the names of keys; not the keys themselves, and no HTTP.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KeyMetrics(Collector):
 
     def on_tokens(self, record: RequestRecord, count: int, gap_s: float | None) -> None:
         if record.key_name in self._weights:
-            self.on_start(record)  # a token tells it too
+            self.on_start(record)  # a first token implies it
             self._generated_tokens[record.key_name] += count
 
     def on_end(self, record: RequestRecord) -> None:
@@ -75,12 +75,12 @@ class KeyMetrics(Collector):
         waiting, running = Counter(self._waiting.values()), Counter(self._running.values())
         yield make.own_gauge(
             "key_weight",
-            "Turns of a key beside others'.",
+            "A key's weight: its share of the engine relative to other keys.",
             [({"key": name}, weight) for name, weight in self._weights.items()],
         )
         yield make.own_gauge(
             "key_requests",
-            "Requests of a key that wait for the engine, or that it has taken up.",
+            "Requests of a key by state: waiting or running.",
             [
                 ({"key": name, "state": state}, counts[name])
                 for state, counts in (("running", running), ("waiting", waiting))
@@ -89,7 +89,7 @@ class KeyMetrics(Collector):
         )
         yield make.own_gauge(
             "key_sequences",
-            "The engine's sequences of a key.",
+            "The engine's sequences of a key, by state.",
             [
                 ({"key": name, "state": state}, getattr(tenants.get(name, _NOTHING), state))
                 for state in ("running", "waiting")
@@ -98,7 +98,7 @@ class KeyMetrics(Collector):
         )
         yield make.own_counter(
             "key_tokens",
-            "Tokens of a key: of prompts taken up, and generated.",
+            "Tokens of a key: prompt tokens of started requests, and generated tokens.",
             [
                 ({"key": name, "kind": kind}, counts[name])
                 for kind, counts in (
@@ -110,16 +110,16 @@ class KeyMetrics(Collector):
         )
         yield make.own_counter(
             "key_computed_tokens",
-            "Tokens computed for a key, by which turns are shared: not those that were cached.",
+            "Tokens computed for a key, without cached ones; the engine is shared by these.",
             [({"key": name}, totals.total(f"key_tokens {name}")) for name in names],
         )
         yield make.own_counter(
             "key_gave_way",
-            "Sequences of a key that were put back for another key's, whose turn it was.",
+            "Sequences of a key preempted in favour of another key's, for a fair share.",
             [({"key": name}, totals.total(f"key_gave_way {name}")) for name in names],
         )
         yield make.own_counter(
             "key_rejected_requests",
-            "Requests of a key that were turned away.",
+            "Requests of a key that were refused.",
             [({"key": name}, self._refused[name]) for name in names],
         )

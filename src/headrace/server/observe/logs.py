@@ -1,9 +1,9 @@
-"""Logs of both processes: JSON lines, or pretty ones for a terminal.
+"""Logs of both processes: JSON lines, or readable ones for a terminal.
 
-Whatever a client sent can neither begin a line of its own nor, in JSON, leave its string. What a
-request said and what was answered is never written unless asked for; an unexpected exception shows
-where it came from, and its text only if its kind does not quote values. Knows what a line is; who
-writes one and when is elsewhere.
+Text from a client can neither start a new line nor, in JSON, break out of its string. Prompts and
+answers are never written unless --log-content is set; an unexpected exception is shown with its
+traceback, and its message only if its type never quotes values. Knows how a line is written, not
+when.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, TextIO
 from headrace.core.errors import HeadraceError
 from headrace.core.server_config import LogFormat, LogLevel
 
-# What a LogRecord has anyway; all else was given as `extra` and is shown.
+# Standard attributes of a LogRecord; all others were given as `extra` and are shown.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CONTINUED = "\n    | "
-_TOLD = ("endpoint", "status", "e2e_s")  # a request's message says these already
-# Their texts name objects, files and places. Others (ValueError, KeyError …) quote what they failed
-# on, and that may be a prompt.
+_TOLD = ("endpoint", "status", "e2e_s")  # already in a request's message
+# Their messages name objects and files. Others (ValueError, KeyError …) quote the value that they
+# failed on, which may be a prompt.
 _SPEAKING = (
     ArithmeticError,
     AssertionError,
@@ -46,7 +46,7 @@ def set_up_logging(
     show_content: bool = False,
     stream: TextIO | None = None,
 ) -> None:
-    """For the whole process, from now on, uvicorn's and asyncio's loggers included."""
+    """Sets up logging for the whole process, uvicorn's and asyncio's loggers included."""
     stream = stream or sys.stderr
     pretty = style == LogFormat.PRETTY or (style == LogFormat.AUTO and stream.isatty())
     handler = logging.StreamHandler(stream)
@@ -54,7 +54,7 @@ def set_up_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     number = getattr(logging, str(level).upper())
-    # Other packages at debug level say things that nobody here has looked at.
+    # What other packages log at debug level was not checked for content.
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("headrace").setLevel(number)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
@@ -85,7 +85,7 @@ class _Formatter(logging.Formatter):
             return "".join(traceback.format_exception(error)).rstrip()
         lines, seen = [], set[int]()
         at: BaseException | None = error
-        while at is not None and id(at) not in seen:  # the innermost last: what began it
+        while at is not None and id(at) not in seen:  # the original exception comes last
             seen.add(id(at))
             lines += [f"{_name(at)}: {_text(at)}".rstrip(": ")]
             lines += [
@@ -107,12 +107,12 @@ class JsonFormatter(_Formatter):
             "logger": record.name,
             **{key: _plain(value) for key, value in self.fields(record).items()},
         }
-        # ASCII only: no odd line ends, no half characters that the stream could not write.
+        # ASCII only: no unusual line ends, no lone surrogates that the stream could not encode.
         return json.dumps(line, ensure_ascii=True, default=str, allow_nan=False)
 
 
 class PrettyFormatter(_Formatter):
-    """A line that does not begin with a time belongs to the one above it."""
+    """A line that does not begin with a time continues the one above it."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = self.fields(record)
@@ -135,7 +135,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it: it knows no NaN."""
+    """The value as JSON can represent it: JSON has no NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

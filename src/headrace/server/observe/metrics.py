@@ -1,8 +1,8 @@
 """What is counted about requests, answers and the engine behind them.
 
-A watcher: told as things happen, asked when somebody scrapes (exposition.py gives it names). What
-the engine counts itself comes as snapshots; an engine that was restarted counts from 0 again, the
-sums here go on. Knows no text, no HTTP and no metric names.
+A watcher: events come in as they happen, a scrape reads the sums (exposition.py names them). The
+engine's own counters arrive as snapshots; a restarted engine counts from 0 again, the sums here go
+on. Knows no text, no HTTP and no metric names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.server.observe.record import HttpRecord, RequestRecord
 
 FINISH_REASONS = ("stop", "length", "abort", "timeout", "error")
 STEP_PARTS = ("schedule", "compute", "sample", "commit", "publish")
-# Shown as 0 before the first of them: a rate needs a beginning to rise from.
+# Shown as 0 before the first of them, so that rates are right from the start.
 USUAL_REFUSALS = (
     "authentication",
     "bodies_full",
@@ -48,7 +48,7 @@ _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class EngineWatch(Protocol):
-    """What is asked about the engine process itself; the supervisor knows it."""
+    """The engine process's state, as the supervisor has it."""
 
     @property
     def state(self) -> State: ...
@@ -59,7 +59,7 @@ class EngineWatch(Protocol):
 
 
 class EdgeWatch(Protocol):
-    """What is asked about connections; the service has it."""
+    """Counts of connections and bodies, as the service has them."""
 
     @property
     def dropped(self) -> Mapping[str, int]: ...
@@ -70,7 +70,7 @@ class EdgeWatch(Protocol):
 
 
 class _NoEdge:
-    """Nobody is connected."""
+    """For a server without connections."""
 
     def __init__(self) -> None:
         self.dropped: Mapping[str, int] = {}
@@ -131,7 +131,7 @@ class Metrics:
 
     @property
     def snapshot(self) -> EngineSnapshot | None:
-        """Of the engine that is there now; None: there is none, or it has said nothing yet."""
+        """The latest from the running engine; None: no engine, or no snapshot yet."""
         return self.engine.last if self.engine_is_up else None
 
     # -- what is told ----------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Metrics:
         if gap_s is not None:
             self.token_gap.observe(gap_s)
         elif record.first_token_s is not None:
-            self.on_start(record)  # a token tells it too
+            self.on_start(record)  # a first token implies it
             self.ttft.observe(record.first_token_s - record.arrived_s)
             if record.started_s is not None:
                 self.prefill.observe(max(0.0, record.first_token_s - record.started_s))
@@ -185,7 +185,7 @@ class Metrics:
 
     def on_http(self, record: HttpRecord) -> None:
         self.answered[record.route, record.status] += 1
-        # A stream that broke off was not turned away: its status was sent long before.
+        # A stream that failed midway was not refused: its status had been sent before.
         if record.status >= 400 and record.error is not None and is_refusal(record.error):
             self.refused[refusal_reason(record.error)] += 1
             if isinstance(record.error, BoundError):
@@ -196,11 +196,11 @@ class Metrics:
 
 
 class EngineTotals:
-    """An engine's counts, summed over all the engines that there were."""
+    """The engine's counters, summed over all engine processes so far."""
 
     def __init__(self) -> None:
         self.last: EngineSnapshot | None = None
-        self._before: defaultdict[str, float] = defaultdict(float)  # of the engines before
+        self._before: defaultdict[str, float] = defaultdict(float)  # of earlier engines
         self._now: dict[str, float] = {}
 
     def add(self, snapshot: EngineSnapshot) -> None:
@@ -235,7 +235,7 @@ class EngineTotals:
         return Histogram(STEP_TOKEN_BOUNDS, counts, self.total("step_tokens_sum"))
 
     def by_label(self, name: str) -> dict[str, float]:
-        """Of the counts that there are several of: reasons of misses, parts of a step."""
+        """For counters with several values: reasons of misses, parts of a step."""
         known = [key for key in {**self._before, **self._now} if key.startswith(f"{name} ")]
         return {key.removeprefix(f"{name} "): self.total(key) for key in known}
 
@@ -250,18 +250,18 @@ def time_per_output_token_s(record: RequestRecord) -> float | None:
 
 
 def is_refusal(error: HeadraceError) -> bool:
-    """Whether the request was turned away, rather than failed."""
+    """Whether the request was refused, rather than failed."""
     return error.status < 500 or isinstance(error, RetryLaterError)
 
 
 def refusal_reason(error: HeadraceError) -> str:
-    """A word for the error's class: too_many_requests, context_length … As many as there are
+    """A label for the error's class: too_many_requests, context_length … Bounded by the number of
     classes, whatever clients send."""
     return _WORD_START.sub("_", type(error).__name__.removesuffix("Error")).lower()
 
 
 def _queued_s(record: RequestRecord) -> float | None:
-    """In the engine's queue, by its own clock where it said so."""
+    """Time in the engine's queue, by the engine's clock where it is known."""
     if record.waited_s is not None or record.started_s is None:
         return record.waited_s
     return max(0.0, record.started_s - record.arrived_s)

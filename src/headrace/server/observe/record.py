@@ -1,4 +1,4 @@
-"""What is known about one request from its arrival to its end; whoever watches reads it.
+"""What is known about one request from its arrival to its end; watchers read it.
 
 Metrics, logs and traces are watchers. Times are of time.monotonic(). Knows no text but what
 `prompt` and `answer` hold, which stay empty unless content is to be logged.
@@ -28,12 +28,12 @@ class RequestRecord:
     first_token_s: float | None = None
     last_token_s: float | None = None
     output_tokens: int = 0
-    reserved_tokens: int = 0  # of its key's, set aside for what is yet to be generated
+    reserved_tokens: int = 0  # reserved of its key's limit for tokens yet to be generated
     continuation_tokens: dict[int, int] = field(default_factory=dict)  # of each, where n > 1
     ended_s: float | None = None
     finish_reason: str | None = None  # of the last continuation; "error", "abort" too
     error: str | None = None
-    is_cut_by_context: bool = False  # it asked for no length, and ended where the room did
+    is_cut_by_context: bool = False  # no max_tokens was given, and the context was full
     prompt: str = ""
     answer: str = ""
 
@@ -49,16 +49,16 @@ class HttpRecord:
 
     request_id: str
     method: str
-    # Its path in server/api/routes.py; "other" where there is none: clients can't add to them.
+    # The path in server/api/routes.py; "other" for unknown ones, so that clients can't add values.
     route: str
-    status: int  # 499: the client left before there was one
+    status: int  # 499: the client disconnected before there was one
     arrived_s: float
     ended_s: float
     key_name: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
-    error: HeadraceError | None = None  # what the answer, or its end, said
-    requests: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+    error: HeadraceError | None = None  # sent as the answer, or at the end of a stream
+    requests: list[RequestRecord] = field(default_factory=list)  # its engine requests
     ignored_fields: list[str] = field(default_factory=list)  # of its body, as the client wrote them
 
 
@@ -78,8 +78,8 @@ class Watcher(Protocol):
         ...
 
     def on_tokens(self, record: RequestRecord, count: int, gap_s: float | None) -> None:
-        """`count` tokens came at record.last_token_s, `gap_s` after those before them (None: they
-        are the first)."""
+        """`count` tokens arrived at record.last_token_s, `gap_s` after the previous ones (None:
+        they are the first)."""
         ...
 
     def on_end(self, record: RequestRecord) -> None: ...

@@ -1,7 +1,7 @@
-"""One line in the log for each HTTP request, at its end: what it asked for, took and came to.
+"""One log line per HTTP request, at its end: what it asked for, its times, and the result.
 
-The route rather than the path, counts rather than texts: a prompt can't get into it unless content
-is to be logged. Knows records; how a line is written is logs.py's affair.
+Has the route instead of the path and counts instead of texts: a prompt can't get into it unless
+--log-content is set. Knows records; logs.py writes the lines.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from headrace.server.request.schema import (
     TokenizeRequest,
 )
 
-# Asked for so often, by machines, that they would drown the rest.
+# Requested so often, by machines, that they would flood the log.
 QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics"})
 
 log = logging.getLogger("headrace.server.requests")
 
-REFUSALS_PER_S = 20  # lines of a status, where nobody knows who was refused
+REFUSALS_PER_S = 20  # lines per status, for refused requests without a key
 MAX_IGNORED = 16  # names of unknown fields in a line
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OTHER_KINDS = (EmbeddingRequest, TokenizeRequest, DetokenizeRequest, StreamOptions)
-# Of what has no struct: messages, their parts, tools and forms of answers.
+# Field names of what has no struct: messages, their parts, tools and response formats.
 _NESTED = frozenset(
     {
         *("role", "content", "type", "text", "name", "refusal", "tool_calls", "tool_call_id"),
@@ -65,7 +65,7 @@ class RequestLog:
         if left_out is None:
             return
         took_s = record.ended_s - record.arrived_s
-        # The route, not the path: that is the client's text.
+        # The route, since the path is text from the client.
         log.log(
             level,
             "%s %s %d in %.3f s",
@@ -90,7 +90,7 @@ class RequestLog:
 
 
 def _is_strangers(record: HttpRecord) -> bool:
-    """Turned away before it cost anything, and by nobody that is known: there may be very many."""
+    """Refused early and without a valid key: there may be very many of these."""
     refused = record.error is not None and is_refusal(record.error)
     return refused and record.key_name is None and not record.requests
 
@@ -101,15 +101,15 @@ def _error_fields(error: HeadraceError | None, *, show_names: bool) -> dict[str,
     fields: dict[str, Any] = {"error": refusal_reason(error)}
     if error.param and _FIELD_NAME.fullmatch(error.param):
         fields["param"] = error.param if show_names else _known_words(error.param)
-    # What is wrong with a request is told to its sender, with the value that is wrong.
+    # The message of such an error quotes the wrong value: it goes to the client, not into the log.
     if not is_refusal(error) or error.status >= 429:
         fields["cause"] = error.cause
     return fields
 
 
 def _ignored_fields(names: list[str], *, show_names: bool) -> dict[str, Any]:
-    """Names are the client's text: how many there were, or, where content is to be logged, those
-    that can be a field's name."""
+    """Names are text from the client: their number, or, with --log-content, those that could be
+    field names."""
     if not names:
         return {}
     if not show_names:
@@ -119,20 +119,23 @@ def _ignored_fields(names: list[str], *, show_names: bool) -> dict[str, Any]:
 
 
 def _known_words(param: str) -> str:
-    """A path without the names that the client made up, of a schema's or a template's fields."""
+    """The path without names that the client chose, such as those of a schema's fields."""
     return _WORD.sub(lambda word: word[0] if word[0] in _known_names() else "?", param)
 
 
 @functools.cache
 def _known_names() -> frozenset[str]:
-    kinds: list[type[msgspec.Struct]] = [*IGNORED, *_OTHER_KINDS]  # all are there by now
+    kinds: list[type[msgspec.Struct]] = [
+        *IGNORED,
+        *_OTHER_KINDS,
+    ]  # all subclasses are imported by now
     return frozenset(
         {*_NESTED, *(name for kind in kinds for name in kind.__struct_fields__), *OTHERS}
     )
 
 
 def _work_fields(requests: list[RequestRecord]) -> dict[str, Any]:
-    """Sums over the engine requests that one HTTP request made; of times, the longest."""
+    """Sums over the engine requests of one HTTP request; for times, the longest."""
     if not requests:
         return {}
     times = {

@@ -1,7 +1,7 @@
-"""A log that a flood can't flood: a few lines a second of each event, and how many were left out.
+"""A rate-limited log: a few lines per second for each event, and how many were left out.
 
-For lines that strangers can cause as fast as they can connect. What was left out is counted in
-metrics all the same. Knows time; how a line is written is logs.py's affair.
+For lines that any client can cause, as fast as it can connect. Metrics count all of them. Knows
+time; logs.py writes the lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SparingLog:
             self._logger.info(message, *values, extra={"event": event, **extra, **more})
 
     def allow(self, event: str) -> int | None:
-        """How many were left out before this one; None: leave this one out too."""
+        """How many lines were left out before this one; None: leave this one out too."""
         window = self._windows.setdefault(event, _Window())
         now_s = self._clock()
         if now_s - window.began_s >= 1.0:

@@ -1,10 +1,10 @@
-"""Prometheus' plain text and OpenMetrics' text, as an Accept header chooses between them.
+"""Prometheus' plain text and OpenMetrics' text, chosen by the Accept header.
 
 Not prometheus_client's writers, for two reasons. From 0.23 on they turn `headrace:steps_total` into
-`headrace_steps_total` where OpenMetrics is asked for, though a colon is legal in every format's
-names and nothing of ours ever needs escaping. And a router that balances by queue length reads
-/metrics twenty times a second, in the same event loop that sends tokens: what stands before a value
-is made once and kept, which takes less than half of the time. Knows the formats; no names.
+`headrace_steps_total` for OpenMetrics, though a colon is legal in every format and our names never
+need escaping. And a router that balances by queue length reads /metrics twenty times per second, in
+the same event loop that sends tokens: the text before a value is made once and kept, which takes
+less than half of the time. Knows the formats; no names.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-MOST_KEPT = 10_000  # heads of lines; label values are bounded, this bounds a mistake
+MOST_KEPT = 10_000  # cached line heads; label values are bounded, so this only limits a bug
 
-# What can be written, by media type: the versions, the first where none is asked for.
+# The supported versions by media type; the first is the default.
 _OPEN, _PLAIN = "application/openmetrics-text", "text/plain"
 _VERSIONS = {_OPEN: ("1.0.0", "0.0.1"), _PLAIN: ("0.0.4", "1.0.0")}
-# Ways of escaping (Prometheus 3) that leave legal names alone. A fourth, "dots", doubles every
-# underscore: who asks for it is told that it got the least of the others, and can read that.
+# Escaping schemes (Prometheus 3) that leave legal names alone. A fourth, "dots", doubles every
+# underscore: clients that ask for it get "underscores", and the content type says so.
 _ESCAPING = ("allow-utf-8", "underscores", "values")
 
 
@@ -35,8 +35,8 @@ PLAIN = TextFormat(False, f"{_PLAIN}; version=0.0.4; charset=utf-8")
 
 
 def choose_format(accept: str) -> TextFormat:
-    """The one that the header likes best of those that can be written; the plain one where it
-    names none of them, as browsers and curl do."""
+    """The supported format that the header prefers; the plain one if it names none of them, as with
+    browsers and curl."""
     best, best_weight = PLAIN, 0.0
     for each in accept.split(","):
         media, *rest = (part.strip() for part in each.split(";"))
@@ -44,7 +44,7 @@ def choose_format(accept: str) -> TextFormat:
         versions, weight = _VERSIONS.get(media.lower(), ()), _weight(asked.get("q", "1"))
         if not versions or asked.get("version", versions[0]) not in versions:
             continue
-        if weight > best_weight:  # of equals the first
+        if weight > best_weight:  # on a tie, the first
             best = _format(media.lower(), asked.get("version", versions[0]), asked.get("escaping"))
             best_weight = weight
     return best
@@ -60,7 +60,7 @@ def _weight(text: str) -> float:
         weight = float(text)
     except ValueError:
         return 0.0
-    return weight if 0 <= weight <= 1 else 0.0  # nan too is none
+    return weight if 0 <= weight <= 1 else 0.0  # also rejects nan
 
 
 def _format(media: str, version: str, escaping: str | None) -> TextFormat:
@@ -71,7 +71,7 @@ def _format(media: str, version: str, escaping: str | None) -> TextFormat:
 
 
 class TextWriter:
-    """Of samples that are a name, labels and a value: neither timestamps nor exemplars."""
+    """Writes samples with a name, labels and a value: no timestamps and no exemplars."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, tuple[tuple[str, str], ...]], str] = {}
@@ -95,7 +95,7 @@ class TextWriter:
 
 
 def _family_head(family: Metric, is_open: bool) -> str:
-    if is_open:  # which names a family of counters without their suffix
+    if is_open:  # OpenMetrics names a counter family without its suffix
         name, words = family.name, _escape(family.documentation)
     else:
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -1,9 +1,9 @@
-"""OpenTelemetry traces: a span for each HTTP request that asked something of the engine, with its
-queue, prefill and decode below it.
+"""OpenTelemetry traces: a span for each HTTP request that used the engine, with child spans for
+queue, prefill and decode.
 
-Spans are made when a request is over, from its record, with the times that it had: nothing is done
-while tokens come. Attributes are named by the GenAI semantic conventions; no text is among them.
-Where they go is what the OTEL_* variables say. Needs the extra `otel`.
+Spans are made from a request's record when it is over: nothing is done while tokens are generated.
+Attributes are named by the GenAI semantic conventions; none of them holds text. The OTEL_*
+variables set where spans are sent. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
-FLUSH_S = 5.0  # at the end; a collector that does not answer must not hold the server up
+FLUSH_S = 5.0  # at the end; a collector that does not answer must not delay the exit
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -34,7 +34,7 @@ _OPERATIONS = {
 
 
 class Tracing:
-    """A watcher of HTTP requests; `close` sends what is left."""
+    """A watcher of HTTP requests; `close` sends the remaining spans."""
 
     def __init__(self, provider: TracerProvider, model_name: str, version: str) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -104,7 +104,7 @@ class Tracing:
     def _phases(
         self, request: RequestRecord, context: Any, wall_ns: Callable[[float], int]
     ) -> None:
-        """Queue, prefill and decode, as far as it came; the last one ends when the request did."""
+        """Queue, prefill and decode, as far as reached; the last one ends with the request."""
         marks = [
             ("queue", request.arrived_s),
             ("prefill", request.started_s),
@@ -118,14 +118,14 @@ class Tracing:
 
 
 def start_tracing(model_name: str, version: str, exporter: SpanExporter | None = None) -> Tracing:
-    """With an exporter as the OTEL_* variables say, unless one is given."""
+    """With the exporter that the OTEL_* variables name, unless one is given."""
     try:
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise _missing(error) from error
-    # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES comes before ours.
+    # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES wins over ours.
     named = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, "headrace")
     resource = Resource.create({SERVICE_NAME: named})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -167,14 +167,14 @@ def _chosen_exporter() -> SpanExporter | None:
 
 def _missing(error: ImportError) -> ConfigError:
     return ConfigError(
-        f"Traces are wanted, and {error.name or 'OpenTelemetry'} is not installed.",
+        f"--trace needs {error.name or 'OpenTelemetry'}, which is not installed.",
         f"{install_extra('otel')}; or leave --trace off.",
         param="trace",
     )
 
 
 def _to_wall_ns() -> Callable[[float], int]:
-    """From time.monotonic() to nanoseconds since 1970: one offset for all spans of a request, or
-    they would not fit into each other."""
+    """From time.monotonic() to nanoseconds since 1970: with one offset for all spans of a request,
+    so that child spans lie within their parent."""
     offset_ns = time.time_ns() - time.monotonic_ns()
     return lambda monotonic_s: offset_ns + int(monotonic_s * 1e9)

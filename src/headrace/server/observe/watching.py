@@ -1,4 +1,4 @@
-"""Puts whoever watches onto a service: metrics and the request log always, traces if wanted.
+"""Adds the watchers to a service: metrics and the request log always, traces if enabled.
 
 The one place that knows all of them; none of them knows another.
 """
@@ -17,14 +17,14 @@ from headrace.server.request.service import Service
 
 
 def watch(service: Service) -> Callable[[], None]:
-    """From now on. What it returns is to be called when the last request is over."""
+    """Starts watching. Call the returned function when the last request is over."""
     version = headrace_version()
     metrics = Metrics(service.supervisor, edge=service)
 
     def build() -> dict[str, str]:
         return {
             "version": version,
-            "fingerprint": service.fingerprint,  # empty until the engine says what computes
+            "fingerprint": service.fingerprint,  # empty until the engine has reported its backend
             "python_version": platform.python_version(),
         }
 

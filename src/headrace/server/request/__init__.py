@@ -1,1 +1,1 @@
-"""From a body to a request of the engine, and back to an answer: what endpoints share."""
+"""What endpoints share: from a request's body to an engine request, and back to an answer."""

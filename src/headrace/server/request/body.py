@@ -1,7 +1,7 @@
-"""A request's body: bytes into a checked struct, or an error that names the field.
+"""Decodes a request's body into a checked struct, or raises an error that names the field.
 
-Knows JSON and the structs of schema.py; not what they are for. That the content type says JSON was
-seen to before (server/edge/browsers.py); which encoding it names is not looked at.
+Knows JSON and the structs of schema.py; not what they are for. The content type was checked before
+(server/edge/browsers.py); its charset is ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headrace.server.request.inert import OTHERS, is_off
 from headrace.server.request.pieces import decode_in_pieces
 from headrace.server.request.schema import IGNORED
 
-MAX_SHOWN = 100  # characters of a name that nobody knows
-MAX_TOLD = 20  # such names: what each may have meant takes a while to find
-MAX_DEPTH = 128  # of objects and lists in each other; what reads them further on may recurse
+MAX_SHOWN = 100  # characters of an unknown field's name
+MAX_TOLD = 20  # unknown names that are reported: finding similar names takes a while
+MAX_DEPTH = 128  # of nested objects and lists; later readers may recurse
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1  # what the wire to the engine can carry
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -44,9 +44,9 @@ class MediaTypeError(HeadraceError):
 
 
 async def read_struct(call: Call, kind: type[S]) -> S:
-    """The body as `kind`; others have their turn while a large one is read. OpenAI's fields that
-    are not supported are ignored with a warning. Any other unknown one may be a misspelt one: it is
-    refused, or ignored with a warning that says so, as the server was told."""
+    """The body as `kind`; other requests get their turn while a large one is read. OpenAI's fields
+    that are not supported are ignored with a warning. Any other unknown field may be a typo: it is
+    refused, or ignored with a warning, as --unknown-fields says."""
     if len(call.body) < SMALL_BYTES:
         return await _read_struct(call, kind, is_large=False)
     async with call.large_turn or contextlib.nullcontext():
@@ -56,7 +56,7 @@ async def read_struct(call: Call, kind: type[S]) -> S:
 async def _read_struct(call: Call, kind: type[S], *, is_large: bool) -> S:
     if is_large:
         await _check_size(call.body, kind)
-    wants_ints = _has_many_digits(call.body)  # reading lets go of it
+    wants_ints = _has_many_digits(call.body)  # decoding releases the body
     sent = await _read_object(call)
     if is_large:
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ async def _read_struct(call: Call, kind: type[S], *, is_large: bool) -> S:
 
 
 async def _check_size(body: bytes, kind: type[msgspec.Struct]) -> None:
-    """Bounds what there is to read, before it is read; names the field that has most of it."""
+    """Checks the amount of data before it is decoded; the error names the largest field."""
     try:
         check_json(body, "The body")
     except BoundError as error:
@@ -95,13 +95,13 @@ def _largest_field(body: bytes, kind: type[msgspec.Struct]) -> str | None:
 
 @functools.cache
 def _raw_fields(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """As `kind`, with its values as the bytes that were sent: what is skipped costs little."""
+    """As `kind`, with values as the raw bytes that were sent: skipped ones cost little."""
     fields = [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _field_names(kind)]
     return msgspec.defstruct(f"Raw{kind.__name__}", fields)
 
 
 def _has_many_digits(body: bytes) -> bool:
-    """Whether an integer may be too large. A pattern would take ten times as long."""
+    """Whether an integer may be too large. A regular expression would take ten times as long."""
     return _DIGITS[0:1] * 19 in body.translate(_SAME_DIGITS)
 
 
@@ -131,7 +131,7 @@ def _leave_out_unknown(
         else:
             near = _nearest(name, known)
             hint = f" (did you mean {near}?)" if near else ""
-            call.warn(f"{where[:MAX_SHOWN]} is no field here and was ignored{hint}")
+            call.warn(f"{where[:MAX_SHOWN]} is an unknown field and was ignored{hint}")
     for name, inner in _nested_structs(kind).items():
         if isinstance(sent.get(name), dict):
             _leave_out_unknown(call, sent[name], inner, f"{path}{name}.")
@@ -139,7 +139,7 @@ def _leave_out_unknown(
 
 @functools.cache
 def _nested_structs(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
-    """The fields that are structs themselves. There is no list of such, nor a choice of several."""
+    """The fields that are structs themselves. No field is a list or a union of structs."""
     return {
         field.encode_name: inner
         for field in msgspec.structs.fields(kind)
@@ -150,7 +150,7 @@ def _nested_structs(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct
 
 @functools.cache
 def _field_names(kind: type[msgspec.Struct]) -> dict[str, None]:
-    """Finding them out evaluates every annotation anew: a tenth of a small request."""
+    """Cached: evaluating every annotation would take a tenth of a small request's time."""
     return dict.fromkeys(field.encode_name for field in msgspec.structs.fields(kind))
 
 
@@ -161,7 +161,7 @@ async def _read_object(call: Call) -> dict[str, Any]:
             f"The body's Content-Encoding is {encoding[:40]!r}; expected none.",
             "Send the JSON as it is, not compressed.",
         )
-    # Not kept while the answer is computed: bodies of many requests would add up.
+    # Released before the answer is computed: the bodies of many requests would add up.
     body, call.body = call.body.removeprefix(_BOM), b""
     try:
         sent = (
@@ -186,7 +186,7 @@ async def _read_object(call: Call) -> dict[str, Any]:
 
 
 def _check_values(sent: dict[str, Any], *, wants_ints: bool) -> None:
-    """Depth, and the size of integers where the text has any that may be too large."""
+    """Checks the depth, and the size of integers if the text has any that may be too large."""
     layer: list[Any] = [sent]
     for _ in range(MAX_DEPTH):
         values: list[Any] = []
@@ -209,8 +209,8 @@ def _check_values(sent: dict[str, Any], *, wants_ints: bool) -> None:
 
 def _too_deep() -> InvalidRequestError:
     return InvalidRequestError(
-        f"The body's objects and lists lie more than {MAX_DEPTH} deep in each other.",
-        "Send a flatter one.",
+        f"The body's objects and lists are nested more than {MAX_DEPTH} levels deep.",
+        "Send a body with less nesting.",
     )
 
 
@@ -230,7 +230,7 @@ def _unknown(name: str, known: Collection[str], param: str) -> InvalidRequestErr
     remedy = f"Did you mean {near}?" if near else "Leave it out."
     shown = repr(name[:100])
     return InvalidRequestError(
-        f"{shown} is no field of this request." if param == name else f"{shown} is no field there.",
+        f"Unknown field {shown}.",
         remedy,
         param=param[:200],
     )
@@ -242,7 +242,7 @@ def _nearest(name: str, known: Collection[str]) -> str | None:
 
 
 def _names_at(kind: type[msgspec.Struct], path: str) -> list[str]:
-    """The fields of the structs that may stand at a path such as `tools[...].function`."""
+    """The fields of the structs that are possible at a path such as `tools[...].function`."""
     kinds: list[Any] = [kind]
     for step in re.findall(r"\[\.\.\.\]|[^.\[\]]+", path):
         found: list[Any] = []

@@ -1,7 +1,7 @@
-"""One HTTP request being answered, and what the answer may be. The endpoints' side of HTTP.
+"""One HTTP request being answered, and the kinds of answers. The endpoints' view of HTTP.
 
 An endpoint is `async (service, call) -> Reply`. It reads `call`, and raises HeadraceError for
-whatever it can't do; how bytes come and go is server/edge/app.py's affair.
+what it can't do; server/edge/app.py reads and writes the bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from headrace.server.request.service import Service
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
 
-MAX_WARNING_CHARACTERS = 1000  # of the header: proxies take a few thousand for all headers
-LIST_PART = 256  # of lists that are encoded in parts: a few milliseconds, whatever is in them
+MAX_WARNING_CHARACTERS = 1000  # in the header: proxies allow a few thousand for all headers
+LIST_PART = 256  # entries per part of a list that is encoded in parts: a few milliseconds at most
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 Headers = Mapping[str, str]
@@ -42,7 +42,7 @@ class NotFoundError(HeadraceError):
 
 
 class MethodError(HeadraceError):
-    """The path is right; `allowed` is what it takes."""
+    """The path exists; `allowed` are the methods that it supports."""
 
     status = 405
 
@@ -55,10 +55,10 @@ class MethodError(HeadraceError):
 class ErrorShape:
     """How errors look to the clients of an endpoint."""
 
-    payload: Callable[[HeadraceError, str], object]  # of an error, and of the request's id
-    event: Callable[[HeadraceError, str], bytes]  # likewise, in a stream that has begun
+    payload: Callable[[HeadraceError, str], object]  # from an error and the request's id
+    event: Callable[[HeadraceError, str], bytes]  # the same, in a stream that has begun
     reply_type: type[msgspec.Struct] | None = None  # of the payload; None: server/api/openapi.py's
-    id_header: str | None = None  # has the request's id, beside x-request-id
+    id_header: str | None = None  # carries the request's id too, besides x-request-id
 
 
 def _openai_event(error: HeadraceError, request_id: str) -> bytes:
@@ -80,31 +80,31 @@ class Call:
     request_id: str
     arrived_s: float = field(default_factory=time.monotonic)
     query: str = ""
-    body: bytes = b""  # until it was decoded
+    body: bytes = b""  # empty once it was decoded
     body_bytes: int = 0  # its size
     key_name: str | None = None
-    is_operators: bool = False  # whoever asks may know of everybody's requests
-    route: str = "other"  # the path as server/api/routes.py has it, once it was found
+    is_operators: bool = False  # the caller may see data about everybody's requests
+    route: str = "other"  # the path as in server/api/routes.py, once it was found
     error_shape: ErrorShape = OPENAI_ERRORS
-    error: HeadraceError | None = None  # what the answer, or its end, said
-    records: list[RequestRecord] = field(default_factory=list)  # what it asked of the engine
+    error: HeadraceError | None = None  # sent as the answer, or at the end of a stream
+    records: list[RequestRecord] = field(default_factory=list)  # its engine requests
     reply_headers: dict[str, str] = field(default_factory=dict)  # sent with any answer
     warnings: list[str] = field(default_factory=list)  # sent as a header
     warned_characters: int = 0
-    refuses_unknown: bool = False  # fields, as --unknown-fields says
+    refuses_unknown: bool = False  # whether unknown fields are refused (--unknown-fields)
     ignored_fields: list[str] = field(default_factory=list)  # unknown ones, for the log
     reservation: Reservation | None = None  # of its key's limits
-    # Held while a large body is read: pieces of many at once would add up before others' turn.
+    # Held while a large body is decoded: pieces of several at once would delay other requests.
     large_turn: asyncio.Lock | None = None
 
     def warn(self, text: str) -> None:
-        """What the header has no room for is not kept either."""
+        """Warnings that no longer fit into the header are dropped."""
         if self.warned_characters <= MAX_WARNING_CHARACTERS:
             self.warnings.append(text)
             self.warned_characters += len(text) + 2
 
     def warning_header(self) -> str:
-        """All warnings on one line that a header can hold."""
+        """All warnings in one line, valid as a header."""
         text = "; ".join(self.warnings)
         if len(text) > MAX_WARNING_CHARACTERS:
             text = text[:MAX_WARNING_CHARACTERS] + " ... and more"
@@ -121,7 +121,7 @@ class Reply:
 
 @dataclass(slots=True, kw_only=True)
 class StreamReply:
-    """Server-sent events: each item is whole ones."""
+    """Server-sent events: each item holds complete events."""
 
     chunks: AsyncIterator[bytes]
     headers: dict[str, str] = field(default_factory=dict)
@@ -136,8 +136,8 @@ def json_reply(payload: object, status: int = 200) -> Reply:
 
 
 def encode_list(values: Sequence[object]) -> bytes:
-    """A list of any length as JSON, without its brackets: a part at a time, so that other threads
-    have their turn in between."""
+    """A list of any length as JSON, without its brackets; encoded in parts, so that other threads
+    can run in between."""
     parts = [values[at : at + LIST_PART] for at in range(0, len(values), LIST_PART)]
     return b",".join([encode_json(part)[1:-1] for part in parts])
 
@@ -147,19 +147,19 @@ def new_id(prefix: str) -> str:
 
 
 def request_id_of(headers: Headers) -> str:
-    """The client's own, where it can stand in a header and a log line; else a new one."""
+    """The client's id if it is safe in a header and a log line; else a new one."""
     sent = headers.get("x-request-id", "")
     return sent if SANE_ID.fullmatch(sent) else new_id("req")
 
 
 def take_request_id(call: Call, sent: str | None) -> None:
-    """vLLM's field for what others say in the x-request-id header, which goes first."""
+    """vLLM's field for the request's id; the x-request-id header wins over it."""
     if sent is None or "x-request-id" in call.headers:
         return
     if SANE_ID.fullmatch(sent):
         call.request_id = sent
     else:
-        call.warn("request_id can't stand in a header and was ignored")
+        call.warn("request_id is not valid in a header and was ignored")
 
 
 def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, object]]:
@@ -191,7 +191,7 @@ def error_reply(
 
 
 def error_event(error: HeadraceError) -> bytes:
-    """The end of a stream that can't go on: its status line has long been sent."""
+    """The last event of a stream that fails: its status line was sent long before."""
     return b"data: " + encode_json(error_payload(error, status=error.status)) + b"\n\n"
 
 

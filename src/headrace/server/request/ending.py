@@ -1,9 +1,8 @@
-"""How an answer ended, in OpenAI's words, of which it has fewer than the engine.
+"""How an answer ended, in OpenAI's terms, which are fewer than the engine's.
 
-A request whose time passed before its first token was not answered: 503, to be sent again. One
-that was cut by it later ended as one cut by its length does: finish_reason "length", with
-stop_reason "timeout" beside it for who wants to tell them apart. A stream that fails after it
-began ends with an event that says so.
+A request that timed out before its first token gets a 503 and may be sent again. One that timed out
+later ends with finish_reason "length", as at max_tokens, and stop_reason "timeout" to tell the two
+apart. A stream that fails after it began ends with an error event.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from headrace.core.request import FinishReason, TokenEvent
 
 
 def ending(reason: str) -> tuple[str, str | None]:
-    """A FinishReason, which is a text, as finish_reason and stop_reason."""
+    """A FinishReason as OpenAI's finish_reason and our stop_reason."""
     if reason == FinishReason.TIMEOUT:
         return "length", "timeout"
     return str(reason), None
 
 
 def check_timeout(event: TokenEvent, output_tokens: int) -> None:
-    """Refuses a request that ran out of time before anything of it could be answered."""
+    """Raises for a request that timed out before its first token."""
     if event.finish_reason is FinishReason.TIMEOUT and not output_tokens:
         raise _out_of_time("its first token")
 
 
 def check_time_left(left_s: float) -> None:
-    """Likewise, of one that has several parts to be answered one after the other."""
+    """The same for a request with several parts that are answered one after the other."""
     if left_s <= 0:
         raise _out_of_time("all of it was answered")
 
@@ -37,8 +36,8 @@ def check_time_left(left_s: float) -> None:
 async def with_ending(
     events: AsyncGenerator[bytes], fail: Callable[[HeadraceError], bytes]
 ) -> AsyncGenerator[bytes]:
-    """The events, and where an error ends them, `fail`'s; one that comes before the first is
-    raised, as it still has a status of its own."""
+    """The events; if an error ends them, `fail` makes the last one. An error before the first event
+    is raised, since it can still have its own status."""
     begun = False
     try:
         async with aclosing(events):
@@ -54,7 +53,7 @@ async def with_ending(
 def _out_of_time(what: str) -> QueueTimeoutError:
     return QueueTimeoutError(
         f"The request's timeout_s passed before {what}.",
-        "Send it again later, or give it more time.",
+        "Send it again later, or with a larger timeout_s.",
         retry_after_s=1.0,
         param="timeout_s",
     )

@@ -1,4 +1,4 @@
-"""One request's way through the engine: submitted, watched, turned into text, ended.
+"""Runs one request through the engine: submits it, watches it, turns its tokens into text.
 
 Every endpoint that generates goes through `generate`. Knows requests and events; neither JSON nor
 HTTP.
@@ -28,10 +28,9 @@ async def generate(
     record: RequestRecord | None = None,
     shown_ids: frozenset[int] = frozenset(),
 ) -> AsyncGenerator[list[TokenEvent]]:
-    """The request's events, those of one step together; each request once, as it becomes its key's.
-    Leaving the loop ends the request; use `contextlib.aclosing` where it may be left before its
-    end. Who wants to know how many tokens were cached or made brings the `record`. `shown_ids` are
-    as RequestText's."""
+    """The request's events, those of one step together; it runs with its key's cache and share.
+    Leaving the loop ends the request; use `contextlib.aclosing` where it may be left early. Pass a
+    `record` to learn how many tokens were cached or generated. `shown_ids` as in RequestText."""
     service.check_accepting()
     _sign(service, call, request)
     service.keys.reserve(call, [request])
@@ -48,7 +47,7 @@ async def generate(
 
     def on_start(waited_s: float, cached_tokens: int) -> None:
         ticket.started()
-        # Not now: one hears of it when the step that it began with is over.
+        # Not the present time: the message arrives when the request's first step is over.
         record.started_s = min(time.monotonic(), opened_s + waited_s)
         record.waited_s, record.cached_tokens = waited_s, cached_tokens
         for watcher in service.watchers:
@@ -65,7 +64,7 @@ async def generate(
                     index, _, _, reason, extra = token
                     if extra is None or extra.prompt_scores is None:
                         event = text.push(*token)
-                    else:  # a word for each alternative of each token
+                    else:  # one text per alternative of each token
                         event = await off_loop(extra.entries, partial(text.push, *token))
                     if event is None:
                         continue
@@ -74,7 +73,7 @@ async def generate(
                         if event.finish_reason is FinishReason.LENGTH:
                             record.is_cut_by_context |= request.params.max_tokens is None
                         if reason is None:
-                            stream.stop(index)  # a stop string: the engine knows none
+                            stream.stop(index)  # a stop string, which the engine does not know
                     events.append(event)
                     if service.config.log_content:
                         record.answer += event.text
@@ -94,7 +93,7 @@ async def generate(
 
 
 def _sign(service: Service, call: Call, request: GenerateRequest) -> None:
-    """As its key's: with a cache and turns of its own."""
+    """The request with its key's cache salt and tenant."""
     request.cache_salt = service.keys.cache_salt(call.key_name, request.cache_salt)
     request.tenant = call.key_name or ""
     request.weight = service.keys.weights.get(request.tenant, 1)

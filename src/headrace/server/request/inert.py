@@ -1,17 +1,17 @@
-"""Fields of other servers that do nothing here, and what they are sent as when they are off.
+"""Fields of other servers that do nothing here, with the values that turn them off.
 
-A client that says "no" to something that is not there has lost nothing, and is not told. Whoever
-wants it learns from a warning, or is refused (`--unknown-fields`). Knows names and values; a field
-that does something is schema.py's.
+A client that turns off a feature which does not exist here gets no warning. One that turns it on
+gets a warning or a refusal (`--unknown-fields`). Knows names and values; fields that have an effect
+are in schema.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# vLLM's, of every endpoint.
+# vLLM's, on every endpoint.
 _VLLM: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (False,),  # of chats: the template writes them all
+    "add_special_tokens": (False,),  # on chats: the template writes them all
     "best_of": (1,),  # of chats
     "chat_template": (),
     "chat_template_content_format": ("auto",),
@@ -20,7 +20,7 @@ _VLLM: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "include_reasoning": (True, False),  # there is none to leave out
+    "include_reasoning": (True, False),  # there is no reasoning to leave out
     "kv_transfer_params": ({},),
     "length_penalty": (1.0,),
     "logits_processors": ([],),
@@ -89,7 +89,7 @@ _LLAMA_CPP: dict[str, tuple[Any, ...]] = {
 }
 OTHERS = {**_VLLM, **_LLAMA_CPP}
 
-# OpenAI's own that are ignored (schema.IGNORED), where their value asks for nothing.
+# OpenAI's own fields that are ignored (schema.IGNORED), with values that ask for nothing.
 _OPENAI: dict[str, tuple[Any, ...]] = {
     "audio": ({},),
     "context_management": ([],),
@@ -108,10 +108,10 @@ _OFF = {**OTHERS, **_OPENAI}
 
 
 def is_off(name: str, value: object) -> bool:
-    """Whether a field that does nothing here has a value that asks for nothing."""
+    """Whether an inert field has a value that turns it off."""
     if value is None:
         return True
-    # JSON's true is no 1, nor is it for us.
+    # JSON's true is not 1.
     return any(
         value == off and isinstance(value, bool) == isinstance(off, bool)
         for off in _OFF.get(name, ())

@@ -1,6 +1,6 @@
-"""Several engine requests of one answer at the same time: all to their end, or none.
+"""Runs several engine requests of one answer at the same time: all of them finish, or none.
 
-Knows coroutines and generators; nothing of what they give.
+Knows coroutines and generators; nothing of what they yield.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Every result, in order. The first failure ends the others, and waits for their ends."""
+    """All results, in order. The first failure cancels the others and waits for their end."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
@@ -23,14 +23,14 @@ async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """What all of them give, as it comes, each item with its source's place. The first failure
-    ends the others; so does leaving early (use `contextlib.aclosing`)."""
-    if len(sources) == 1:  # needs no task of its own
+    """The items of all sources as they arrive, each with its source's index. The first failure ends
+    the others; so does leaving early (use `contextlib.aclosing`)."""
+    if len(sources) == 1:  # no task is needed
         async with aclosing(sources[0]) as only:
             async for each in only:
                 yield 0, each
         return
-    # Bounded: who reads slowly slows all of them down, rather than filling memory.
+    # Bounded: a slow reader slows the sources down instead of filling memory.
     queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(len(sources))
     tasks = [
         asyncio.create_task(_pump(place, source, queue)) for place, source in enumerate(sources)

@@ -16,7 +16,7 @@ from headrace.server.request.call import encode_list
 from headrace.tokenizer.detokenize import StreamDetokenizer
 from headrace.tokenizer.tokenizer import Tokenizer
 
-LEAST_LOGPROB = -9999.0  # as OpenAI's: JSON has no word for minus infinity
+LEAST_LOGPROB = -9999.0  # as in OpenAI's API: JSON has no minus infinity
 
 
 class TopLogprob(msgspec.Struct):
@@ -28,7 +28,7 @@ class TopLogprob(msgspec.Struct):
 class TokenLogprob(msgspec.Struct):
     token: str
     logprob: float
-    bytes: list[int]  # the token's own: of half a character, half its bytes
+    bytes: list[int]  # the token's own, which may be only a part of a character's
     top_logprobs: list[TopLogprob]
 
 
@@ -38,7 +38,7 @@ class ChatLogprobs(msgspec.Struct):
 
 
 def chat_logprobs(tokenizer: Tokenizer, found: Iterable[tuple[int, Logprobs]]) -> ChatLogprobs:
-    """For each token that was drawn: itself, and the likeliest in its place."""
+    """For each sampled token: its logprob, and the most likely alternatives."""
     content = []
     for token_id, here in found:
         top = [TopLogprob(*_shown(tokenizer, other, p)) for other, p in _ranked(here)]
@@ -47,13 +47,13 @@ def chat_logprobs(tokenizer: Tokenizer, found: Iterable[tuple[int, Logprobs]]) -
 
 
 def encoded(found: ChatLogprobs) -> ChatLogprobs:
-    """The same to whoever encodes it, with its list as JSON already: it may be long."""
+    """Encodes to the same JSON, but its list is encoded already, since it may be long."""
     content = msgspec.Raw(b"[%b]" % encode_list(found.content))
     return ChatLogprobs(cast("list[TokenLogprob]", content))
 
 
 def answer_entries(output: RequestOutput) -> int:
-    """About how much there is to write down of an answer: so many tokens and logprobs."""
+    """Roughly how many tokens and logprobs of an answer are to be encoded."""
     entries = len(output.prompt_token_ids)
     for listed in (output.prompt_logprobs, *(each.logprobs for each in output.outputs)):
         if listed and listed[-1] is not None:
@@ -75,8 +75,8 @@ PromptLogprobs = list[dict[str, Logprob] | None]  # vLLM's shape; by token id, a
 
 
 def prompt_logprobs(found: list[Logprobs | None] | None) -> PromptLogprobs:
-    """For each token of a prompt: itself and the likeliest in its place; null for the first. JSON
-    already, which is the same to whoever encodes the rest: it may be long."""
+    """For each token of a prompt: its logprob and the most likely alternatives; null for the first.
+    Encoded as JSON already, since it may be long."""
     return cast("PromptLogprobs", msgspec.Raw(b"[%b]" % encode_list(_prompt_logprobs(found))))
 
 
@@ -94,7 +94,7 @@ def _finite(found: Logprob) -> Logprob:
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Lists of one length: an entry for each token, the prompt's too where it is echoed."""
+    """Lists of equal length with one entry per token, including the prompt's if it is echoed."""
 
     text_offset: list[int] = []
     token_logprobs: list[float | None] = []  # null for a prompt's first token
@@ -107,8 +107,8 @@ _NONE = (b"",) * len(_LISTS)
 
 
 class EchoedPrompt(msgspec.Struct, frozen=True):
-    """A prompt's logprobs as the JSON that every choice begins with where it is echoed: written
-    once, however many choices there are. The lists without their brackets."""
+    """An echoed prompt's logprobs, as the JSON that every choice begins with: encoded once for all
+    choices. The lists are without their brackets."""
 
     lists: tuple[bytes, ...]
     characters: int  # of its text
@@ -124,8 +124,8 @@ class EchoedPrompt(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobsWriter:
-    """Gathers them for one choice; `take` gives what came since the last call. Offsets are places
-    in the choice's whole text, where each token's text begins or would."""
+    """Collects logprobs for one choice; `take` returns those since the last call. Offsets are where
+    each token's text begins (or would) in the choice's whole text."""
 
     def __init__(
         self,
@@ -167,6 +167,6 @@ class CompletionLogprobsWriter:
         return tuple(encode_list(getattr(new, name)) for name in _LISTS)
 
     def _named(self, token_id: int) -> str:
-        """As OpenAI names it: these are keys, so parts of characters must differ."""
+        """OpenAI's text for a token. It is a key: tokens with parts of characters must differ."""
         text, is_text = self._tokenizer.shown(token_id)
         return text if is_text else f"bytes:{text}"

@@ -1,8 +1,8 @@
-"""A large body of JSON read in pieces, between which others have their turn.
+"""Decodes a large JSON body in pieces, so that other requests get their turn in between.
 
-JSON's reader is one call of C's that keeps Python's lock: a million token ids take it a tenth of a
-second, in a thread too. Lists of numbers, and lists of such lists, are cut at their commas; all
-else is bounded (core/bounds.py) and read as a whole. The result is the same, malformed or not.
+The JSON decoder is one C call that holds Python's global lock: a million token ids take a tenth of
+a second, in a thread too. Lists of numbers, and lists of such lists, are cut at their commas; all
+else is bounded (core/bounds.py) and decoded at once. The result is the same, malformed or not.
 Knows JSON; not what it is for.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 PIECE_BYTES = 1 << 18  # a few milliseconds
-MANY_NUMBERS = 1 << 16  # fewer are read at once
-MOST_LISTS = 4096  # more are short ones, which texts and objects are bounded with
+MANY_NUMBERS = 1 << 16  # fewer are decoded in one call
+MOST_LISTS = 4096  # more lists than this are short ones, which core/bounds.py limits
 
 _decode = msgspec.json.decode
 
@@ -23,7 +23,7 @@ _decode = msgspec.json.decode
 async def decode_in_pieces(body: bytes) -> Any:
     if body.count(b",") < MANY_NUMBERS or body.lstrip()[:1] != b"{":
         return _decode(body)
-    # Goes through all of it, and refuses what is malformed: no comma is where none may be.
+    # Parses all of it and refuses malformed JSON, so that commas are where they should be.
     fields = _decode(body, type=dict[str, msgspec.Raw])
     found = {}
     for name, raw in fields.items():
@@ -42,7 +42,7 @@ async def _value(raw: bytes) -> Any:
     parts = raw[1:-1].split(b"]") if lists <= MOST_LISTS else []
     inner = [part.strip().removeprefix(b",").strip() for part in parts[:-1]]
     if not parts or parts[-1].strip() or not all(_is_numbers(part) for part in inner):
-        return _decode(raw)  # lists in lists in lists, or among numbers
+        return _decode(raw)  # nested three deep, or mixed with numbers
     return [await _numbers(part[1:]) for part in inner]
 
 
@@ -51,7 +51,7 @@ def _is_numbers(part: bytes) -> bool:
 
 
 async def _numbers(inside: bytes) -> list[Any]:
-    """Of what stands between the brackets of a list."""
+    """Cuts the text between the brackets of a list."""
     found: list[Any] = []
     start = 0
     while start < len(inside):

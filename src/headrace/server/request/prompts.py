@@ -1,6 +1,6 @@
-"""A request's messages or texts as token ids, away from the event loop where they are long.
+"""Turns a request's messages or texts into token ids, in a thread where they are long.
 
-Knows templates, tokenizers and how long a text may be; nothing of what is asked about it.
+Knows templates, tokenizers and how long a text may be; nothing of the rest of a request.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from headrace.tokenizer.tokenizer import LONG_CHARACTERS
 
 T = TypeVar("T")
 
-# Of the tokenizers library: one text at a time, in threads of ours. Its own would take the engine's
-# cores, and it complains at every fork after it had any.
+# Turns off the tokenizers library's own threads: they would take the engine's cores, and it warns
+# at every fork after it has started some. We tokenize one text at a time in our threads.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-LITTLE_ROOM_TOKENS = 256  # for an answer of any length: with less, a client is warned
+LITTLE_ROOM_TOKENS = (
+    256  # for an answer without max_tokens: with less room the client gets a warning
+)
 
 _TAKEN = {"self", "messages", "tools", "add_generation_prompt", "continue_final_message"}
 
 
 class ChatFields(Protocol):
-    """What a prompt is made of where there are messages."""
+    """The fields that a prompt is made from in a chat."""
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
@@ -52,18 +54,18 @@ async def encode_chat(
     size_bytes: int,
     truncation: Truncation | None = None,
 ) -> list[int]:
-    """The chat in the model's own form. `size_bytes` is about how long it is: the body's length."""
+    """The chat's token ids by the model's template. `size_bytes` is its rough size: the body's."""
     template = service.model.chat_template
     extra = fields.chat_template_kwargs or {}
     if taken := _TAKEN & extra.keys():
         raise InvalidRequestError(
-            f"chat_template_kwargs has {min(taken)!r}, which has a place of its own.",
-            "Send it beside chat_template_kwargs, if at all.",
+            f"chat_template_kwargs has {min(taken)!r}, which is a field of the request itself.",
+            "Send it beside chat_template_kwargs, or leave it out.",
             param="chat_template_kwargs",
         )
     if fields.documents is not None:
         extra = {**extra, "documents": fields.documents}
-    listed = [_known_message(message) for message in messages]  # no more than check_messages takes
+    listed = [_known_message(message) for message in messages]  # bounded by check_messages
     if truncation is None:
         _check_length(service, sum(_characters(m.get("content")) for m in listed), "messages")
     ids = await off_loop(
@@ -90,12 +92,12 @@ async def encode_text(
     ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_bos=add_bos))
     if truncation is None:
         return ids
-    has_bos = bool(ids) and ids[0] == tokenizer.bos_id  # one that was typed is text
+    has_bos = bool(ids) and ids[0] == tokenizer.bos_id  # a bos token typed by a user is plain text
     return truncation.cut(ids, kept_first=int(has_bos))
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]], param: str = "messages") -> None:
-    """Bounds how many there are, with all their parts, before anybody goes through them."""
+    """Bounds the number of messages and their parts before they are processed."""
     MESSAGES.check(param, len(messages))
     parts = 0
     for message in messages:
@@ -107,7 +109,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], param: str = "messages
 
 
 async def encode_bad_words(service: Service, params: SamplingParams) -> list[list[int]]:
-    """Once for all prompts of a request."""
+    """Called once for all prompts of a request."""
     words = params.bad_words
     if not words:
         return []
@@ -123,8 +125,8 @@ def check_fits(
     max_tokens_name: str = "max_tokens",
     where: str = "prompt",
 ) -> None:
-    """As the engine would refuse it, but before any other prompt of the same request runs, and in
-    the request's own words."""
+    """The engine's check, but before any prompt of the same request runs, and with the request's
+    own field names."""
     check_fits_context(
         prompt_tokens=prompt_tokens,
         context_tokens=service.context_tokens,
@@ -137,7 +139,7 @@ def check_fits(
 def warn_of_little_room(
     service: Service, call: Call, prompt_tokens: int, wanted_tokens: int
 ) -> None:
-    """Where no length was asked for, the context cuts an answer, and little room will."""
+    """Warns if no max_tokens was given and the context leaves little room for the answer."""
     room_tokens = service.context_tokens - prompt_tokens
     if room_tokens < wanted_tokens:
         call.warn(
@@ -147,17 +149,17 @@ def warn_of_little_room(
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do the work, in a thread if it is long: a few milliseconds nobody notices, more would hold
-    up every other stream. It should be made of many small steps: one long call of C's that keeps
-    Python's lock would hold them up from a thread too."""
+    """Do the work, in a thread if it is long: more than a few milliseconds would delay every other
+    stream. It should consist of many small steps: one long C call that holds Python's global lock
+    would delay them from a thread too."""
     return work() if size <= LONG_CHARACTERS else await asyncio.to_thread(work)
 
 
 def _wants_generation_prompt(fields: ChatFields) -> bool:
     if fields.continue_final_message and fields.add_generation_prompt:
         raise InvalidRequestError(
-            "add_generation_prompt and continue_final_message are both true: an answer either "
-            "begins or goes on.",
+            "add_generation_prompt and continue_final_message are both true; expected at most one: "
+            "an answer is either new or continues the last message.",
             "Set one of them to false.",
             param="continue_final_message",
         )
@@ -167,17 +169,17 @@ def _wants_generation_prompt(fields: ChatFields) -> bool:
 
 
 def _known_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """OpenAI's newer words in those that templates know."""
+    """Replaces OpenAI's newer role names with those that templates know."""
     role, content = message.get("role"), message.get("content")
     if role == "developer":
         return {**message, "role": "system"}
     if role == "assistant" and content is None and not message.get("tool_calls"):
-        # A turn in which nothing was said, or a refusal.
+        # A turn without content, or a refusal.
         return {**message, "content": message.get("refusal") or ""}
     if "name" in message and not isinstance(message["name"], str | None):
         raise InvalidRequestError(
             f"A message's name is a {type(message['name']).__name__}; expected text.",
-            "Send the participant's name as text, or none.",
+            "Send the participant's name as text, or leave it out.",
             param="messages.name",
         )
     return message
@@ -193,9 +195,9 @@ def _characters(content: object) -> int:
 
 
 def _check_length(service: Service, characters: int, param: str) -> None:
-    """Refuses what can't fit before it is tokenized, which would take seconds."""
+    """Refuses a text that can't fit before it is tokenized, which would take seconds."""
     facts = service.supervisor.facts
-    if facts is None:  # the engine starts: it will say so itself
+    if facts is None:  # the engine is starting: the error for that comes later
         return
     context = facts.context_tokens
     least = characters // service.model.tokenizer.longest_token_characters

@@ -24,7 +24,7 @@ def check_model(service: Service, name: str | None) -> None:
         expected = " or ".join(map(repr, service.model.names))
         raise ModelNotFoundError(
             f"The model {name[:100]!r} is not served here; expected {expected}.",
-            "GET /v1/models lists what is served.",
+            "GET /v1/models lists the models served.",
             param="model",
         )
 
@@ -46,7 +46,7 @@ def sampling_params(
     best_of: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Refuses with `param` what the server's bounds, or what is possible at all, do not allow."""
+    """Raises, with `param`, for values beyond the server's bounds or invalid combinations."""
     check_model(service, sent.model)
     config, model = service.config, service.model
     fields = sampling_fields(sent, Taken.COMPLETIONS)
@@ -57,20 +57,20 @@ def sampling_params(
         check_value(SamplingParams, "logprobs", count, param=param)
     if sent.prompt_logprobs and sent.stream:
         raise InvalidRequestError(
-            "prompt_logprobs is given with stream: they come with whole answers only.",
+            "prompt_logprobs is given with stream; it is only supported without.",
             "Leave out one of the two.",
             param="prompt_logprobs",
         )
     if isinstance(stop := fields.get("stop"), list):
         check_most("stop", len(stop), config.max_stop)
-    # Before they are walked; each of them is checked where the request is made.
+    # Before they are processed; each of them is checked where the request is made.
     allowed = fields.get("allowed_token_ids", ())
     bounds.ALLOWED_TOKENS.check("allowed_token_ids", len(allowed), most=model.vocab_size)
     bounds.BIASED_TOKENS.check("logit_bias", len(sent.logit_bias or ()))
     if sent.repeat_penalty is not None:
         fields["repetition_penalty"] = one_number(sent, "repetition_penalty", "repeat_penalty")[1]
     if -(2**63) <= fields.get("seed", 0) < 0:
-        fields["seed"] &= MAX_SEED  # OpenAI's are signed
+        fields["seed"] &= MAX_SEED  # OpenAI's seeds are signed
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -82,7 +82,7 @@ def sampling_params(
 
 
 def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:
-    """Of fields that are one thing under several names: the name that was sent, and its value."""
+    """For fields with several names: the name that was sent, and its value."""
     found = [(name, value) for name in names if (value := getattr(sent, name)) is not None]
     if not found:
         return names[0], None
@@ -90,31 +90,31 @@ def one_number(sent: SamplingFields, *names: str) -> tuple[str, Any]:
         if value != found[0][1]:
             raise InvalidRequestError(
                 f"{found[0][0]} is {found[0][1]} and {name} is {value}; expected one number.",
-                f"Send {names[0]} alone: it is the same thing.",
+                f"Send only {names[0]}: both mean the same.",
                 param=found[0][0],
             )
     return found[0]
 
 
 def asked_tokens(sent: SamplingFields, *names: str) -> tuple[str, int | None]:
-    """The longest answer that was asked for, under one of the names or llama.cpp's, and that name;
-    None where none was."""
+    """The max_tokens that was sent, under any of its names (llama.cpp's too), and that name; None
+    where none was."""
     if sent.n_predict in (-1, -2):  # llama.cpp's words for "to the end of the context"
         sent.n_predict = None
     name, asked = one_number(sent, *names, "n_predict")
-    if name != "max_tokens":  # which has a value of its own with `echo`
+    if name != "max_tokens":  # max_tokens has a special value with `echo`
         check_value(SamplingParams, "max_tokens", asked, param=name)
     return name, asked
 
 
 def cache_salt_of(sent: SamplingFields) -> str:
-    """Under which prefixes are shared. A salt that nobody else has shares none: nothing is found,
-    and what is left behind is found by nobody."""
+    """The salt under which prefixes are shared. A unique salt turns sharing off: no cached prefix
+    is found, and none is left for others."""
     return secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
 
 
 def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:
-    """A bound that the server's operator may have moved."""
+    """Checks a bound that the server's operator can change."""
     if found is not None and found > most:
         name = flag or f"max-{param}"
         raise BoundError(

@@ -1,7 +1,8 @@
 """The table of sampling parameters (core/sampling.py) as fields of the structs that clients send.
 
-Every API takes those rows that name it, under their names; null is as not sent. Types and words
-come from the table, ranges are checked where SamplingParams are made. Knows no endpoint.
+Every API takes the rows that list it, under the rows' names; null means not sent. Types and
+descriptions come from the table; ranges are checked where SamplingParams are made. Knows no
+endpoint.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def takes_sampling(api: Taken) -> Callable[[type[S]], type[S]]:
-    """A struct with the parameters that `api` takes added to its own fields. They are read by
-    `sampling_fields`, not by name, so that a new row is read as well."""
+    """A struct with the parameters that `api` takes added to its own fields. They are read
+    with `sampling_fields`, not by name, so that a new row needs no change here."""
 
     def with_rows(kind: type[S]) -> type[S]:
         hints = get_type_hints(SamplingParams)
@@ -48,12 +49,12 @@ def names_for(api: Taken) -> tuple[str, ...]:
 
 
 def sampling_fields(sent: msgspec.Struct, api: Taken) -> dict[str, Any]:
-    """What was sent of them."""
+    """Those of them that were sent."""
     return {name: value for name in names_for(api) if (value := getattr(sent, name)) is not None}
 
 
 def _sent_type(hint: Any) -> Any:
-    """As JSON has it: lists, and null for every field."""
+    """The JSON type: lists instead of sequences, and null allowed."""
     found: Any = None
     for kind in plain_types(hint)[0]:
         sent = list[get_args(kind)[0]] if get_origin(kind) is Sequence else kind  # type: ignore[misc]

@@ -1,9 +1,9 @@
-"""What clients may send, by endpoint: OpenAI's fields, and those that vLLM's and llama.cpp's users
-add. What other servers take and this one does nothing about is inert.py's.
+"""The fields that clients may send, by endpoint: OpenAI's, and additions of vLLM and llama.cpp.
+Fields of other servers that have no effect here are in inert.py.
 
 Types only: a field's range is checked where it is used (core/request.py). Parameters of sampling
-are not listed: they are added from the table (sampling_fields.py). From these structs the OpenAPI
-description is made. `None` is what was not sent, or sent as null.
+are not listed: they are added from the table (sampling_fields.py). The OpenAPI description is made
+from these structs. `None` means not sent, or sent as null.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ JsonObject = dict[str, Any]
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: the counts so far with every chunk
-    include_obfuscation: bool | None = None  # OpenAI's padding; there is none to leave out
+    include_obfuscation: bool | None = None  # OpenAI's padding, which is never sent here
 
 
 @takes_sampling(Taken.COMPLETIONS)
 class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True):
-    """What chat and plain completions share, besides the table of sampling parameters."""
+    """The fields that chat and plain completions share, besides the sampling parameters."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -36,9 +36,9 @@ class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True)
     stream_options: StreamOptions | None = None
     user: str | None = None
     # Not OpenAI's: named as vLLM's.
-    spaces_between_special_tokens: bool | None = None  # there are none to leave out
-    truncate_prompt_tokens: int | None = None  # keep so many; -1: as many as fit
-    truncation_side: Literal["left", "right"] | None = None  # where to cut; left unless said
+    spaces_between_special_tokens: bool | None = None  # there are no such spaces here
+    truncate_prompt_tokens: int | None = None  # number of tokens to keep; -1: as many as fit
+    truncation_side: Literal["left", "right"] | None = None  # where to cut; default: left
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     request_id: str | None = None
@@ -59,11 +59,13 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[JsonObject] | None = None  # these two were tools and tool_choice once: refused
+    functions: list[JsonObject] | None = (
+        None  # functions and function_call are the old tools and tool_choice: refused
+    )
     function_call: str | JsonObject | None = None
     # Not OpenAI's: named as vLLM's.
     chat_template_kwargs: JsonObject | None = None
-    documents: list[JsonObject] | None = None  # for templates that know them
+    documents: list[JsonObject] | None = None  # for templates that support them
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -74,7 +76,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    add_special_tokens: bool | None = None  # vLLM's: whether a text gets its bos token
+    add_special_tokens: bool | None = None  # vLLM's: whether a text gets a bos token
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What every endpoint can reach: the model served, the engine behind it, the bounds.
+"""What every endpoint can use: the served model, the engine, the bounds.
 
 A plain holder, made once by server/start/run.py. Knows no HTTP.
 """
@@ -29,19 +29,19 @@ from headrace.tokenizer.tokenizer import Tokenizer
 class ServedModel:
     """The model as clients see it: text in, text out."""
 
-    name: str  # what answers say
+    name: str  # the name in answers
     tokenizer: Tokenizer
     template: ChatTemplate | None
     vocab_size: int
     hidden_size: int  # of its embeddings
-    sampling_defaults: DrawNumbers = NEUTRAL  # where a request says nothing
+    sampling_defaults: DrawNumbers = NEUTRAL  # for values that a request does not give
     created_s: int = field(default_factory=lambda: int(time.time()))
     other_names: tuple[str, ...] = ()  # served under these too
-    aliases: frozenset[str] = frozenset()  # taken, but not listed
+    aliases: frozenset[str] = frozenset()  # accepted, but not listed
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those that are listed, the one that answers say first."""
+        """The listed names, the one in answers first."""
         return (self.name, *self.other_names)
 
     def answers_to(self, name: str) -> bool:
@@ -68,14 +68,14 @@ class Service:
         default_factory=lambda: ResponseStore.from_config(ServerConfig())
     )
     bodies: Bodies = field(default_factory=lambda: Bodies(ServerConfig().max_bodies_bytes))
-    dropped: Counter[str] = field(default_factory=Counter)  # connections, by why: room.DROPS
+    dropped: Counter[str] = field(default_factory=Counter)  # connections by reason: room.DROPS
     open_connections: Callable[[], int] = lambda: 0
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
-    exposition: Exposition | None = None  # what /metrics shows
+    exposition: Exposition | None = None  # the text of /metrics
     draining: bool = False
-    fingerprint: str = ""  # empty until the engine says what computes
-    identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint stands for
+    fingerprint: str = ""  # empty until the engine has reported its backend
+    identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint is a hash of
     open_requests: Callable[[], int] = lambda: (
         0
     )  # waiting and running; server/observe/watching.py knows

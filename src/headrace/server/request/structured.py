@@ -1,4 +1,4 @@
-"""What a request says its answer must look like, as the engine's GrammarSpec.
+"""A request's constraint on its answer, as the engine's GrammarSpec.
 
 OpenAI's `response_format`, the two sets of names that vLLM's users send (`guided_*`, and the newer
 `structured_outputs`), and llama.cpp's `grammar` and `json_schema`. Sizes and shapes are checked
@@ -22,7 +22,7 @@ MAX_SCHEMA_LEVELS = 64  # of nested objects and lists: far more than people writ
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's newer way to say it, in extra body."""
+    """vLLM's newer field, sent in the extra body."""
 
     json: str | JsonObject | None = None
     json_object: bool | None = None
@@ -32,7 +32,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class StructuredFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every request that generates may say; at most one of them."""
+    """The fields of every request that generates; at most one of them may be sent."""
 
     response_format: JsonObject | None = None
     guided_json: str | JsonObject | None = None
@@ -45,7 +45,7 @@ class StructuredFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     json_schema: str | JsonObject | None = None
 
 
-# vLLM's own that change nothing here: whitespace is fixed, and there is one compiler.
+# vLLM's fields without effect here: whitespace is fixed, and there is one compiler.
 IGNORED_STRUCTURED = frozenset({"guided_decoding_backend", "guided_whitespace_pattern"})
 
 
@@ -60,7 +60,7 @@ def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
             ("guided_choice", _choice("guided_choice", sent.guided_choice, max_bytes)),
             ("guided_grammar", _text("guided_grammar", GrammarKind.LARK, sent.guided_grammar)),
             *_structured_outputs(sent.structured_outputs, max_bytes),
-            # To llama.cpp's clients an empty one is none.
+            # llama.cpp's clients send an empty one for none.
             ("grammar", _text("grammar", GrammarKind.LARK, sent.grammar or None)),
             ("json_schema", _json_schema("json_schema", sent.json_schema, max_bytes)),
         )
@@ -71,7 +71,7 @@ def grammar_of(sent: StructuredFields, max_bytes: int) -> GrammarSpec | None:
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)
         raise InvalidRequestError(
-            f"The answer's form is given {len(found)} times: {names}; expected at most one.",
+            f"The request constrains its answer {len(found)} times: {names}; expected at most one.",
             "Leave the others out.",
             param=found[1][0],
         )
@@ -90,8 +90,8 @@ def _check_bytes(param: str, size: int, max_bytes: int) -> None:
 
 
 def check_schema(param: str, schema: JsonObject, max_bytes: int = SCHEMA_BYTES.most) -> None:
-    """Bounds what a compiler that calls itself would have to go through, before any of it is
-    written down: each value takes two bytes or more."""
+    """Bounds depth and size before the schema is encoded, since its compiler recurses: each value
+    takes two bytes or more."""
     level: list[Any] = [schema]
     least_bytes = 0
     for _ in range(MAX_SCHEMA_LEVELS):
@@ -118,7 +118,7 @@ def _response_format(sent: JsonObject | None, max_bytes: int) -> GrammarSpec | N
     kind = sent.get("type")
     if kind == "text":
         return None
-    if kind == "json_object" and isinstance(sent.get("schema"), dict):  # as llama.cpp has it
+    if kind == "json_object" and isinstance(sent.get("schema"), dict):  # llama.cpp's form
         return _json_schema("response_format.schema", sent["schema"], max_bytes)
     if kind == "json_object":
         return GrammarSpec(kind=GrammarKind.JSON_OBJECT, param="response_format")
@@ -130,7 +130,7 @@ def _response_format(sent: JsonObject | None, max_bytes: int) -> GrammarSpec | N
     schema = told.get("schema")
     if not isinstance(schema, dict):
         raise wrong_value("response_format.json_schema.schema", schema, "a JSON schema")
-    # `strict` makes no difference: every answer is held to its schema.
+    # `strict` makes no difference: every answer must match its schema.
     return _json_schema("response_format.json_schema.schema", schema, max_bytes)
 
 
@@ -179,7 +179,7 @@ def _choice(param: str, sent: list[str] | None, max_bytes: int) -> GrammarSpec |
         return None
     _check_bytes(param, 3 * len(sent), max_bytes)  # two quotes and a comma
     if not sent or not all(sent):
-        raise wrong_value(param, sent, "a list of texts that are not empty")
+        raise wrong_value(param, sent, "a list of texts, none of them empty")
     return GrammarSpec(kind=GrammarKind.CHOICE, source=dump_json(param, sent), param=param)
 
 
@@ -192,13 +192,13 @@ def _text(param: str, kind: GrammarKind, sent: str | None) -> GrammarSpec | None
 
 
 def dump_json(param: str, value: object) -> str:
-    """As JSON, with every character as itself: a compiler that matches text must see it."""
+    """As JSON without escapes: the compiler matches the characters themselves."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except ValueError as error:  # a lone surrogate is one too
+    except ValueError as error:  # a lone surrogate raises one too
         raise InvalidRequestError(
-            f"{param} can't be written as JSON: {error}.", "Correct it.", param=param
+            f"{param} can't be encoded as JSON: {error}.", "Correct it.", param=param
         ) from error
     return text
 

@@ -1,7 +1,7 @@
-"""vLLM's `truncate_prompt_tokens`: which part of a prompt is kept where a client says that it may
-be cut. Nothing is cut unasked.
+"""vLLM's `truncate_prompt_tokens`: which part of a prompt is kept if the client allows cutting it.
+Nothing is cut otherwise.
 
-Knows token ids and counts; how a prompt becomes tokens is prompts.py's affair.
+Knows token ids and counts; prompts.py tokenizes prompts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from headrace.core.errors import InvalidRequestError
 
 Side = Literal["left", "right"]
 
-# Tokens' worth of text beyond what is kept that is tokenized too: where a text is cut, the first
-# tokens of the rest are others than they would have been.
+# How many tokens' worth of text beyond the kept part is tokenized too: right after a cut the tokens
+# differ from those of the whole text.
 _MARGIN = 64
 
 
 class TruncationFields(Protocol):
-    """What a request may say about it."""
+    """The fields of a request for it."""
 
     @property
     def truncate_prompt_tokens(self) -> int | None: ...
@@ -29,13 +29,13 @@ class TruncationFields(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """Keep so many tokens, and drop those at one side."""
+    """Keep a number of tokens, and drop those at one side."""
 
     tokens: int
     side: Side = "left"
 
     def cut(self, ids: list[int], *, kept_first: int = 0) -> list[int]:
-        """The ids that stay; the first few always do where they are no part of the text."""
+        """The ids that are kept, always including leading ones that are not part of the text."""
         if len(ids) <= self.tokens:
             return ids
         if self.side == "right":
@@ -44,7 +44,7 @@ class Truncation:
         return ids[:kept_first] + ids[len(ids) - (self.tokens - kept_first) :]
 
     def cut_text(self, text: str, longest_token: int) -> str:
-        """Without what can't be part of the tokens that are kept: megabytes take seconds to
+        """The text without what can't be among the kept tokens: megabytes would take seconds to
         tokenize. No token has more characters than `longest_token`."""
         most = (self.tokens + _MARGIN) * longest_token
         if len(text) <= most:
@@ -53,15 +53,15 @@ class Truncation:
 
 
 def truncation_of(sent: TruncationFields, room_tokens: int) -> Truncation | None:
-    """What a request says about its prompts, of which `room_tokens` fit at the most; None where
-    they are to stay whole. Without any room that is so too: whoever checks it will say why."""
+    """A request's truncation, where at most `room_tokens` fit; None where prompts stay whole. None
+    without any room too: the later check gives the error."""
     asked = sent.truncate_prompt_tokens
     if asked is None or room_tokens < 1:
         return None
     if asked != -1 and not 1 <= asked <= room_tokens:
         raise InvalidRequestError(
-            f"truncate_prompt_tokens is {asked}; expected 1 to {room_tokens}, what the context has "
-            "room for, or -1 for just that.",
+            f"truncate_prompt_tokens is {asked}; expected 1 to {room_tokens}, the room in the "
+            "context, or -1 for all of it.",
             "Send -1, or leave it out.",
             param="truncate_prompt_tokens",
         )

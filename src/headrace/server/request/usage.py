@@ -1,4 +1,4 @@
-"""How many tokens a request took, as OpenAI counts them."""
+"""How many tokens a request used, as OpenAI counts them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Usage(msgspec.Struct):
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord], completion_tokens: int) -> Usage:
-        """All engine requests of an answer together. `completion_tokens` are those that a client
-        was given: after a stop string the engine may have drawn one more."""
+        """The sum over all engine requests of an answer. `completion_tokens` are those sent to the
+        client: after a stop string the engine may have sampled one more."""
         usage = cls(completion_tokens=completion_tokens)
         for record in records:
             usage.prompt_tokens += record.prompt_tokens

@@ -1,7 +1,7 @@
-"""What a server says while it starts: a line for each phase, then where it is and what to try.
+"""What a server prints while it starts: a line per phase, then its address and a command to try.
 
-On standard error, in words for a person; as log records where logs are JSON by choice. Decides
-nothing and starts nothing.
+Plain text on standard error, or log records where JSON logs were chosen. Decides nothing and starts
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """What is worth knowing about a server that is ready."""
+    """The facts printed about a server that is ready."""
 
     url: str
     model: str
@@ -90,8 +90,8 @@ def _described(serving: Serving) -> str:
 
 
 def curl_line(serving: Serving) -> str:
-    """To be pasted into a shell; a key is taken from there, and never printed."""
-    # Bounded: a small model may not know when to stop, and this is the first thing one sees of it.
+    """A command to paste into a shell; the key comes from a shell variable and is never printed."""
+    # With max_tokens: a small model may not stop by itself, and this is a user's first request.
     body: dict[str, object] = {"model": serving.model, "max_tokens": 64}
     if serving.has_chat:
         path = "/v1/chat/completions"
@@ -107,6 +107,6 @@ def curl_line(serving: Serving) -> str:
 
 
 def _say(text: str) -> None:
-    # A full disk behind standard error, or nobody there to read it, is no reason not to serve.
+    # The server starts even if standard error is closed or its disk is full.
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

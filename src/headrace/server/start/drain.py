@@ -1,7 +1,7 @@
-"""How a server ends: not ready at once, running requests finish, then it stops.
+"""How a server stops: it is not ready at once, running requests finish, then the process ends.
 
-The first signal drains, for so long; what has not finished by then ends with an error of its own.
-The second signal stops at once. Knows requests that run; not what they are.
+The first signal starts the drain, which has a timeout; requests that have not finished by then end
+with an error. The second signal stops at once. Knows running requests, not what they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.server.edge.http_server import HttpServer
 from headrace.server.request.service import Service
 
 LOOK_S = 0.02
-LAST_WORDS_S = 2.0  # for requests that were cut to say so to their clients
+LAST_WORDS_S = 2.0  # time to send the error to clients whose requests were ended
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Drain:
         self._service.draining = True
         self._service.bodies.end(
             UnavailableError(
-                "The server is shutting down, and this request had not come whole.",
+                "The server is shutting down, and this request had not arrived completely.",
                 "Send it to another replica, or again when this one is back.",
                 retry_after_s=self._service.config.drain_timeout_s,
             )
@@ -53,7 +53,7 @@ class Drain:
         config = self._service.config
         running = len(self._server.server_state.tasks)
         log.info(
-            "stopping: %d running, which may take up to %g s; a second signal stops at once",
+            "stopping: %d requests running, given up to %g s; a second signal stops at once",
             running,
             config.drain_timeout_s,
             extra={"event": "drain", "running": running},
@@ -62,14 +62,14 @@ class Drain:
         left = len(self._server.server_state.tasks)
         if left:
             log.warning(
-                "%d requests did not finish within %g s and are ended",
+                "%d requests did not finish within %g s and were ended",
                 left,
                 config.drain_timeout_s,
                 extra={"event": "drain_timeout", "running": left},
             )
             self._service.supervisor.fail_requests(
                 UnavailableError(
-                    "The server was shut down before this request was done.",
+                    "The server was shut down before this request finished.",
                     "Send it again: to another replica, or when this one is back.",
                     retry_after_s=1.0,
                 )

@@ -1,7 +1,7 @@
-"""What a server's answers depend on, as one dictionary, and a short hash of it.
+"""Everything a server's answers depend on, as one dictionary, and a short hash of it.
 
 Two servers with the same fingerprint give the same answers within the same limits. A large model is
-never read whole for it: every tensor's name, format and shape counts, and a few of its bytes.
+never read whole for it: the hash covers every tensor's name, format, shape and a few of its bytes.
 Knows files and configs; no HTTP, and nothing of requests.
 """
 
@@ -34,7 +34,7 @@ TOKENIZER_FILES = (
 )
 _TEMPLATE_KEY = "tokenizer.chat_template"
 
-# How a server is reached, watched and stopped changes no answer; nor do threads and checks.
+# Addresses, logging, draining, threads and checks change no answer.
 NEUTRAL_SETTINGS = frozenset(
     {
         *("host", "port", "api_key", "api_keys_file", "max_connections", "client_timeout_s"),
@@ -54,7 +54,7 @@ def identify(
     server: ServerConfig,
     engine: EngineConfig,
 ) -> Identity:
-    """All but what computes: whoever computes says that, and `complete` adds it."""
+    """All but the backend's facts, which the engine process reports and `complete` adds."""
     entry = entry_of(file.path)
     return {
         "headrace": headrace_version(),
@@ -78,7 +78,7 @@ def complete(identity: Identity, backend: Mapping[str, str]) -> Identity:
 
 
 def fingerprint(identity: Identity) -> str:
-    """The same file is the same model wherever it lies: the catalog's word on it is left out."""
+    """The same file is the same model wherever it is stored: the catalog's name is left out."""
     model = {k: v for k, v in identity["model"].items() if k != "catalog_sha256"}
     counted = json.dumps({**identity, "model": model}, sort_keys=True, separators=(",", ":"))
     return f"hr-{_hash(counted.encode())[:12]}"

@@ -1,4 +1,4 @@
-"""The model as the HTTP side needs it: tokenizer, template, default sampling values, and who it is.
+"""The model as the HTTP process needs it: tokenizer, template, default sampling values, identity.
 
 Reads headers and a few bytes of each tensor; loads no weight.
 """
@@ -23,7 +23,7 @@ from headrace.weights.sampling_defaults import read_sampling_defaults
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentifiedModel:
     model: ServedModel
-    identity: Identity  # but for what computes
+    identity: Identity  # without the backend's facts
 
 
 def read_model(
@@ -34,7 +34,7 @@ def read_model(
     engine: EngineConfig,
     typed: str | None = None,
 ) -> IdentifiedModel:
-    """`name` is the model's own; `typed` is what it was asked for by."""
+    """`name` is the model's own; `typed` is what the user gave as MODEL."""
     file = open_weights(path, engine.load_format)
     try:
         spec, _ = describe_file(file, engine.context_tokens)
@@ -56,6 +56,6 @@ def read_model(
         hidden_size=spec.hidden_size,
         sampling_defaults=sampling_defaults,
     )
-    # Where a request says nothing, these are part of its answer.
+    # They shape the answers of requests that give no sampling values.
     identity["sampling"] = model_defaults(sampling_defaults)
     return IdentifiedModel(model=model, identity=identity)

@@ -1,7 +1,7 @@
-"""Starts everything: the engine process first, then what HTTP needs while that one loads.
+"""Starts everything: the engine process first, then the HTTP side while the engine loads.
 
-`serve()` is the whole life of a server and returns its exit status. Knows the order of things.
-What HTTP needs is imported after the engine process was started: on a few cores that is half of the
+`serve()` runs a server from start to end and returns its exit status. Knows the order of things.
+The HTTP modules are imported after the engine process was started: with few cores that halves the
 time until the server is ready.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.server.request.service import Service
 
 BACKLOG = 2048
-# Of the admin port: few ask, and they shall be answered whatever goes on at the other.
+# For the admin port: it has few clients, which must be answered whatever happens on the main port.
 ADMIN_CONNECTIONS, ADMIN_SPARE, ADMIN_BACKLOG = 16, 4, 64
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def serve(
     start_up: StartUp | None = None,
     checked: Checked | None = None,
 ) -> int:
-    """Until it is told to stop. `typed` is what the model was asked for by; `sock` and `admin` are
-    bound, where the caller had reasons to; `checked` is what its files were found to be."""
+    """Serves until it is told to stop. `typed` is what the user gave as MODEL; `sock` and `admin`
+    are sockets that the caller has bound already; `checked` is the verdict on the model's files."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     with (
         sock or bind(config.host, config.port) as sock,
@@ -100,7 +100,7 @@ class _Life:
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
         self._announced = False
-        self._run_file: RunFile | None = None  # once it is announced
+        self._run_file: RunFile | None = None  # set once the server is announced
         self._supervisor = Supervisor(
             wire.Configure(
                 model_path=str(path),
@@ -121,7 +121,7 @@ class _Life:
         await asyncio.sleep(0)  # the process is started here
         try:
             service, server, admin = await asyncio.to_thread(self._prepare)
-            if watching.done():  # the engine can't start: nothing to listen for
+            if watching.done():  # the engine can't start, so there is no reason to listen
                 await watching
             from headrace.server.start.drain import Drain
 
@@ -139,13 +139,13 @@ class _Life:
 
     @contextlib.asynccontextmanager
     async def _admin(self, server: HttpServer | None) -> AsyncIterator[None]:
-        """The admin port answers until the last request of the other is over."""
+        """The admin port answers until the last request on the main port is over."""
         if server is None or self._admin_socket is None:
             yield
             return
         listen(self._admin_socket, ADMIN_BACKLOG)
         serving = asyncio.create_task(server.serve(sockets=[self._admin_socket]))
-        self._start_up.note(f"operators are answered at {url_of(self._admin_socket)}")
+        self._start_up.note(f"the admin port is at {url_of(self._admin_socket)}")
         try:
             yield
         finally:
@@ -172,7 +172,7 @@ class _Life:
             await serving
 
     def _prepare(self) -> tuple[Service, HttpServer, HttpServer | None]:
-        """All that HTTP needs. In a thread: the engine's first words come meanwhile."""
+        """Loads what HTTP needs. In a thread: the engine's first messages arrive meanwhile."""
         began = time.perf_counter()
         from headrace.server.access.keys_file import read_keys
         from headrace.server.access.operators import admin_routes, operator_warnings
@@ -242,8 +242,8 @@ class _Life:
         )
 
     def _identify(self) -> None:
-        """Once the model was read and the engine has said what computes, whichever comes last.
-        After a restart it may be something else."""
+        """Called when both the model was read and the engine has reported its backend. After a
+        restart the backend may be a different one."""
         facts, service = self._supervisor.facts, self._service
         if facts is None or service is None:
             return
@@ -263,7 +263,7 @@ class _Life:
         self._announce()
 
     def _announce(self) -> None:
-        """Once there is both somebody to answer and somewhere to ask."""
+        """Called once the engine is ready and the server listens."""
         facts, service = self._supervisor.facts, self._service
         if facts is None or service is None or not self._listening or self._announced:
             return

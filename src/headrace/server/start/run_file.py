@@ -1,9 +1,9 @@
-"""A note that a server runs: who, where, since when. `headrace ps` reads it.
+"""A run file per running server: model, address, start time. `headrace ps` reads it.
 
     state folder/servers/PID.json    locked for as long as the server lives
 
-The lock tells the living from what a killed server left behind, whoever has its number now. Not
-being able to write a note is no reason not to serve.
+The lock tells a running server from the file of a killed one, even if its process id was reused. A
+server that can't write its run file runs all the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Running:
     model: str
     context_tokens: int
     has_keys: bool
-    started_s: float  # since 1970
+    started_s: float  # Unix time
 
 
 def servers_folder() -> Path:
@@ -38,7 +38,7 @@ def servers_folder() -> Path:
 
 
 class RunFile:
-    """Of this process; gone when it is closed."""
+    """The run file of this process; removed when it is closed."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
@@ -57,14 +57,14 @@ class RunFile:
             path = make_private(servers_folder()) / f"{running.pid}.json"
             descriptor = open_private(path, os.O_RDWR)
         except (OSError, HeadraceError) as error:
-            log.debug("no note of this server for `headrace ps`: %s", error)
+            log.debug("this server won't be listed by `headrace ps`: %s", error)
             return None
         try:
             _lock(descriptor)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps(asdict(running)).encode())
         except OSError as error:
-            log.debug("no note of this server for `headrace ps`: %s", error)
+            log.debug("this server won't be listed by `headrace ps`: %s", error)
             os.close(descriptor)
             return None
         return cls(path, descriptor)
@@ -77,7 +77,7 @@ class RunFile:
 
 
 def running_servers() -> list[Running]:
-    """Those that live, oldest first. What dead ones left is swept away."""
+    """The running servers, oldest first. Files of dead ones are removed."""
     found = []
     try:
         paths = sorted(servers_folder().glob("*.json"))
@@ -96,7 +96,7 @@ def running_servers() -> list[Running]:
 def _read(path: Path) -> Running | None:
     try:
         return Running(**json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError):  # half written, or of another version
+    except (ValueError, TypeError):  # half written, or from another version
         return None
 
 
@@ -109,7 +109,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether nobody holds the file's lock; where there are no locks, nobody can tell."""
+    """Whether no process holds the file's lock; False where there are no locks."""
     if sys.platform == "win32":
         return False
     import fcntl

@@ -1,1 +1,1 @@
-"""Tool calling: what is asked, how models write calls, and how calls are read back."""
+"""Tool calling: what requests ask for, how models write calls, and how calls are parsed."""

@@ -1,6 +1,6 @@
-"""Tool calls in the shapes of OpenAI's chats: whole in a message, in pieces in a stream's deltas.
+"""Tool calls in OpenAI's chat shapes: whole in a message, in pieces in a stream's deltas.
 
-Knows OpenAI's shapes; how calls are found is parser.py's affair.
+Knows OpenAI's shapes; parser.py finds the calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def whole_call(found: FoundCall) -> ToolCall:
 
 
 def encode_deltas(pieces: list[Piece]) -> list[bytes]:
-    """What a stream's `delta` says of them, one by one."""
+    """The entries of a stream's `delta`, one by one."""
     return [encode_json(delta) for piece in pieces if (delta := _delta(piece)) is not None]
 
 
@@ -42,4 +42,4 @@ def _delta(piece: Piece) -> dict[str, object] | None:
         return {"tool_calls": [call]}
     if isinstance(piece, Arguments):
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
-    return None  # the end of a call shows in what follows
+    return None  # the end of a call has no delta of its own

@@ -1,4 +1,4 @@
-"""How models write tool calls: one ToolFormat per convention, and the grammar that holds to it.
+"""How models write tool calls: one ToolFormat per convention, and a grammar that enforces it.
 
     opening first NAME middle ARGUMENTS trail (again NAME middle ARGUMENTS trail)* end
 
@@ -20,11 +20,11 @@ from headrace.tokenizer.tokenizer import Tokenizer
 
 JsonObject = dict[str, Any]
 
-# Of one answer. A small model may never be satisfied, and what it writes is still to come to an
-# end; no agent is known to want more at a time.
+# Per answer. A small model may repeat calls without end, and the answer must end; no agent is known
+# to need more at a time.
 MAX_CALLS = 16
 
-# As Python writes JSON, and so as most training data has it; no room for endless blanks.
+# As Python writes JSON, which most training data follows; endless whitespace is impossible.
 _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -32,22 +32,24 @@ _WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 class Tool:
     name: str
     parameters: JsonObject  # a JSON schema of an object
-    strict: bool = False  # refuse what the compiler doesn't know, rather than leave it out
+    strict: bool = (
+        False  # refuse schema keywords that the compiler does not know, instead of ignoring them
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """Texts as above. With an empty `opening` a call is the whole answer or nothing of it."""
+    """The texts as above. With an empty `opening` an answer is either a call or text, not both."""
 
     opening: str
     first: str
     middle: str
     trail: str
-    again: str | None  # None: one call an answer
+    again: str | None  # None: one call per answer
     end: str = ""
     is_padded: bool = False  # some models write a space after the opening
     tags: tuple[str, ...] = ()  # parts that may be single tokens of the vocabulary
-    id_length: int | None = None  # templates that insist on the length of a call's id
+    id_length: int | None = None  # for templates that demand a certain length of a call's id
 
     def new_id(self) -> str:
         if self.id_length is None:
@@ -56,7 +58,7 @@ class ToolFormat:
         return "".join(secrets.choice(letters) for _ in range(self.id_length))
 
     def write(self, calls: Sequence[tuple[str, JsonObject]]) -> str:
-        """Calls as the model would have written them."""
+        """Calls as the model would write them."""
         text = self.opening + self.first
         for place, (name, arguments) in enumerate(calls):
             text += (self.again or "") if place else ""
@@ -91,20 +93,20 @@ _LLAMA_PROMPT = re.compile(r'"name":[^{}]*"parameters":|<\|python_tag\|>')
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """The convention of a chat template that takes tools; None for one that takes none, or has a
-    convention that is not known here."""
+    """The convention of a chat template; None if it does not support tools, or its convention is
+    not known here."""
     if not re.search(r"\btools\b", template):
         return None
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     if "<tool_call>" in template:
-        # Some write the arguments as tags of their own.
+        # Some write each argument in a tag of its own.
         return None if "<function=" in template else HERMES
     return LLAMA if _LLAMA_PROMPT.search(template) else None
 
 
 def find_tag_ids(tool_format: ToolFormat, tokenizer: Tokenizer) -> dict[str, int]:
-    """The tags that are control tokens, which a text can't spell."""
+    """The tags that are control tokens, which plain text can't produce."""
     pieces = {tokenizer.piece(token): token for token in tokenizer.special_ids}
     return {tag: pieces[tag] for tag in tool_format.tags if tag in pieces}
 
@@ -118,9 +120,9 @@ def write_grammar(
     parallel: bool,
     answer: JsonObject | None = None,
 ) -> str:
-    """A grammar of answers: calls if `forced`; otherwise text (or JSON of the schema `answer`) in
-    which an opening tag, once written, must be followed by calls, and nothing by those. Calls are
-    one, or with `parallel` up to MAX_CALLS."""
+    """A grammar for answers: calls if `forced`; otherwise text (or JSON of the schema `answer`) in
+    which an opening tag must be followed by calls, which end the answer. One call, or with
+    `parallel` up to MAX_CALLS."""
 
     def literal(text: str) -> str:
         return _literal(text, tag_ids)
@@ -159,7 +161,7 @@ def _start(
     if tool_format.opening in tag_ids:
         return [f"start: TEXT | TEXT {opening} calls", "TEXT: /(?s:.*)/"]
     tag = re.sub(r"([^\w<>])", r"\\\1", tool_format.opening)
-    # Of the two, the lazy one wins as soon as its tag is whole: from there only calls may follow.
+    # The lazy rule wins as soon as its tag is complete: from there only calls may follow.
     return [
         "start: TEXT | opening calls",
         "TEXT: /(?s:.*)/",
@@ -168,7 +170,7 @@ def _start(
 
 
 def _literal(text: str, tag_ids: Mapping[str, int]) -> str:
-    """A text in Lark: control tokens by their id, the rest quoted."""
+    """A text in Lark: control tokens by id, the rest quoted."""
     if not text:
         return ""
     if not tag_ids:

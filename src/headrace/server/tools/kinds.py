@@ -1,10 +1,10 @@
-"""Tools of other kinds than functions: what becomes of them, and of functions in namespaces.
+"""Tools that are not functions are left out or refused; namespaces become plain functions.
 
-OpenAI's own tools (`web_search`, `file_search`, …) and `custom` ones (free text in a grammar) can't
-be run or asked for here. As with fields that are not known, they are left out with a warning, or
-refused. A `namespace` (Codex sends one for each MCP server) is a list of functions whose calls name
-it beside the function: here they are functions with the namespace in front of their names. Knows
-requests' words; what is done with functions is plan.py's affair.
+OpenAI's own tools (`web_search`, `file_search`, …) and `custom` ones (free text in a grammar) are
+not supported. Like unknown fields, they are left out with a warning, or refused. A `namespace`
+(Codex sends one for each MCP server) is a list of functions whose calls name both namespace and
+function: here they become functions with the namespace as a prefix of their names. Knows the shapes
+of requests; plan.py uses the functions.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def callable_tools(call: Call, tools: Sequence[JsonObject] | None) -> list[JsonO
 
 
 def is_function(call: Call, tool: object, param: str) -> bool:
-    """Whether it is one, or at least no tool of another kind: what is no tool at all is for others
-    to refuse. Warns of one of another kind, or refuses it, as the server was told."""
+    """Whether it is a function, or not a valid tool at all (others refuse those). A tool of another
+    kind gets a warning or is refused, as --unknown-fields says."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind == "function":
         return True
     if call.refuses_unknown:
-        raise wrong_value(f"{param}.type", kind, "'function', the only kind of tool there is here")
+        raise wrong_value(f"{param}.type", kind, "'function', the only supported kind of tool")
     call.ignored_fields.append(param)
     call.warn(f"{param} is of the type {kind[:40]}, which is not supported, and was left out")
     return False
 
 
 def flatten_namespaces(call: Call, tools: Sequence[JsonObject] | None) -> list[JsonObject]:
-    """Tools in the shape of /v1/responses: functions alone, those in namespaces under longer
-    names."""
+    """The functions among the tools of a /v1/responses request, those of namespaces with their
+    prefix."""
     found: list[JsonObject] = []
     TOOLS.check("tools", len(tools or ()))
     for place, tool in enumerate(tools or ()):
@@ -67,7 +67,7 @@ def flatten_namespaces(call: Call, tools: Sequence[JsonObject] | None) -> list[J
 
 
 def flat_name(namespace: object, name: str) -> str:
-    """As Codex itself writes it where a name is all there is."""
+    """As Codex itself joins namespace and name."""
     if not isinstance(namespace, str) or not namespace or namespace == _DEFAULT_NAMESPACE:
         return name
     joint = "" if namespace.endswith("_") or name.startswith("_") else "__"
@@ -75,7 +75,7 @@ def flat_name(namespace: object, name: str) -> str:
 
 
 def names_in_namespaces(tools: Sequence[Any] | None) -> Mapping[str, tuple[str, str]]:
-    """What a flat name stands for: the namespace and the name in it."""
+    """Splits a flat name into its namespace and the name in it."""
     return {
         flat_name(space, inner["name"]): (space, inner["name"])
         for tool in tools or ()

@@ -1,8 +1,8 @@
-"""Messages about tools in the form that a model's template takes.
+"""Messages with tools in the form that a model's chat template takes.
 
-Templates that know tools get objects where OpenAI sends JSON in text. For a model whose template
-knows none, everything is written out as text: the functions into a system message, calls and
-results into the turns they belong to. Knows messages; nothing of grammars.
+Templates that support tools get objects where OpenAI sends JSON as text. For other templates
+everything is written as text: the functions into a system message, calls and results into the turns
+they belong to. Knows messages; nothing of grammars.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def write_out(
     *,
     parallel: bool,
 ) -> list[JsonObject]:
-    """With nothing in it but texts of system, user and assistant."""
+    """The same messages with only text of system, user and assistant."""
     out: list[JsonObject] = []
-    answers: list[str] = []  # results of calls that the last one holds
+    answers: list[str] = []  # results of calls, to be joined in the last message
     for place, message in enumerate(messages):
         role = message.get("role")
         if role == "tool":
@@ -57,7 +57,9 @@ def write_out(
                 out.append({"role": "user", "content": text})
             continue
         if len(answers) > 1:
-            out[-1]["content"] = "\n".join(answers)  # once: one by one would cost their square
+            out[-1]["content"] = "\n".join(
+                answers
+            )  # joined once: appending one by one would take quadratic time
         answers = []
         if message.get("tool_calls"):
             out.append(_written_calls(message, f"messages[{place}]", tool_format))
@@ -130,7 +132,7 @@ def _parsed_call(call: object, param: str) -> JsonObject:
 
 
 def _joined(content: object) -> str:
-    """A content's text; parts that are no text are the template's to refuse."""
+    """The text of a content; the template refuses parts that are not text."""
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         return "\n".join(text for text in texts if isinstance(text, str))

@@ -1,7 +1,7 @@
-"""Finds tool calls in an answer as it comes, however it is cut into pieces.
+"""Finds tool calls in an answer while it is generated, however it is cut into pieces.
 
-The grammar of formats.py holds the model to the form that is read here; what breaks it all
-the same is handed on as text. Knows the format's texts; neither tokens nor OpenAI's shapes.
+The grammar of formats.py makes the model keep to the format parsed here; anything else is passed on
+as text. Knows the format's texts; neither tokens nor OpenAI's shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Some more of a call's arguments: the JSON as the model wrote it."""
+    """The next piece of a call's arguments: JSON as the model wrote it."""
 
     index: int
     text: str
@@ -38,7 +38,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The arguments are whole."""
+    """The call's arguments are complete."""
 
     index: int
 
@@ -47,8 +47,8 @@ Piece = Content | CallStart | Arguments | CallEnd
 
 
 class CallParser:
-    """One answer's text in, what it means out. At most a tag and the blanks before it are held
-    back."""
+    """Takes one answer's text and returns text and calls. At most a tag and the whitespace before
+    it are held back."""
 
     def __init__(self, tool_format: ToolFormat) -> None:
         self._format = tool_format
@@ -67,13 +67,13 @@ class CallParser:
         return out
 
     def finish(self) -> list[Piece]:
-        """What was held back: text that was no tag after all. The beginning of a call is left
+        """Returns the text that was held back and is not a tag. The beginning of a call is left
         out."""
         held, self._pending = self._pending, ""
         return [Content(held)] if held and self._state == self._text else []
 
-    # Each state looks at what is pending, takes what it can, and says whether another look is
-    # worth it.
+    # Each state consumes what it can of the pending text, and returns whether the next state should
+    # run.
 
     def _text(self) -> bool:
         opening = self._format.opening
@@ -87,7 +87,7 @@ class CallParser:
         return True
 
     def _beginning(self) -> bool:
-        """Where only the whole answer can be a call."""
+        """For formats in which only a whole answer can be a call."""
         return self._take(self._format.first, self._name)
 
     def _first(self) -> bool:
@@ -133,7 +133,7 @@ class CallParser:
         return self._take(again, self._name) if again else self._fail()
 
     def _rest(self) -> bool:
-        """Text to the end, whatever it looks like."""
+        """Plain text up to the end, even if it looks like a call."""
         self._emit(len(self._pending))
         return False
 
@@ -155,7 +155,7 @@ class CallParser:
 
 
 def _held_back(text: str, tag: str) -> int:
-    """How much of the end may turn out to be the tag, or blanks before it."""
+    """How much of the end may be the start of the tag, or whitespace before it."""
     begun = next(
         (n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0
     )
@@ -163,7 +163,7 @@ def _held_back(text: str, tag: str) -> int:
 
 
 class _ObjectEnd:
-    """Finds where a JSON value ends that comes in pieces and begins with a bracket."""
+    """Finds the end of a JSON object or list that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -171,7 +171,7 @@ class _ObjectEnd:
         self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """How much of `text` still belongs to it, where its end is in it."""
+        """How much of `text` belongs to the value if it ends there; else None."""
         at = 0
         if self._escaped:
             self._escaped, at = False, 1
@@ -199,7 +199,7 @@ class FoundCall:
 
 @dataclass(slots=True)
 class ParsedAnswer:
-    """An answer's pieces put together again."""
+    """Puts an answer's pieces together again."""
 
     content: str = ""
     calls: list[FoundCall] = field(default_factory=list)
@@ -217,7 +217,7 @@ class ParsedAnswer:
 
     @property
     def whole_calls(self) -> list[FoundCall]:
-        """Without one that the answer's length cut off."""
+        """The calls, without one that max_tokens cut off."""
         return [call for call in self.calls if call.is_whole]
 
 

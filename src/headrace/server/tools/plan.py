@@ -1,8 +1,8 @@
-"""Tool calling: what a request says about tools, as a plan for its prompt, grammar and answer.
+"""Tool calling: turns a request's tool fields into a plan for its prompt, grammar and answer.
 
 OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Arguments always parse and fit their
-schema, because the grammar lets nothing else through. Knows the model's template and vocabulary;
-formats, messages and answers are the files' beside it.
+schema, because the grammar allows nothing else. Knows the model's template and vocabulary; formats,
+messages and answers are in the files beside it.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """How one request is asked and read. Without tools nothing changes but its messages."""
+    """How one request is prompted and its answer parsed. Without tools only the messages change."""
 
     messages: list[JsonObject]  # for the template
     template_tools: list[JsonObject] | None
     grammar: GrammarSpec | None
     shown_ids: frozenset[int] = frozenset()  # control tokens that belong to the text
     tool_format: ToolFormat | None = None
-    is_named: bool = False  # the client chose the function, the model only its arguments
+    is_named: bool = False  # the client chose the function, the model writes only its arguments
 
     def called_reason(self, reason: str) -> str:
-        """The finish_reason, in a chat, of an answer with whole calls in it. As OpenAI has it: a
-        call that the client itself named is an answer like any other."""
+        """The finish_reason, in a chat, of an answer with complete calls. As in OpenAI's API, a
+        call to a function that the client named ends like any other answer."""
         return "tool_calls" if reason == "stop" and not self.is_named else reason
 
     def new_parser(self) -> CallParser | None:
-        """For one answer; None where no call can be in it."""
+        """A parser for one answer; None where it can't have calls."""
         return CallParser(self.tool_format) if self.tool_format is not None else None
 
 
@@ -60,7 +60,7 @@ class ToolUse:
 class _Choice:
     mode: Literal["auto", "none", "required"]
     names: frozenset[str] | None = None  # of the tools that may be called; None: all
-    is_named: bool = False  # one function, chosen by its name: it is called once
+    is_named: bool = False  # one function, chosen by name: it is called once
 
 
 def plan_tools(
@@ -73,7 +73,7 @@ def plan_tools(
     answer: GrammarSpec | None = None,
     max_bytes: int,
 ) -> ToolUse:
-    """`answer` is what the request's response_format asks for."""
+    """`answer` is the grammar of the request's response_format."""
     known = find_format(tokenizer.chat_template or "")
     tool_format = known or HERMES
     TOOLS.check("tools", len(tools or ()))
@@ -158,7 +158,7 @@ def _read_choice(sent: str | JsonObject | None, tools: Sequence[Tool]) -> _Choic
         return _Choice(mode="none")
     if not tools:
         raise InvalidRequestError(
-            "tool_choice asks for a call, and there are no tools.",
+            "tool_choice asks for a call, but the request has no tools.",
             "Send tools, or leave tool_choice out.",
             param="tool_choice",
         )
@@ -199,7 +199,7 @@ def _known_names(sent: Sequence[Any], tools: Sequence[Tool], param: str) -> froz
 
 
 def _answer_schema(answer: GrammarSpec | None, tool_format: ToolFormat) -> JsonObject | None:
-    """The form of an answer that is no call."""
+    """The form of an answer that is not a call."""
     if answer is None:
         return None
     if answer.kind is GrammarKind.JSON_OBJECT:
@@ -208,15 +208,15 @@ def _answer_schema(answer: GrammarSpec | None, tool_format: ToolFormat) -> JsonO
         schema = json.loads(answer.source)
     else:
         raise InvalidRequestError(
-            f"The answer is to match a {answer.kind.value}, and there are tools to call; with "
-            "tools an answer can only be held to a JSON schema.",
+            f"The request has both tools and a {answer.kind.value} for its answer; with tools an "
+            "answer can only be constrained by a JSON schema.",
             "Leave one of them out, or set tool_choice to 'none' or 'required'.",
             param="tools",
         )
     if not tool_format.opening:
         raise InvalidRequestError(
-            "The answer is to be JSON, and there are tools to call, which this model calls by "
-            "JSON too: they can't be told apart.",
+            "The request has both tools and a JSON answer, and this model writes calls as JSON "
+            "too: they can't be told apart.",
             "Leave one of them out, or set tool_choice to 'none' or 'required'.",
             param="response_format",
         )

@@ -1,8 +1,8 @@
-"""Messages made of Anthropic's blocks as the messages of a chat.
+"""Converts messages made of Anthropic's blocks into the messages of a chat.
 
-Results of tools are messages of their own there, and turns of one role that follow each other are
-one turn. What can't be read (images, documents) is refused; what would change nothing is dropped
-with a warning. Knows both shapes of a message; nothing of the rest of a request.
+In a chat, tool results are separate messages, and consecutive turns of one role are one turn. What
+can't be read (images, documents) is refused; what has no effect is dropped with a warning. Knows
+both shapes of a message; nothing of the rest of a request.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace.server.request.structured import wrong_value
 
 JsonObject = dict[str, Any]
 
-# Claude Code's first system block says how the request is billed, in other words each time: a
-# model has no use for it, and no prefix would ever be found in the cache again.
+# Claude Code's first system block has billing data that differs each time: it is of no use to a
+# model, and with it no prefix would ever be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
-_SKIPPED = ("thinking", "redacted_thinking")  # of another model's answers
+_SKIPPED = ("thinking", "redacted_thinking")  # from another model's answers
 _ROLES = ("user", "assistant", "system")
 
 
@@ -80,7 +80,7 @@ def _add_text(messages: list[JsonObject], role: str, texts: list[str]) -> None:
 
 
 def _joined(message: JsonObject) -> JsonObject:
-    """Texts were gathered: putting each to those before it would cost their square."""
+    """Joins the texts at the end: appending one by one would take quadratic time."""
     content = message["content"]
     return {**message, "content": "\n".join(content)} if isinstance(content, list) else message
 
@@ -133,7 +133,7 @@ def _blocks(content: object, param: str) -> list[JsonObject]:
 
 
 def _text(call: Call, block: JsonObject, param: str) -> str | None:
-    """None where nothing is said in it."""
+    """None where it has no content."""
     kind = block.get("type")
     if kind == "text":
         return _string(block, "text", param)
@@ -142,8 +142,8 @@ def _text(call: Call, block: JsonObject, param: str) -> str | None:
         return None
     if kind in ("image", "document"):
         raise InvalidRequestError(
-            f"{param} is a block of type {kind!r}; this server reads text alone.",
-            "Send what it says as a text block.",
+            f"{param} is a block of type {kind!r}; this server reads only text.",
+            "Send its content as a text block.",
             param=f"{param}.type",
         )
     raise wrong_value(f"{param}.type", kind, "'text', 'tool_use' or 'tool_result'")

@@ -1,6 +1,6 @@
 """/v1/messages and /v1/messages/count_tokens: a chat in Anthropic's shape.
 
-Knows how an answer is asked for and ended; shapes are those of the files beside it.
+Knows how an answer is started and ended; the files beside it have the shapes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def messages(service: Service, call: Call) -> AnyReply:
     sent = await read_struct(call, MessagesRequest)
     request, use = await make_chat_request(service, call, as_chat(call, sent))
     room = _room(service, len(request.prompt_token_ids))
-    # Clients ask for as much as their own models can say; what does not fit into the context is
-    # an ending of its own, not an error.
+    # Clients ask for the maximum of their own models; running into the end of the context is a
+    # stop_reason, not an error.
     max_tokens = min(sent.max_tokens, room)
     request.params = dataclasses.replace(request.params, max_tokens=max_tokens)
     was_cut = "max_tokens" if sent.max_tokens <= room else "model_context_window_exceeded"
@@ -91,7 +91,7 @@ class _Answering:
         self._record = new_record(call, request)
         self._found = generate(service, call, request, self._record, use.shown_ids)
         self._parser = use.new_parser()
-        self._was_cut = was_cut  # the stop_reason where the length ends it
+        self._was_cut = was_cut  # the stop_reason if the length limit ends it
         self._output_tokens = 0
 
     def chunks(self) -> AsyncGenerator[bytes]:
@@ -103,7 +103,7 @@ class _Answering:
         async with aclosing(self._found) as found:
             begun = False
             async for step in found:
-                # Not before the first token, while an error still has a status of its own.
+                # Not before the first token: until then an error can have its own status.
                 out = b"" if begun else self.builder.begin(self._usage())
                 begun = True
                 out += b"".join(self._event(event) for event in step)

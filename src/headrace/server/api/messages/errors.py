@@ -25,7 +25,7 @@ class MessagesErrorDetail(msgspec.Struct):
 
 
 class MessagesErrorReply(msgspec.Struct):
-    """Every answer of these endpoints that is no success, in Anthropic's shape."""
+    """Every error of these endpoints, in Anthropic's shape."""
 
     error: MessagesErrorDetail
     request_id: str
@@ -42,7 +42,7 @@ def messages_error_event(error: HeadraceError, request_id: str) -> bytes:
 
 
 def _words(error: HeadraceError) -> str:
-    """Claude Code looks for Anthropic's own words, to make its conversation shorter by itself."""
+    """Anthropic's own wording, which Claude Code looks for to compact its conversation."""
     if not isinstance(error, ContextLengthError):
         return str(error)
     if error.prompt_tokens is None or error.most_tokens is None:

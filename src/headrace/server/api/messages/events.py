@@ -1,7 +1,7 @@
 """An answer as Anthropic's message, and as the events that build it up in a stream.
 
-One way for both: who does not stream throws the events away and takes the message at the end. Knows
-pieces of answers and Anthropic's shapes; neither engine nor HTTP.
+One code path for both: without streaming the events are dropped and the message is taken at the
+end. Knows pieces of answers and Anthropic's shapes; neither engine nor HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageUsage(msgspec.Struct):
-    """As Anthropic counts: what the cache had is not among input_tokens."""
+    """As Anthropic counts: cached tokens are not among input_tokens."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -50,12 +50,12 @@ class Message(msgspec.Struct):
 
 
 class MessageBuilder:
-    """Each method gives the events of what happened, encoded."""
+    """Each method returns the encoded events for what happened."""
 
     def __init__(self, model: str) -> None:
         self.message = Message(id=f"msg_{secrets.token_hex(12)}", model=model)
         self.whole_calls = 0
-        self._index = -1  # of the last block, also where it is not kept
+        self._index = -1  # of the last block, even if it was dropped
         self._block: JsonObject | None = None  # being written
         self._written: list[str] = []  # its text or JSON so far
 
@@ -107,7 +107,7 @@ class MessageBuilder:
         self._block = None
         if block["type"] == "text":
             self.message.content.append({**block, "text": written})
-        elif is_whole:  # half a call is of no use to anybody
+        elif is_whole:  # an incomplete call is dropped
             self.message.content.append({**block, "input": msgspec.json.decode(written)})
         return _event("content_block_stop", index=self._index)
 

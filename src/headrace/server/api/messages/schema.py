@@ -1,7 +1,7 @@
-"""What clients may send to /v1/messages, and its conversion into a chat.
+"""The fields of /v1/messages, and their conversion into a chat.
 
-Anthropic's shape says the same as a chat does in other words: the system prompt has a field of its
-own, contents are blocks (blocks.py), tools have an input_schema. Knows both shapes;
+Anthropic's shape is a chat's with other names: the system prompt has its own field, contents are
+blocks (blocks.py), tools have an input_schema. Knows both shapes;
 neither engine nor HTTP.
 """
 
@@ -26,7 +26,7 @@ JsonObject = dict[str, Any]
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What makes the prompt."""
+    """The fields that make up the prompt."""
 
     messages: list[JsonObject]
     model: str | None = None
@@ -35,8 +35,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: JsonObject | None = None
     thinking: JsonObject | None = None
     output_config: JsonObject | None = None
-    output_format: JsonObject | None = None  # its older place
-    # These change nothing here: every prefix is cached, and there is one way to be served.
+    output_format: JsonObject | None = None  # the older field for it
+    # Without effect here: every prefix is cached, and there are no service tiers.
     cache_control: JsonObject | None = None
     speed: str | None = None
     # Not Anthropic's: named as vLLM's.
@@ -48,7 +48,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    # These change nothing here either.
+    # Also without effect.
     metadata: JsonObject | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
@@ -92,7 +92,7 @@ def as_chat(call: Call, sent: CountTokensRequest) -> ChatRequest:
         parallel_tool_calls=parallel,
         response_format=_response_format(call, sent),
         chat_template_kwargs=sent.chat_template_kwargs,
-        # An answer that was begun is gone on with.
+        # The last message is a partial answer: continue it.
         continue_final_message=last.get("role") == "assistant" and "tool_calls" not in last,
         **fields,
     )
@@ -104,9 +104,7 @@ def _tools(call: Call, sent: list[JsonObject]) -> list[JsonObject]:
     for place, tool in enumerate(sent):
         kind = tool.get("type")
         if kind not in (None, "custom"):
-            call.warn(
-                f"tools[{place}] is a {shown(kind)}, which is not served here, and was ignored"
-            )
+            call.warn(f"tools[{place}] is a {shown(kind)}, which is not supported, and was ignored")
             continue
         function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
         if not isinstance(function["parameters"], dict):

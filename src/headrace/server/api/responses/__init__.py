@@ -1,1 +1,1 @@
-"""/v1/responses: OpenAI's newer API over the same chat, with answers that are kept."""
+"""/v1/responses: OpenAI's newer API over the same chat, with stored answers."""

@@ -1,7 +1,7 @@
-"""/v1/responses: a chat in OpenAI's newer shape, which may go on from an answer that was kept.
+"""/v1/responses: a chat in OpenAI's newer shape, which may continue a stored answer.
 
-Knows how an answer is asked for and ended; shapes are schema.py's and
-events.py's, and what is kept is stored.py's affair.
+Knows how an answer is started and ended; schema.py and events.py have the shapes, stored.py the
+stored answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def responses(service: Service, call: Call) -> AnyReply:
     params = request.params.chosen
     is_stored = sent.store is not False and service.responses.is_on
     if sent.store and not is_stored:
-        call.warn("store is true, and this server stores none: --max-stored-responses is 0")
+        call.warn("store is true, but this server stores nothing: --max-stored-responses is 0")
     builder = ResponseBuilder(
         sent, service.model.name, params.temperature, params.top_p, is_stored=is_stored
     )
@@ -68,7 +68,7 @@ class _Answering:
     ) -> None:
         self._service = service
         self._call = call
-        self._items = items  # what the answer is kept with; None: it is not
+        self._items = items  # stored with the answer; None: it is not stored
         self._record = new_record(call, request)
         self._found = generate(service, call, request, self._record, use.shown_ids)
         self._parser = use.new_parser()
@@ -82,7 +82,7 @@ class _Answering:
         async with aclosing(self._found) as found:
             begun = False
             async for step in found:
-                # Not before the first token, while an error still has a status of its own.
+                # Not before the first token: until then an error can have its own status.
                 out = b"" if begun else self._builder.begin()
                 begun = True
                 out += b"".join(self._event(event) for event in step)
@@ -97,7 +97,7 @@ class _Answering:
             usage = Usage.of([self._record], self._output_tokens)
             out += self._builder.end(usage, was_cut=event.finish_reason is not FinishReason.STOP)
             if self._items is not None:
-                # Before its last event is sent: who has read that may ask for it.
+                # Before its last event is sent: after that a client may ask for the response.
                 keep(self._service, self._call, self._builder.response, self._items)
         return out
 

@@ -1,7 +1,7 @@
 """An answer as OpenAI's response object, and as the events that build it up in a stream.
 
-One way for both: who does not stream throws the events away and takes the object at the end. Knows
-pieces of answers and OpenAI's shapes; neither engine nor HTTP.
+One code path for both: without streaming the events are dropped and the object is taken at the end.
+Knows pieces of answers and OpenAI's shapes; neither engine nor HTTP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JsonObject = dict[str, Any]
 
 
 class ResponseBuilder:
-    """Each method gives the events of what happened, encoded."""
+    """Each method returns the encoded events for what happened."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class ResponseBuilder:
         if sent.text is not None and sent.text.format is not None:
             text = {"format": sent.text.format}
         self._output: list[JsonObject] = []
-        self._index = -1  # of the last item, also where it is not kept
+        self._index = -1  # of the last item, even if it was dropped
         self._item: JsonObject | None = None  # being written
-        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text is not complete yet
         self._sequence_number = 0
         self._namespaces = names_in_namespaces(sent.tools)
         self.response: JsonObject = {
@@ -75,17 +75,17 @@ class ResponseBuilder:
         return self._state("response.created") + self._state("response.in_progress")
 
     def add(self, pieces: list[Piece], logprobs: list[TokenLogprob]) -> bytes:
-        """What a token completed, and its logprobs where they were asked for."""
+        """The text that a token completed, and its logprobs if asked for."""
         self._logprobs += logprobs
         return b"".join(self._add(piece) for piece in pieces)
 
     def end(self, usage: Usage, *, was_cut: bool) -> bytes:
-        """The answer's last; `was_cut` if it was not the model that ended it."""
+        """The answer's last events; `was_cut` if a limit ended it and not the model."""
         out = b""
-        if not self._output and self._item is None:  # an answer of nothing is an empty message
+        if not self._output and self._item is None:  # an empty answer is an empty message
             out += self._open_message()
         if self._logprobs and self._item is not None and self._item["type"] == "message":
-            out += self._text("")  # of the token that ended it
+            out += self._text("")  # for the token that ended it
         out += self._close("incomplete" if was_cut else "completed")
         self.response["usage"] = _usage(usage)
         if was_cut:
@@ -107,7 +107,7 @@ class ResponseBuilder:
             if self._item is None or self._item["type"] != "message":
                 out = self._close("completed") + self._open_message()
             return out + self._text(piece.text)
-        self._logprobs = []  # a call has no place for them
+        self._logprobs = []  # calls have no logprobs
         if isinstance(piece, CallStart):
             return self._close("completed") + self._open_call(piece)
         assert self._item is not None
@@ -158,7 +158,7 @@ class ResponseBuilder:
             out = b""
         item["status"] = status
         if item["type"] == "message" or status == "completed":
-            self._output.append(item)  # half a call is of no use to anybody
+            self._output.append(item)  # an incomplete call is dropped
         self._item = None
         return out + self._event("output_item.done", output_index=self._index, item=item)
 

@@ -1,8 +1,7 @@
-"""What clients may send to /v1/responses, and its conversion into a chat.
+"""The fields of /v1/responses, and their conversion into a chat.
 
-OpenAI's newer shape says the same as a chat does in other words: items instead of messages, flat
-tools, the form of the answer under `text`. What an earlier answer said is handed in; how such are
-kept is stored.py's affair.
+OpenAI's newer shape is a chat's with other names: items instead of messages, flat tools, the
+response format under `text`. Earlier answers are passed in; stored.py has them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_logprobs: int | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    # Of a server with more of a memory than this one has: refused, or said so.
+    # For servers that store more than this one: refused, or ignored with a warning.
     background: bool | None = None
     conversation: str | JsonObject | None = None
     prompt: JsonObject | None = None
@@ -78,8 +77,8 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 def as_chat(call: Call, sent: ResponsesRequest, before: list[JsonObject]) -> ChatRequest:
-    """The same request as a chat. `before` are the items of the conversation that it goes on with;
-    its instructions are not among them."""
+    """The same request as a chat. `before` are the items of the conversation that it continues,
+    without its instructions."""
     _check_supported(call, sent)
     _check_sizes(sent, before)
     logprobs, top_logprobs = _logprobs(call, sent)
@@ -124,14 +123,14 @@ def _check_supported(call: Call, sent: ResponsesRequest) -> None:
     for name in ("conversation", "prompt"):
         if getattr(sent, name) is not None:
             raise InvalidRequestError(
-                f"{name} refers to something kept from before; this server keeps answers alone.",
+                f"{name} refers to a stored object; this server stores only responses.",
                 "Send the whole conversation as input items, or a previous_response_id.",
                 param=name,
             )
     if sent.background:
         raise InvalidRequestError(
-            "background is true, and this server has no answers that come later.",
-            "Leave it out and wait, or stream.",
+            "background is true, which this server does not support.",
+            "Leave it out and wait for the answer, or stream.",
             param="background",
         )
     if sent.truncation not in (None, "disabled", "auto"):
@@ -141,10 +140,10 @@ def _check_supported(call: Call, sent: ResponsesRequest) -> None:
 
 
 def _logprobs(call: Call, sent: ResponsesRequest) -> tuple[bool, int | None]:
-    """A chat's logprobs and top_logprobs. Who names a number of them wants them."""
+    """A chat's logprobs and top_logprobs. Giving top_logprobs implies logprobs."""
     for name in sent.include or ():
-        if name != LOGPROBS:  # what the warnings have no room for is dropped
-            call.warn(f"include has {name[:60]}, which there is nothing of here")
+        if name != LOGPROBS:  # warnings that do not fit are dropped
+            call.warn(f"include has {name[:60]}, which is not supported and was ignored")
     if LOGPROBS in (sent.include or ()) or sent.top_logprobs:
         return True, sent.top_logprobs or 0
     return False, None
@@ -179,7 +178,7 @@ def _add_call(messages: list[JsonObject], item: JsonObject, param: str) -> None:
             "arguments": _string(item, "arguments", param),
         },
     }
-    # Calls made in one turn are one message, with what was said before them.
+    # Calls of one turn are one message, together with the text before them.
     if messages and messages[-1]["role"] == "assistant":
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
@@ -225,7 +224,7 @@ def _response_format(call: Call, sent: TextOptions | None) -> JsonObject | None:
 def _nested(tool: JsonObject, param: str) -> JsonObject:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         found = tool.get("type") if isinstance(tool, dict) else tool
-        raise wrong_value(f"{param}.type", found, "'function': there are no tools of the server's")
+        raise wrong_value(f"{param}.type", found, "'function': the server has no tools of its own")
     rest = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": rest}
 

@@ -1,10 +1,9 @@
-"""Answers of /v1/responses that clients may come back to: in memory, bounded, each its owner's.
+"""Stored answers of /v1/responses: in memory, bounded, each visible to its owner only.
 
-The oldest go when their time is over. Where there are too many of them, or too many bytes, the
-oldest of the owner that has most go: nobody can push out what is another's. Nothing outlives the
-process. A conversation is kept whole with each of its answers, so that one that goes leaves the
-later ones as they were. Decides over a clock that is handed in; knows no HTTP and not what is in
-them.
+Answers expire. Where there are too many, or too many bytes, the oldest of the owner with the most
+are evicted: no client can evict another's. Nothing survives the process. Each answer is stored with
+its whole conversation, so that evicting it does not affect later ones. Takes the clock as an
+argument; knows no HTTP and not what is in the answers.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from dataclasses import dataclass
 from headrace.core.bounds import STORED_BYTES
 from headrace.core.server_config import ServerConfig
 
-ENTRY_BYTES = 512  # about what an entry takes beside its content
+ENTRY_BYTES = 512  # rough overhead of an entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
     owner: str | None  # the name of a key; None where there are no keys
-    response: bytes  # JSON, as it was answered
+    response: bytes  # JSON, as it was sent
     input_items: bytes  # JSON: a list of all items that led to it
     stored_s: float = 0.0
 
@@ -32,7 +31,7 @@ class StoredResponse:
 
 
 class _Shelf:
-    """What one owner has here."""
+    """One owner's entries."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}  # oldest first
@@ -78,7 +77,7 @@ class ResponseStore:
     def put(
         self, response_id: str, *, owner: str | None, response: bytes, input_items: bytes
     ) -> bool:
-        """Whether it is kept: not where it alone would be more than one, or all, may be."""
+        """Returns whether it was stored: not if it alone exceeds a limit."""
         new = StoredResponse(
             owner=owner, response=response, input_items=input_items, stored_s=self._clock()
         )
@@ -96,11 +95,11 @@ class ResponseStore:
         return True
 
     def _share(self, shelf: _Shelf) -> float:
-        """Of what may be kept, by number or by size, whichever is more."""
+        """The fraction of the limits in use, by number or by size, whichever is more."""
         return max(len(shelf.ids) / self._max_responses, shelf.bytes / self._max_bytes)
 
     def get(self, response_id: str, owner: str | None) -> StoredResponse | None:
-        """None where there is none, or it is another's: nobody can tell which."""
+        """None where there is none, or it is another owner's: the caller can't tell which."""
         self._forget_old()
         found = self._stored.get(response_id)
         return found if found is not None and found.owner == owner else None

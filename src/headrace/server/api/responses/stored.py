@@ -1,6 +1,6 @@
-"""Answers of /v1/responses that were kept: fetched, gone on with, deleted, their input listed.
+"""Stored answers of /v1/responses: fetching, continuing and deleting them, listing their input.
 
-Knows OpenAI's shapes of these; what is kept and how long is store.py's affair.
+Knows OpenAI's shapes of these; store.py stores them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ async def retrieve_response(service: Service, call: Call) -> AnyReply:
     """A response that was stored, as it was answered."""
     if _query(call, RetrieveQuery).stream:
         raise InvalidRequestError(
-            "stream is true, and the events of a response are not kept.",
-            "Leave it out: the response comes whole.",
+            "stream is true, but the events of a response are not stored.",
+            "Leave it out: the response is returned whole.",
             param="stream",
         )
     _, found = _find(service, call)
@@ -76,8 +76,8 @@ async def list_input_items(service: Service, call: Call) -> AnyReply:
         places = [place for place, item in enumerate(items) if item["id"] == query.after]
         if not places:
             raise InvalidRequestError(
-                f"after is {query.after[:100]!r}, which is no item of this response.",
-                "Send the id of an item that was listed.",
+                f"after is {query.after[:100]!r}, which is not an item of this response.",
+                "Send the id of a listed item.",
                 param="after",
             )
         items = items[places[0] + 1 :]
@@ -93,14 +93,14 @@ async def list_input_items(service: Service, call: Call) -> AnyReply:
     )
 
 
-# -- for whoever answers ---------------------------------------------------------------------------
+# -- for the endpoint that answers -----------------------------------------------------------------
 
 
 def items_before(
     service: Service, call: Call, previous_id: str | None
 ) -> tuple[list[JsonObject], int]:
-    """The conversation that a request goes on with: what led to an earlier answer, and that; and
-    about how many bytes that is."""
+    """The conversation that a request continues (an earlier answer and its input items), and its
+    rough size in bytes."""
     if previous_id is None:
         return [], 0
     found = service.responses.get(previous_id, call.key_name)
@@ -116,7 +116,7 @@ def items_before(
 
 
 def listed_items(sent: str | list[JsonObject]) -> list[JsonObject]:
-    """A request's input in full words, each item with an id. It was read as a chat before."""
+    """A request's input as full items, each with an id. It was checked as a chat before."""
     if isinstance(sent, str):
         sent = [{"role": "user", "content": sent}]
     return [_listed(item) for item in sent]
@@ -159,8 +159,8 @@ def _find(service: Service, call: Call, end: str = "") -> tuple[str, StoredRespo
 
 def _why(service: Service) -> str:
     if service.responses.is_on:
-        return " stored here: it was not to be stored, is another key's, or was there too long ago"
-    return " stored here: this server stores none (--max-stored-responses is 0)"
+        return " stored here: it was never stored, belongs to another key, or has expired"
+    return " stored here: this server stores nothing (--max-stored-responses is 0)"
 
 
 def _query(call: Call, kind: type[Q]) -> Q:
@@ -172,7 +172,7 @@ def _query(call: Call, kind: type[Q]) -> Q:
             if names.count(name) > 1:
                 raise ValueError(f"{name} is given {names.count(name)} times")
         return msgspec.convert({n: v for n, v in pairs if n in known}, kind, strict=False)
-    except ValueError as error:  # msgspec's are such too
+    except ValueError as error:  # msgspec's errors are ValueErrors too
         raise InvalidRequestError(
             f"The query of {call.path[:100]} can't be read: {error}.",
             f"It may have {', '.join(kind.__struct_fields__)}.",
