@@ -153,5 +153,5 @@ def test_the_reference_backend_keeps_floats(default_model_path: Path) -> None:
 
 
 def test_the_cpu_refuses_to_quantize(default_model_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is 'fp8'; on a CPU"):
+    with pytest.raises(ConfigError, match="quantization is 'fp8'; the CPU backend does not"):
         assembled(default_model_path, device="cpu", quantization="fp8")

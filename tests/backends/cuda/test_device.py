@@ -242,7 +242,7 @@ def test_auto_takes_a_supported_gpu(cuda: dict[str, Any]) -> None:
 
 
 def test_auto_does_not_pass_over_a_gpu_because_of_a_setting(cuda: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="kv_dtype is 'int8'; the CUDA backend allows"):
+    with pytest.raises(ConfigError, match="kv_dtype is 'int8'; the CUDA backend supports"):
         chosen(kv_dtype="int8")
     with pytest.raises(ConfigError, match=r"gpu_memory is 200GiB; NVIDIA H200 has 140\.0 GiB"):
         chosen(gpu_memory="200GiB")

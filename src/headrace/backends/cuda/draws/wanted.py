@@ -1,9 +1,9 @@
-"""What a plan asks of the logits, as flat arrays: one wanted row for each target to be scored and
-each token to be drawn.
+"""What a plan needs from the logits, as flat arrays: one wanted row for each target to be scored
+and each token to be drawn.
 
-Rows whose logits are adjusted (bias, masks, allowed and banned tokens, penalties) are listed apart,
-so that the others cost nothing more. Does not know what a row's logits are; the order of operations
-is backends/reference/sampling.py's.
+Rows whose logits are adjusted (bias, masks, allowed and banned tokens, penalties) are listed
+separately, so that the others cost nothing extra. Does not see the logits; the order of operations
+is in backends/reference/sampling.py.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _NOTHING = RowExtra()
 
 
 class Wanted:
-    """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are numbers of wanted rows
-    that need more than the likeliest token: a draw, a target, alternatives. `adjusting` lists those
-    draws that change the logits first: the wanted row, and the plan's."""
+    """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are indexes of wanted rows
+    that need more than the argmax: a draw, a target, alternatives. `adjusting` lists the draws that
+    change the logits first: the wanted row, and the row of the plan."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         ends = np.cumsum(plan.counts, dtype=np.int32)
         drawing = np.array([draw is not None for draw in plan.draws], bool)
         scores = {row: e.targets for row, e in plan.extras.items() if e.targets is not None}
-        # Of each row: where its wanted rows begin, targets first, and the draw's number or -1.
+        # For each row: its first wanted row (targets come first), and that of its draw, or -1.
         sizes = drawing.astype(np.int32)
         for row, targets in scores.items():
             sizes[row] += len(targets)
@@ -54,7 +54,7 @@ class Wanted:
         self.topped: Ints = np.flatnonzero(self.tops).astype(np.int32)
 
     def _find_draws(self) -> None:
-        """Those that are more than the likeliest token of the logits as they are."""
+        """The draws that are more than the argmax of the unchanged logits."""
         plan = self.plan
         rows: list[int] = [row for row, draw in enumerate(plan.draws) if draw and draw.samples]
         if plan.extras:
@@ -73,7 +73,7 @@ class Wanted:
 
     @property
     def is_drawn_only(self) -> bool:
-        """Whether every row wants a token and nothing more."""
+        """Whether every row wants only a token."""
         return not (len(self.scored) or len(self.topped))
 
     def draws_within(self, first: int, end: int) -> bool:
