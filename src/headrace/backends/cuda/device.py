@@ -216,7 +216,7 @@ def budget_bytes(gpu: Gpu, gpu_memory: float | str) -> int:
 
 @contextlib.contextmanager
 def taking(part: str) -> Iterator[None]:
-    """Allocates one part of the ledger: if the GPU runs out of memory, the error names that part."""
+    """Allocates one part of the ledger; if the GPU runs out of memory, the error names the part."""
     import torch
 
     try:

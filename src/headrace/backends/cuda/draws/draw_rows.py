@@ -64,7 +64,7 @@ def depth_of(x, largest, scale):
 
 @triton.jit
 def sharpness_of(inverse):
-    """The factor that turns logits into exponents of 2. Kept finite, because 0 * infinity is NaN."""
+    """The factor that turns logits into exponents of 2. Kept finite: 0 * infinity is NaN."""
     return tl.minimum(inverse * 1.4426950408889634, 1e30).to(tl.float32)
 
 

@@ -312,7 +312,7 @@ def _bias(bias: Values | None, device: torch.device | str, gated: bool) -> torch
 
 
 def _kernel_group(columns: int, groups: int) -> tuple[int, int]:
-    """The group size that kernels use, and how many of these groups make one of the checkpoint's."""
+    """The group size that kernels use, and how many of these make one in the checkpoint."""
     size = columns // groups
     for group in INT4_GROUPS:
         if size * groups == columns and size % group == 0:
