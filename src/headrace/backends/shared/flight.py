@@ -108,7 +108,8 @@ class Flight(Generic[Step]):
                     )
         if self._limits.steps_in_flight == 1:
             raise mistaken(
-                f"PREVIOUS for sequence {ids[rows[0]]}", "token ids, as no other step is in flight"
+                f"PREVIOUS for sequence {ids[rows[0]]}",
+                "token ids, as only one step may be in flight",
             )
         try:
             return Continued(rows, places, [self._drawing[ids[row]] for row in rows])
