@@ -376,7 +376,7 @@ def test_a_sequence_without_numbers_fails_alone_in_flight(random_tensor: RandomT
     assert first[0].error is not None
     assert "not finite numbers" in first[0].error
     assert second[0].error is not None
-    assert "step before" in second[0].error
+    assert "previous step" in second[0].error
     assert first[1] == second[1] == before
 
 

@@ -189,7 +189,7 @@ def _read_infos(cursor: Cursor, path: Path, count: int) -> list[_Info]:
         name = cursor.string(f"tensor {index}: name", MAX_NAME_BYTES)
         field = f"tensor {shown(name)}"
         if name in infos:
-            raise cursor.malformed(field, "a duplicate name", "each name once")
+            raise cursor.malformed(field, "this name twice", "each name once")
         dim_count = cursor.u32(f"{field}: number of dimensions")
         if not 1 <= dim_count <= MAX_DIMS:
             raise cursor.malformed(f"{field}: number of dimensions", dim_count, f"1 to {MAX_DIMS}")

@@ -177,6 +177,6 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, MetadataValue]:
         key = cursor.string(f"metadata key {index}", MAX_KEY_BYTES)
         field = f"metadata {shown(key)}"
         if key in metadata:
-            raise cursor.malformed(field, "a duplicate key", "each key once")
+            raise cursor.malformed(field, "this key twice", "each key once")
         metadata[key] = cursor.value(field)
     return metadata

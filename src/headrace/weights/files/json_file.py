@@ -34,14 +34,16 @@ def parse_object(text: bytes | memoryview, path: Path, field: str) -> dict[str, 
         if len(found) < len(pairs):
             keys = sorted(key for key, _ in pairs)
             twice = next(key for key, after in pairwise(keys) if key == after)
-            raise _malformed(path, field, f"a duplicate {shown(twice)}", "each name once")
+            raise _malformed(path, field, f"{shown(twice)} twice", "each name once")
         return found
 
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except ValueError as error:  # errors of JSON and UTF-8, and numbers with too many digits
         reason = shown(str(error))
-        raise _malformed(path, field, f"invalid JSON ({reason})", "JSON in UTF-8") from None
+        raise _malformed(
+            path, field, f"text that is not JSON ({reason})", "JSON in UTF-8"
+        ) from None
     if not isinstance(value, dict):
         raise _malformed(path, field, f"a JSON {type(value).__name__}", "a JSON object")
     return value
