@@ -97,7 +97,7 @@ def test_running_out_of_memory_names_the_part_and_what_would_do(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 20 * GIB)
     room = (30 * GIB - RESERVED_BYTES) >> 20
     for part, said in (
-        ("the KV pool", f"taking the KV pool.*--gpu-memory {room}MiB"),
+        ("the KV pool", f"allocating the KV pool.*--gpu-memory {room}MiB"),
         ("weights", "taking weights.*smaller model or --quantization"),
     ):
         with pytest.raises(MemoryFitError, match=said), device_module.taking(part):
