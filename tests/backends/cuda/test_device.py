@@ -98,7 +98,7 @@ def test_running_out_of_memory_names_the_part_and_what_would_do(
     room = (30 * GIB - RESERVED_BYTES) >> 20
     for part, said in (
         ("the KV pool", f"allocating the KV pool.*--gpu-memory {room}MiB"),
-        ("weights", "taking weights.*smaller model or --quantization"),
+        ("weights", "allocating weights.*smaller model or --quantization"),
     ):
         with pytest.raises(MemoryFitError, match=said), device_module.taking(part):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
