@@ -75,7 +75,7 @@ def test_bad_steps_are_refused(random_tensor: RandomTensor) -> None:
         for entry, why in (
             (decoding(0, VOCAB, 0, [0]), "outside the vocabulary"),
             (decoding(0, -2, 0, [0]), "outside the vocabulary"),
-            (decoding(0, 1, 16, [0]), "1 blocks of 16 tokens; expected enough for 17"),
+            (decoding(0, 1, 16, [0]), "beyond its block table"),
             (decoding(0, 1, -1, [0]), "positions -1 to"),
             (decoding(0, 1, 0, [4]), "outside the pool"),
             (decoding(0, 1, 0, [-1]), "outside the pool"),

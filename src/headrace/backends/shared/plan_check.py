@@ -1,7 +1,7 @@
 """Checks that a runner can compute a plan, before it changes anything.
 
-`check_plan` is fast enough for every step: it looks at columns, not at whole block tables. Runners
-that do not check blocks and the ids in draws where they read them also call `check_blocks` and
+`check_plan` is fast enough for every step: it looks at columns, not at block tables. Runners that do
+not check tables and the ids in draws where they read them also call `check_blocks` and
 `check_draws`. A wrong plan is always a bug in Headrace.
 """
 
@@ -21,7 +21,8 @@ def mistaken(found: str, expected: str) -> HeadraceError:
     )
 
 
-def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> None:
+def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> bool:
+    """Whether there is a PREVIOUS among its tokens."""
     for pair in plan.copies:
         if not all(0 <= block < limits.total_blocks for block in pair):
             raise mistaken(f"a copy of blocks {pair}", f"0 to {limits.total_blocks - 1}")
@@ -30,7 +31,7 @@ def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> None:
     if {rows} != {len(column) for column in columns}:
         raise mistaken("columns of different lengths", f"{rows} rows")
     if not rows:
-        return
+        return False
     if len(tokens) > limits.max_batch_tokens:
         raise mistaken(f"{len(tokens)} tokens", f"at most {limits.max_batch_tokens}")
     if rows > limits.max_sequences:
@@ -39,25 +40,18 @@ def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> None:
         raise mistaken("a sequence in more than one row", "one row per sequence")
     if min(plan.counts) < 1 or sum(plan.counts) != len(tokens):
         raise mistaken(f"{len(tokens)} tokens for counts of {plan.counts}", "1 or more per row")
-    ends = list(map(add, plan.starts, plan.counts))
-    if min(plan.starts) < 0 or max(ends) > limits.context_tokens:
+    last = max(plan.starts) if len(tokens) == rows else max(map(add, plan.starts, plan.counts)) - 1
+    if min(plan.starts) < 0 or last >= limits.context_tokens:
         raise mistaken(
-            f"tokens at positions {min(plan.starts)} to {max(ends) - 1}",
+            f"tokens at positions {min(plan.starts)} to {last}",
             f"positions within the context of {limits.context_tokens}",
         )
-    size = limits.block_tokens
-    short = [r for r, table in enumerate(plan.tables) if len(table) * size < ends[r]]
-    if short:
-        row = short[0]
-        raise mistaken(
-            f"sequence {plan.sequence_ids[row]} with {len(plan.tables[row])} blocks of {size} "
-            "tokens",
-            f"enough for {ends[row]} tokens",
-        )
-    if min(tokens) < PREVIOUS or max(tokens) >= vocab_size:
+    least = min(tokens)
+    if least < PREVIOUS or max(tokens) >= vocab_size:
         raise mistaken("a token outside the vocabulary", f"0 to {vocab_size - 1}")
     if plan.extras:
         _check_extras(plan, vocab_size)
+    return least == PREVIOUS
 
 
 def _check_extras(plan: StepPlan, vocab_size: int) -> None:
@@ -76,9 +70,20 @@ def _check_extras(plan: StepPlan, vocab_size: int) -> None:
             raise mistaken(f"{who} with {extra.top_logprobs} top_logprobs", f"0 to {vocab_size}")
 
 
+def short_table(sequence_id: int, blocks: int, end: int, limits: RunnerLimits) -> HeadraceError:
+    """Of a table that does not cover its row's tokens."""
+    return mistaken(
+        f"sequence {sequence_id} with {blocks} blocks of {limits.block_tokens} tokens",
+        f"enough for {end} tokens",
+    )
+
+
 def check_blocks(plan: StepPlan, limits: RunnerLimits) -> None:
-    """Every block of every table is in the pool."""
-    for sequence_id, table in zip(plan.sequence_ids, plan.tables, strict=True):
+    """Every table covers its row's tokens, with blocks of the pool."""
+    ends = map(add, plan.starts, plan.counts)
+    for sequence_id, table, end in zip(plan.sequence_ids, plan.tables, ends, strict=True):
+        if len(table) * limits.block_tokens < end:
+            raise short_table(sequence_id, len(table), end, limits)
         if min(table) < 0 or max(table) >= limits.total_blocks:
             raise mistaken(
                 f"sequence {sequence_id} with blocks {table}", f"0 to {limits.total_blocks - 1}"

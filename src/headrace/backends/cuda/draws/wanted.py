@@ -18,6 +18,15 @@ Ints = NDArray[np.int32]
 Doubles = NDArray[np.float64]
 
 _NOTHING = RowExtra()
+# What is the same in every step in which each sequence draws a token and wants nothing else. Made
+# once; nobody writes to them.
+_SEQUENCES = 1024
+_EACH: Ints = np.arange(_SEQUENCES, dtype=np.int32)
+_NO_TARGETS: Ints = np.full(_SEQUENCES, -1, np.int32)
+_NO_TOPS: Ints = np.zeros(_SEQUENCES, np.int32)
+_NO_ROWS: Ints = np.empty(0, np.int32)
+for _kept in (_EACH, _NO_TARGETS, _NO_TOPS, _NO_ROWS):
+    _kept.flags.writeable = False
 
 
 class Wanted:
@@ -27,31 +36,43 @@ class Wanted:
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
-        ends = np.cumsum(plan.counts, dtype=np.int32)
+        count = len(plan)
+        # Rows of the step; targets, or -1 where a token is drawn; and alternatives wanted.
+        self.rows: Ints = _EACH[:count]
+        self.targets: Ints = _NO_TARGETS[:count]
+        self.tops: Ints = _NO_TOPS[:count]
+        self.scored = self.topped = _NO_ROWS
+        self.drawn_at: Ints = _EACH[:count]  # of each row of the plan: its draw's number, or -1
+        if plan.batch_tokens > count or count > _SEQUENCES:
+            self.rows = np.cumsum(plan.counts, dtype=np.int32) - 1
+        if plan.extras or None in plan.draws or count > _SEQUENCES:
+            self._number(self.rows)
+        self._find_draws()
+
+    def _number(self, lasts: Ints) -> None:
+        """Where some rows draw nothing, or want more than a draw. `lasts` are the rows of the
+        step with their last tokens."""
+        plan = self.plan
         drawing = np.array([draw is not None for draw in plan.draws], bool)
         scores = {row: e.targets for row, e in plan.extras.items() if e.targets is not None}
-        # For each row: its first wanted row (targets come first), and that of its draw, or -1.
         sizes = drawing.astype(np.int32)
         for row, targets in scores.items():
             sizes[row] += len(targets)
-        lasts = np.cumsum(sizes, dtype=np.int32) - 1
-        self.drawn_at: Ints = np.where(drawing, lasts, -1)
-        count = int(lasts[-1]) + 1 if len(lasts) else 0
-        self.rows: Ints = np.zeros(count, np.int32)  # of the step
-        self.rows[lasts[drawing]] = ends[drawing] - 1
-        self.targets: Ints = np.full(count, -1, np.int32)  # -1: a token is drawn
+        ends = np.cumsum(sizes, dtype=np.int32)
+        self.drawn_at = np.where(drawing, ends - 1, -1)
+        count = int(ends[-1]) if len(ends) else 0
+        self.rows = np.zeros(count, np.int32)
+        self.rows[self.drawn_at[drawing]] = lasts[drawing]
+        self.targets = np.full(count, -1, np.int32)
+        self.tops = np.zeros(count, np.int32)
         for row, targets in scores.items():
-            first, end = int(lasts[row]) + 1 - int(sizes[row]), int(ends[row])
-            self.rows[first : first + len(targets)] = range(end - len(targets), end)
+            first, last = int(ends[row] - sizes[row]), int(lasts[row])
+            self.rows[first : first + len(targets)] = range(last + 1 - len(targets), last + 1)
             self.targets[first : first + len(targets)] = targets
-        self._find_draws()
-        self.tops: Ints = np.zeros(count, np.int32)
         for row, extra in plan.extras.items():
-            if extra.top_logprobs:
-                last = int(lasts[row])
-                self.tops[last + 1 - int(sizes[row]) : last + 1] = extra.top_logprobs
-        self.scored: Ints = np.flatnonzero(self.targets >= 0).astype(np.int32)
-        self.topped: Ints = np.flatnonzero(self.tops).astype(np.int32)
+            self.tops[ends[row] - sizes[row] : ends[row]] = extra.top_logprobs
+        self.scored = np.flatnonzero(self.targets >= 0).astype(np.int32)
+        self.topped = np.flatnonzero(self.tops).astype(np.int32)
 
     def _find_draws(self) -> None:
         """The draws that are more than the argmax of the unchanged logits."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.shared.plan_check import mistaken
+from headrace.backends.shared.plan_check import mistaken, short_table
 from headrace.core.errors import HeadraceError
 from headrace.core.step import RunnerLimits, StepPlan
 
@@ -74,6 +74,9 @@ class BlockTables:
         for at in longer:
             row, first, end = int(rows[at]), int(had[at]), int(needed[at])
             listed = plan.tables[at][first:end]
+            if len(listed) < end - first:
+                blocks_here = len(plan.tables[at])
+                raise short_table(plan.sequence_ids[at], blocks_here, int(ends[at]), self._limits)
             self._check_blocks(listed)
             part = np.array(listed, np.int32)
             self._mirror[row, first:end] = part
