@@ -1,7 +1,7 @@
 """Checks that a runner can compute a plan, before it changes anything.
 
-`check_plan` is fast enough for every step: it looks at columns, not at block tables. Runners that do
-not check tables and the ids in draws where they read them also call `check_blocks` and
+`check_plan` is fast enough for every step: it looks at columns, not at block tables. Runners
+that do not check tables and the ids in draws where they read them also call `check_blocks` and
 `check_draws`. A wrong plan is always a bug in Headrace.
 """
 
