@@ -95,7 +95,7 @@ def test_settings_reach_the_runner(default_model_path: Path) -> None:
     assert (limits.max_batch_tokens, limits.max_sequences) == (40, 3)
     assert limits.total_blocks == 32 * MIB // (16 * TOKEN_BYTES) == 91
     assert llm.context_tokens == 91 * 16
-    assert llm.notes[0].startswith("the context is 1,456 tokens, as the KV pool holds; ")
+    assert llm.notes[0].startswith("the context is limited to 1,456 tokens by the KV pool; ")
     assert "predicted" in llm.memory_report()
     params = SamplingParams(temperature=0, max_tokens=2)
     assert llm.generate("The capital of France is", params)[0].outputs[0].text == " Paris."
@@ -153,5 +153,5 @@ def test_the_reference_backend_keeps_floats(default_model_path: Path) -> None:
 
 
 def test_the_cpu_refuses_to_quantize(default_model_path: Path) -> None:
-    with pytest.raises(ConfigError, match="quantization is 'fp8'; on a CPU"):
+    with pytest.raises(ConfigError, match="quantization is 'fp8'; the CPU backend does not"):
         assembled(default_model_path, device="cpu", quantization="fp8")

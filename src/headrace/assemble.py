@@ -30,7 +30,7 @@ from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weig
 from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.weight import Weight
 
-if TYPE_CHECKING:  # late: random weights are measured where none of what these need is installed
+if TYPE_CHECKING:  # imported late: benchmarks with random weights run without these packages
     from headrace.grammar import GrammarCompiler
     from headrace.tokenizer.chat_template import ChatTemplate
     from headrace.tokenizer.tokenizer import Tokenizer
@@ -40,21 +40,21 @@ logger = logging.getLogger("headrace")
 
 @dataclass(slots=True, kw_only=True, weakref_slot=True)
 class Assembled:
-    """A model ready to run, until `close()`: which comes by itself when this is garbage, or the
-    interpreter ends."""
+    """A model ready to run, until `close()`, which also happens when this object is collected or
+    the interpreter exits."""
 
     model_path: Path
     file: WeightsFile  # mapped for as long as the runner lives
     spec: ModelSpec
-    read_tokenizer: Tokenizer | None  # None: dummy weights, and no tokenizer beside them
+    read_tokenizer: Tokenizer | None  # None: dummy weights without a tokenizer
     chat_template: ChatTemplate | None
-    sampling_defaults: DrawNumbers  # for what a request leaves open
+    sampling_defaults: DrawNumbers  # for parameters that a request does not set
     config: EngineConfig
     backend: Backend
     runner: Runner
     engine: Engine
     ledger: Ledger  # predicted before anything was loaded
-    allocated: Allocated | None  # as the backend counted; None: it does not count
+    allocated: Allocated | None  # as measured by the backend; None: it does not measure
     notes: tuple[str, ...]  # what a user might not expect
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
     _closed: finalize[..., Assembled] = field(init=False, repr=False)
@@ -98,8 +98,8 @@ def assemble(
     checked: Checked | None = None,
     **settings: Any,
 ) -> Assembled:
-    """`settings` are the fields of EngineConfig, in the place of a `config`. `checked` is what
-    whoever starts this process has found the model's files to be."""
+    """`settings` are fields of EngineConfig, in place of a `config`. `checked` is the result of
+    checking the model's files, if the parent process has already done that."""
     config = _choose_config(config, settings)
     backend = choose_backend(config)
     path = resolve_model(model, offline=offline, progress=progress)
@@ -144,7 +144,7 @@ def assemble(
 def plan_memory(
     file: OpenFile, backend: Backend, config: EngineConfig
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
-    """What the model is and how it would lie in memory. Loads no weight."""
+    """The model and the memory it would take. Loads no weight."""
     spec, refs = describe_file(file, config.context_tokens)
     weights = find_weights(refs, file)
     return spec, weights, size_pool(backend.footprint(spec, weights, config), config)
@@ -162,7 +162,7 @@ def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:
 
 
 def _lacks_tokenizer(file: WeightsFile, config: EngineConfig) -> bool:
-    """Random weights are measured without one."""
+    """Random weights may come without a tokenizer."""
     dummy = config.load_format is LoadFormat.DUMMY and isinstance(file, DummyFolder)
     return dummy and not (file.path / "tokenizer.json").exists()
 
@@ -189,7 +189,7 @@ def read_chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _choose_config(config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
     if config is None or settings.keys() & RENAMED:
-        return EngineConfig.from_mapping(settings)  # raises where a name is not, or no longer, one
+        return EngineConfig.from_mapping(settings)  # raises for unknown and old names
     if settings:
         raise ConfigError(
             f"config and {', '.join(settings)} are given; expected one or the other.",

@@ -117,9 +117,9 @@ def test_a_backend_says_what_its_answers_depend_on() -> None:
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
-        ({"block_tokens": 32}, r"block_tokens is 32; the CPU backend's blocks hold 16"),
-        ({"quantization": "fp8"}, "quantization is 'fp8'; on a CPU weights stay as they are"),
-        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; the CPU backend allows f32, f16, bf16, int8"),
+        ({"block_tokens": 32}, r"block_tokens is 32; the CPU backend supports only 16"),
+        ({"quantization": "fp8"}, "quantization is 'fp8'; the CPU backend does not quantize"),
+        ({"kv_dtype": "fp8"}, "kv_dtype is 'fp8'; the CPU backend supports f32, f16, bf16, int8"),
     ],
 )
 def test_what_the_cpu_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:
@@ -137,7 +137,7 @@ def test_what_the_cpu_does_not_have_is_refused(settings: dict[str, Any], cause: 
 def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_device, "driver_is_present", lambda: False)
     assert choose_backend(config_of()).name is Device.CPU
-    with pytest.raises(ConfigError, match="kv_dtype is 'fp8'; the CPU backend allows"):
+    with pytest.raises(ConfigError, match="kv_dtype is 'fp8'; the CPU backend supports"):
         choose_backend(config_of(kv_dtype="fp8"))  # of the one that was taken
 
 

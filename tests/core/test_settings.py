@@ -153,7 +153,7 @@ def test_yes_and_no_in_a_variable(text: str, value: bool) -> None:
         (
             {"HEADRACE_KV_TOKENS": "5", "HEADRACE_KV_MEMORY": "1GiB"},
             "kv_memory and kv_tokens are given; expected at most one of kv_memory, kv_tokens and "
-            "kv_fraction: each says how large the KV pool is (set by HEADRACE_KV_MEMORY and HEADRA",
+            "kv_fraction: each sets the size of the KV pool (set by HEADRACE_KV_MEMORY and HEADRA",
         ),
     ],
 )

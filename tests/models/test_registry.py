@@ -85,7 +85,7 @@ def test_malformed_configs_name_the_field(change: dict[str, object], message: st
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is .*awq"),
         ({"num_local_experts": 8}, "num_local_experts is 8; supported: dense models"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"head_dim": 15}, "15 of a head's 15 values would rotate; supported: an even"),
+        ({"head_dim": 15}, "15 of a head's 15 values would be rotated; supported: an even"),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8,
              "layer_types": ["chunked_attention", "full_attention"]},

@@ -65,7 +65,7 @@ def test_kv_of_a_70b_model_at_4096_tokens_for_32_sequences() -> None:
 def test_the_table_spells_out_the_formula() -> None:
     lines = ledger_70b().render().splitlines()
     assert lines[-1] == (
-        "a token's KV: 2 × 80 layers × 8 KV heads × 128 × 2 bytes (f16) = 327,680 bytes a token"
+        "a token's KV: 2 × 80 layers × 8 KV heads × 128 × 2 bytes (f16) = 327,680 bytes per token"
     )
     assert lines[1] == "KV pool        40.0 GiB   131,072 tokens in 8,192 blocks of 16"
     assert lines[4].startswith("total ")

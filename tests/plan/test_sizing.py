@@ -72,7 +72,7 @@ def test_a_budget_in_bytes_is_filled_and_not_passed() -> None:
     assert sizing.context_tokens == 96
     (note,) = sizing.notes
     assert note == (
-        "the context is 96 tokens, as the KV pool holds; the model's is 8,192 "
+        "the context is limited to 96 tokens by the KV pool; the model's is 8,192 "
         "(--kv-memory 8192KiB holds it)"
     )
 
@@ -100,7 +100,10 @@ def test_the_default_is_no_more_than_all_sequences_can_fill() -> None:
 
 def test_where_memory_is_not_known_the_default_is_one_whole_context() -> None:
     assert size().total_blocks == 512
-    with pytest.raises(ConfigError, match=r"kv_fraction is 0.5, and how much memory.*kv_memory"):
+    with pytest.raises(
+        ConfigError,
+        match=r"kv_fraction is 0.5, but this machine does not report how much memory.*kv_memory",
+    ):
         size(kv_fraction=0.5)
 
 

@@ -112,7 +112,7 @@ def test_plans_in_flight_take_the_token_before_and_the_tables_as_they_were() -> 
         runner.submit(plan_of(entry(0, [PREVIOUS], 10, [0, 1, 2])))
     assert rows_of(runner.collect()) == [first]
     assert rows_of(runner.collect()) == [second]
-    with pytest.raises(HeadraceError, match="the step before drew none for it"):
+    with pytest.raises(HeadraceError, match="the previous step drew none for it"):
         run(runner, entry(1, [PREVIOUS], 0, [6]))
 
 
@@ -143,7 +143,7 @@ def test_faults_come_when_asked_for_and_spoil_what_they_touched() -> None:
     assert [e.error for e in rows_of(runner.collect())] == [None, "made to fail"]
     assert [e.error for e in rows_of(runner.collect())] == [
         None,
-        "the step before, which this one continues, failed",
+        "the previous step, which this one continues, failed",
     ]
     runner.submit(plan_of(entry(0, [1], 2, [0])))
     with pytest.raises(HeadraceError, match="Step 2 failed"):
@@ -165,9 +165,9 @@ def test_nothing_left_to_draw_fails_that_sequence_alone() -> None:
 def test_reading_what_nobody_wrote_is_caught(strict: bool) -> None:
     runner = make(strict=strict)
     run(runner, entry(0, TOKENS[:5], 0, [0, 1]))
-    with pytest.raises(HeadraceError, match=r"nobody wrote|does not follow"):
+    with pytest.raises(HeadraceError, match=r"was not written|does not follow"):
         run(runner, entry(0, [1], 6, [0, 1]))
-    with pytest.raises(HeadraceError, match=r"nobody wrote|does not follow"):
+    with pytest.raises(HeadraceError, match=r"was not written|does not follow"):
         run(runner, entry(0, [1], 5, [0, 2]))
 
 

@@ -127,7 +127,7 @@ def test_nothing_is_made_before_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_cant_be(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="load_format dummy takes one with a config"):
+    with pytest.raises(ModelNotFoundError, match="load_format dummy needs a folder with a config"):
         open_weights(tmp_path / "none", "dummy")
     with pytest.raises(WeightsError, match=r"no config\.json"):
         open_weights(tmp_path, "dummy")

@@ -1,7 +1,7 @@
-"""What a backend is to the rest of the program: one object with these methods.
+"""The interface of a backend to the rest of the program: one object with these methods.
 
-Each backend has one, in its `backend.py`; `backends/registry.py` finds it by its name. Importing
-such a file is cheap: what is heavy (torch) is imported by the methods that need it.
+Each backend has one in its `backend.py`; `backends/registry.py` finds it by name. Importing such a
+file is cheap: heavy packages (torch) are imported by the methods that need them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from headrace.weights.weight import Weight
 class Backend(Protocol):
     @property
     def name(self) -> Device:
-        """As `--device` has it."""
+        """The value of `--device` that selects it."""
         ...
 
     @property
     def defaults(self) -> StepSizes:
-        """Where the settings leave these open."""
+        """The sizes to use where the settings leave them open."""
         ...
 
     def check(self, config: EngineConfig) -> None:
         """Raises DeviceError if this machine can't run the backend, and another ConfigError if the
-        backend does not have what a setting asks for. Looks at no model."""
+        backend does not support a setting. Looks at no model."""
         ...
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
     ) -> Footprint:
-        """What a model would take, and how much memory there is. Loads no weight."""
+        """How much memory a model would take, and how much there is. Loads no weight."""
         ...
 
     def load(
@@ -49,11 +49,11 @@ class Backend(Protocol):
         config: EngineConfig,
         release: Callable[[Tensor], None],
     ) -> tuple[Runner, Allocated | None]:
-        """The model ready to compute, and what it took; None: this backend does not count.
-        `release` is told of each tensor of the file that is no longer needed."""
+        """The model ready to compute, and the memory it took (None: this backend does not measure
+        it). `release` is called with each tensor of the file that is no longer needed."""
         ...
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
-        """What the bits of its answers depend on, beside the model: at least `name`, `path` (the
+        """What the exact bits of answers depend on besides the model: at least `name`, `path` (the
         kernels) and `kv_dtype`. Part of the fingerprint."""
         ...

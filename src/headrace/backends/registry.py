@@ -1,7 +1,6 @@
-"""Which backends there are, and which one a device setting means.
+"""The backends by name, and which one a device setting selects.
 
-A backend is imported when it is asked for, and not before. Knows their names; nothing of what they
-do.
+A backend is only imported when it is selected. Knows their names; nothing of what they do.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ AUTO_ORDER = (Device.CUDA, Device.CPU)  # the first that this machine can run
 
 
 def find_backend(name: Device) -> Backend:
-    """By its name, which is not `auto`."""
+    """The backend of that name, which must not be `auto`."""
     match name:
         case Device.CPU:
             from headrace.backends.cpu.backend import CpuBackend
@@ -31,15 +30,15 @@ def find_backend(name: Device) -> Backend:
 
             return ReferenceBackend()
         case Device.AUTO:
-            raise ValueError("auto is no backend: choose_backend chooses one")
+            raise ValueError("auto is not a backend; use choose_backend")
 
 
 def choose_backend(config: EngineConfig) -> Backend:
-    """The one to compute with, checked: it can run here, and with these settings."""
+    """The backend to use. It was checked: it can run on this machine and with these settings."""
     *others, last = AUTO_ORDER if config.device is Device.AUTO else (config.device,)
     for name in others:
         backend = find_backend(name)
-        with suppress(DeviceError):  # of the machine; a setting that it refuses is told the user
+        with suppress(DeviceError):  # not other ConfigErrors: the user must see those
             backend.check(config)
             return backend
     backend = find_backend(last)

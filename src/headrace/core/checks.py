@@ -1,11 +1,11 @@
-"""The one checker of values: what a field takes is said by its type and its metadata.
+"""The one checker of values: a field's type and metadata say which values it takes.
 
     watermark: float = field(default=0.02, metadata=within(at_least=0, at_most=0.5))
 
 `check_fields` goes over a dataclass from its `__post_init__`; `check_value` takes a single value,
 which may have been sent under another name. A field's rule is the one in its metadata, or follows
-from its type: a bool, a finite number, one word of a StrEnum, some text. What must hold between two
-fields is for their class to say. Standard library only; knows no field by name.
+from its type: a bool, a finite number, one word of a StrEnum, some text. Rules that involve two
+fields are checked by their class. Standard library only; knows no field by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol, Union, cast, get_args, get_origin, get_type_hi
 from headrace.core.bounds import Bound, shown
 from headrace.core.errors import HeadraceError, InvalidRequestError, remedy_for
 
-MAX_COUNT = 2**31 - 1  # of anything that is counted: beyond every context, and fits any integer
+MAX_COUNT = 2**31 - 1  # of anything that is counted: above every context length, and fits int32
 RULE = "rule"  # in a field's metadata
 
 ErrorType = type[HeadraceError]
@@ -37,13 +37,13 @@ class Rule(Protocol):
     """What a field takes."""
 
     def settled(self, param: str, value: Any, error: ErrorType) -> Any:
-        """The value in the one shape that readers know; raises `error` for one that is refused."""
+        """The value in its normal form; raises `error` if it is refused."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Finite numbers between two bounds. `meaning` is what the lower one means, for errors."""
+    """Finite numbers between two bounds. `meaning` explains the lower bound in error messages."""
 
     at_least: float | None = None
     above: float | None = None
@@ -65,7 +65,7 @@ class Range:
     def _words(self) -> str:
         low = "" if self.at_least is None else _number(self.at_least)
         low += f" ({self.meaning})" if self.meaning else ""
-        # A count has a bound that nobody needs to be told of before it is passed.
+        # The upper bound of a count is so large that it is only mentioned when it is exceeded.
         is_count = self.at_most == MAX_COUNT and self.at_least != -MAX_COUNT
         is_open = self.at_most is None or is_count
         most = "" if is_open else _number(self.at_most or 0)
@@ -122,7 +122,7 @@ class YesNo:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few words, which becomes the member of the enumeration."""
+    """One of a few words; converted to the member of the enumeration."""
 
     words: type[StrEnum]
 
@@ -147,14 +147,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """A few texts; one may come without its list."""
+    """A list of a few texts; a single text may come without a list."""
 
     most: Bound
     longest: Bound
 
     def settled(self, param: str, value: Sequence[str] | str, error: ErrorType) -> tuple[str, ...]:
         texts = (value,) if isinstance(value, str) else value
-        self.most.check(param, len(texts))  # before they are walked
+        self.most.check(param, len(texts))  # before iterating over them
         if not all(isinstance(text, str) and text for text in texts):
             raise refusal(error, param, texts, "non-empty strings")
         self.longest.check(param, max(map(len, texts), default=0))
@@ -163,7 +163,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenIds:
-    """Without a step of Python for each, unless one is wrong: there may be a vocabulary of them."""
+    """A list of token ids. It may be as long as the vocabulary, so there is no Python loop over it
+    unless an id is wrong."""
 
     most: Bound
     may_be_empty: bool = True
@@ -207,8 +208,8 @@ class TokenValues:
 
 
 def check_fields(values: Any, error: ErrorType = InvalidRequestError) -> None:
-    """Refuses a dataclass whose fields have a value that they do not take, and gives the others
-    their one shape. None passes where the type allows it."""
+    """Raises `error` if a field of a dataclass has a value that it does not take, and converts the
+    others to their normal form. None passes where the type allows it."""
     owner: type = type(values)
     for name, is_optional, rule, good in _rules(owner):
         value = getattr(values, name)
@@ -216,13 +217,14 @@ def check_fields(values: Any, error: ErrorType = InvalidRequestError) -> None:
             continue
         settled = rule.settled(name, value, error)
         if settled is not value:
-            object.__setattr__(values, name, settled)  # it may be frozen
+            object.__setattr__(values, name, settled)  # the dataclass may be frozen
 
 
 def check_value(
     owner: type, name: str, value: Any, *, param: str = "", error: ErrorType = InvalidRequestError
 ) -> None:
-    """A single value by the rule of a field of `owner`, under the name that it was sent as."""
+    """Checks a single value by the rule of a field of `owner`; `param` is the name it was sent
+    under."""
     is_optional, rule = rule_of(owner, name)
     if value is not None or not is_optional:
         rule.settled(param or name, value, error)
@@ -234,7 +236,7 @@ def rule_of(owner: type, name: str) -> tuple[bool, Rule]:
 
 
 def metadata_of(owner: type, name: str) -> Mapping[str, Any]:
-    """A field's own; of one that a subclass narrowed without a word, the base's."""
+    """A field's own metadata; the base class's where a subclass redeclares it without any."""
     for base in owner.__mro__:
         declared = getattr(base, "__dataclass_fields__", {}).get(name)
         if declared is not None and declared.metadata:
@@ -243,7 +245,7 @@ def metadata_of(owner: type, name: str) -> Mapping[str, Any]:
 
 
 def plain_types(hint: Any) -> tuple[list[Any], bool]:
-    """The alternatives of a type but None, and whether None is one."""
+    """The alternatives of a type except None, and whether None is one of them."""
     found = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint]
     return [each for each in found if each is not NoneType], NoneType in found
 
@@ -268,7 +270,7 @@ def _rules(owner: type) -> tuple[tuple[str, bool, Rule, object], ...]:
 
 
 def _rule(kinds: list[Any], given: Rule | None, default: object) -> Rule | None:
-    """A field that takes things of several kinds has the rule of its metadata or none."""
+    """A field of several types has the rule in its metadata, or none."""
     kind = kinds[0] if len(kinds) == 1 else None
     if kind in (int, float):
         number = given if isinstance(given, Range) else Range()
@@ -286,5 +288,5 @@ def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-_NOTHING = object()  # no value is it
+_NOTHING = object()  # a marker that is equal to no value
 _TOKEN_ID = Range(at_least=0, is_whole=True)

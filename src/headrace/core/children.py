@@ -2,9 +2,9 @@
 
     process = Popen(python_command("headrace.server.link.engine_process"), env=child_environment())
 
-A child imports nothing from the current folder, which others may be able to write to, and its
-environment is made, not inherited: what runs a model has no use for keys and passwords of whoever
-started the server. Knows variables and flags; not who the children are.
+A child imports nothing from the current folder, which other users may be able to write to, and its
+environment is built from a list of known variables, not inherited: a process that runs a model does
+not need the keys and passwords in the server's environment. Does not know who the children are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _KEPT = frozenset(
         *("TMPDIR", "TMP", "TEMP", "XDG_CACHE_HOME", "XDG_STATE_HOME", "VIRTUAL_ENV"),
         *("CC", "CXX", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "GLIBC_TUNABLES"),
         *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES"),
-        # What is no setting and yet is read below server/: where things are kept.
+        # Not settings, but read by code outside of server/: where files are kept.
         *("HEADRACE_CACHE", "HEADRACE_STATE", "HEADRACE_OFFLINE", "HEADRACE_DEBUG"),
-        # Windows does not start anything without these.
+        # Windows can't start a process without these.
         *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "USERPROFILE"),
         *("APPDATA", "LOCALAPPDATA", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE"),
     }
@@ -34,13 +34,13 @@ _KEPT_PREFIXES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NCCL_", "TRITON_", "TORCH_", "TORCHINDUCTOR_"),
     *("PYTORCH_",),
 )
-# Whatever it begins with: NVIDIA_API_KEY is a password.
+# Dropped even if the prefix is kept: NVIDIA_API_KEY is a secret.
 _SECRET = re.compile(r"(^|_)(API)?(KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|CREDENTIALS?)(_|$)")
 
 
 def python_command(module: str) -> list[str]:
-    """Runs a module as `python -m` does, but for the current folder: it is not imported from. What
-    this interpreter was told to leave aside (-I, -E, -s), a child leaves aside too."""
+    """Runs a module as `python -m` does, but without the current folder on the import path. The
+    flags -I, -E and -s of this interpreter are passed on to the child."""
     flags = ["-P"]
     if sys.flags.ignore_environment:
         flags.append("-E")
@@ -50,7 +50,7 @@ def python_command(module: str) -> list[str]:
 
 
 def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those of `variables` (this process's own) that a child may need, and no secret."""
+    """The part of `variables` (default: this process's) that a child may need, without secrets."""
     found = os.environ if variables is None else variables
     kept = {name: value for name, value in found.items() if _is_kept(name)}
     if path := _import_path(found.get("PYTHONPATH", "")):
@@ -66,8 +66,9 @@ def _is_kept(name: str) -> bool:
 
 
 def _import_path(given: str) -> str:
-    """PYTHONPATH as it was meant: an empty part, as of `$PYTHONPATH:/more`, would be the current
-    folder. The folder that this package came from is in it if that is how it was found."""
+    """PYTHONPATH with absolute folders. Empty parts, as in `$PYTHONPATH:/more` with the variable
+    unset, are dropped: Python would take them as the current folder. Includes the folder of this
+    package if it was imported from the front of sys.path."""
     parts = [os.path.abspath(part) for part in given.split(os.pathsep) if part]
     home = str(Path(__file__).resolve().parents[2])
     if sys.path and os.path.abspath(sys.path[0]) == home and home not in parts:

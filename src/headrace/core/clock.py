@@ -1,4 +1,4 @@
-"""Time as a value that can be swapped: the wall's, or one that only moves when told to."""
+"""Clocks that can be swapped: the machine's, or one that only moves when it is told to."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Python's garbage collector, out of the way of steps.
 
-Every step makes and drops a few objects for each of its sequences. By Python's own thresholds some
-hundred such steps make a full pass due, and a full pass looks at whatever a process has imported:
-with torch that takes a hundred milliseconds, in which the device has nothing to do. What refers to
-nothing in a circle is freed without the collector; all this changes is how soon circles are found.
+Every step creates and drops a few objects for each of its sequences. With Python's default
+thresholds, a hundred steps or so trigger a full collection, which visits every object of every
+imported module: with torch that takes 100 ms, during which the device is idle. Objects that are not
+part of a reference cycle are freed without the collector, so this only delays finding cycles.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Objects more than at the last pass before the youngest are looked at. Two steps in flight of 512
-# sequences hold some 5,000, which come and go: in a steady state no pass is due at all.
+# How many new objects trigger a collection of the youngest generation. Two steps in flight with 512
+# sequences hold about 5,000 short-lived ones: in a steady state no collection is triggered at all.
 YOUNG_OBJECTS = 20_000
 
 
 def settle() -> None:
-    """What is here now stays: no pass need look at it again. Once, when everything is loaded."""
+    """Exclude all objects that exist now from collections. Call once, when everything is loaded."""
     gc.collect()
     gc.freeze()
 
 
 def unsettle() -> None:
-    """At the end: the interpreter lets go of everything, and says if it can't."""
+    """Undo `settle` before the process exits, so that the interpreter can free everything."""
     gc.unfreeze()
 
 
 @contextmanager
 def rarely() -> Iterator[None]:
-    """Passes are rare meanwhile. A threshold that is higher already stays, and so does 0: off."""
+    """Make collections rare inside of the block. A threshold that is already higher is kept, and so
+    is 0 (off)."""
     before = gc.get_threshold()
     if before[0]:
         gc.set_threshold(max(before[0], YOUNG_OBJECTS), *before[1:])

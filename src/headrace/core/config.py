@@ -18,17 +18,17 @@ from headrace.core.sizes import Share, Size
 
 
 def flag(help: str) -> dict[str, str]:
-    """Metadata of a field that is a flag of the command line too. What is on by default is turned
-    off by its flag, `--no-...`: the help is that flag's."""
+    """Metadata of a field that is also a command line flag. The flag of a setting that is on by
+    default is `--no-...`, and `help` describes that flag."""
     return {"help": help}
 
 
 class Policy(StrEnum):
     """In which order waiting requests are admitted."""
 
-    FCFS = "fcfs"  # as they came
-    PRIORITY = "priority"  # lowest `priority` first, then as they came
-    SHORTEST = "shortest"  # shortest prompt first, with ageing so that nobody starves
+    FCFS = "fcfs"  # in order of arrival
+    PRIORITY = "priority"  # lowest `priority` first, then in order of arrival
+    SHORTEST = "shortest"  # shortest prompt first, with ageing so that no request starves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +36,19 @@ class SchedulerConfig:
     policy: Policy = field(default=Policy.FCFS, metadata=flag("Which waiting request goes first."))
     prefix_cache: bool = field(
         default=True,
-        metadata=flag("Compute every prompt whole, also where its beginning is known."),
+        metadata=flag("Turn the prefix cache off: compute every prompt in full."),
     )
-    # Of the pool: what admission leaves free, so that running sequences can grow.
+    # The fraction of the pool that admission leaves free, so that running sequences can grow.
     watermark: float = field(default=0.02, metadata=within(at_least=0, at_most=0.5))
-    # SHORTEST: a second of waiting counts as so many prompt tokens less.
+    # SHORTEST: one second of waiting counts as this many prompt tokens less.
     ageing_tokens_per_s: float = field(
         default=200.0, metadata=within(at_least=0.001, at_most=10**9)
     )
     max_step_growth: float | None = field(
         default=None,
         metadata=flag(
-            "A step in which prompts join others' decoding may take so many times as long as one "
-            "without; default: 2, on a GPU 24."
+            "How many times as long as a decode-only step a step may take when prompts are "
+            "computed in it too; default: 2, on a GPU 24."
         )
         | within(at_least=1, at_most=10**9),
     )
@@ -61,7 +61,7 @@ class SchedulerConfig:
 
 
 class KvDtype(StrEnum):
-    """How keys and values are kept. Not every backend has every one."""
+    """The type of keys and values in the KV pool. Not every backend supports every type."""
 
     F32 = "f32"
     F16 = "f16"
@@ -71,7 +71,7 @@ class KvDtype(StrEnum):
 
 
 class Device(StrEnum):
-    """What computes; each but `auto` is a backend's name."""
+    """What computes; each except `auto` is the name of a backend."""
 
     AUTO = "auto"  # a supported GPU if there is one, else the CPU
     CPU = "cpu"
@@ -80,7 +80,7 @@ class Device(StrEnum):
 
 
 class Quantization(StrEnum):
-    """What a model's layers become while they are loaded onto a GPU."""
+    """How a model's layers are quantized while they are loaded onto a GPU."""
 
     NONE = "none"  # as they are
     FP8 = "fp8"
@@ -90,27 +90,27 @@ class Quantization(StrEnum):
 
 class LoadFormat(StrEnum):
     AUTO = "auto"  # what is in the file
-    DUMMY = "dummy"  # random weights, for which a config.json is enough: to measure with
+    DUMMY = "dummy"  # random weights, for benchmarks: only a config.json is needed
 
 
 class GenerationConfig(StrEnum):
-    """Whose temperature, top_p, top_k and repetition_penalty hold where a request names none."""
+    """Where the default temperature, top_p, top_k and repetition_penalty come from."""
 
     AUTO = "auto"  # the model's own: generation_config.json, its GGUF header, the catalog
-    NONE = "none"  # nobody's: temperature 1 over all tokens
+    NONE = "none"  # neutral values: temperature 1 over all tokens
 
 
 class GraphMode(StrEnum):
-    """When a GPU's launches are captured, so that a step costs the host one call."""
+    """When CUDA graphs are captured: with one, a step costs the host a single call."""
 
-    START = "start"  # common shapes at start, others when they come
+    START = "start"  # common shapes at start, others on first use
     LAZY = "lazy"
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """What each backend has its own defaults for."""
+    """The sizes for which each backend has its own defaults."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -122,11 +122,11 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(SchedulerConfig):
-    """All of it; as a SchedulerConfig it is what the engine itself reads.
+    """All engine settings. The scheduler reads only the part that is in SchedulerConfig.
 
-    The KV pool is sized by at most one of kv_memory, kv_tokens and kv_fraction. None of them is as
-    kv_fraction=0.5, on a GPU 1. After checking, `kv_memory` is bytes. What is None is chosen by the
-    backend.
+    The KV pool is sized by at most one of kv_memory, kv_tokens and kv_fraction; if none is given,
+    by kv_fraction=0.5, on a GPU 1. After checking, `kv_memory` is in bytes. The backend chooses
+    values that are None.
     """
 
     device: Device = field(
@@ -165,14 +165,14 @@ class EngineConfig(SchedulerConfig):
     kv_fraction: float | None = field(
         default=None,
         metadata=flag(
-            "Size of the KV pool: so much of the memory that the weights leave; default: 0.5, on a "
-            "GPU 1."
+            "Size of the KV pool as a fraction of the memory that the weights leave; default: 0.5, "
+            "on a GPU 1."
         )
         | within(above=0, at_most=1),
     )
     threads: int | None = field(
         default=None,
-        metadata=flag("Default: the cores this process may use.") | within(at_least=1),
+        metadata=flag("CPU threads; default: the cores this process may use.") | within(at_least=1),
     )
     gpu_memory: float | str = field(
         default="0.9",
@@ -184,30 +184,30 @@ class EngineConfig(SchedulerConfig):
     )
     load_format: LoadFormat = field(
         default=LoadFormat.AUTO,
-        metadata=flag("Of weights; dummy: random ones, a config.json is enough."),
+        metadata=flag("Where weights come from; dummy: random ones, only config.json is needed."),
     )
     generation_config: GenerationConfig = field(
         default=GenerationConfig.AUTO,
         metadata=flag(
-            "Temperature, top_p, top_k and repetition_penalty where a request names none: the "
-            "model's own, or none (temperature 1 over all tokens)."
+            "Default temperature, top_p, top_k and repetition_penalty: the model's own (auto), or "
+            "neutral values (none: temperature 1 over all tokens)."
         ),
     )
     graphs: GraphMode = field(
-        default=GraphMode.START, metadata=flag("When a GPU's launches are captured into graphs.")
+        default=GraphMode.START, metadata=flag("When CUDA graphs are captured on a GPU.")
     )
     batch_invariant: bool = field(
         default=False,
         metadata=flag(
-            "On a GPU: an answer has the same bits whatever runs beside it. Slower. On a CPU it is "
-            "always so."
+            "On a GPU: an answer has the same bits whatever else is in its batch. Slower. Always "
+            "true on a CPU."
         ),
     )
     verify: bool = field(
         default=False,
         metadata=flag(
-            "Hash the model's files before loading them, also where they have not changed since "
-            "they last were."
+            "Hash the model's files before loading them, even if they have not changed since they "
+            "were last hashed."
         ),
     )
     overlap: bool | None = None  # plan a step while the one before it is computed
@@ -218,7 +218,7 @@ class EngineConfig(SchedulerConfig):
         if len(given) > 1:
             raise ConfigError(
                 f"{' and '.join(given)} are given; expected at most one of kv_memory, kv_tokens "
-                "and kv_fraction: each says how large the KV pool is.",
+                "and kv_fraction: each sets the size of the KV pool.",
                 "Keep one of them.",
                 param=given[1],
             )
@@ -239,7 +239,7 @@ class EngineConfig(SchedulerConfig):
         return cls(**cast("dict[str, Any]", dict(values)))
 
     def sizes(self, defaults: StepSizes) -> StepSizes:
-        """What was asked for, and a backend's defaults for the rest."""
+        """The sizes that are set, with a backend's defaults for the others."""
         given = {each.name: getattr(self, each.name) for each in fields(StepSizes)}
         return replace(defaults, **{name: v for name, v in given.items() if v is not None})
 
@@ -255,7 +255,8 @@ RENAMED = {"backend": "device"}
 
 
 def renamed(old: str, value: object, write: Callable[[str, object], str]) -> ConfigError:
-    """For whoever uses an old name; `write` is how a name and its value are written there."""
+    """The error for an old name. `write` formats a name and a value as the user wrote them: as a
+    flag, a variable or a line of the file."""
     new = RENAMED[old]
     rule = rule_of(EngineConfig, new)[1]
     assert isinstance(rule, Choice)

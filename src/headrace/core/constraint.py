@@ -1,7 +1,8 @@
-"""What a request's output must match, and the automaton that holds it to that, token by token.
+"""What a request's output must match, and the automaton that enforces it token by token.
 
-A `GrammarSpec` is what a caller writes; compiled and started it is a `Constraint`, which the engine
-asks before each token and tells after it. Nothing here knows how a grammar is compiled, nor text.
+A `GrammarSpec` is what a caller writes. Compiled and started it is a `Constraint`: the engine asks
+it for a mask before each token, and tells it the token that was drawn. Nothing here knows text, or
+how a grammar is compiled.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-MAX_GRAMMAR_BYTES = 64 << 10  # of a source: compilers recurse along it
+MAX_GRAMMAR_BYTES = 64 << 10  # of a grammar's source: compilers recurse over it
 
 
 class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"  # source: a JSON schema
-    JSON_OBJECT = "json_object"  # source: nothing; any JSON object
+    JSON_OBJECT = "json_object"  # no source; the output is any JSON object
     REGEX = "regex"  # source: a regular expression, matched in full
     CHOICE = "choice"  # source: a JSON list of strings, one of which comes out
     LARK = "lark"  # source: a grammar in llguidance's dialect of Lark, %json and %regex included
@@ -32,27 +33,27 @@ class GrammarSpec:
 class Allowed:
     """What may follow a text."""
 
-    mask: bytes  # which tokens, as `core.step.Draw.mask`; end tokens where the text may end here
-    is_stopped: bool = False  # nothing may: it is complete, or an end token has ended it
+    mask: bytes  # one bit per token, as in core.step.RowExtra; end tokens if the text may end
+    is_stopped: bool = False  # no token may follow: the text is complete, or ended by a token
 
 
 class Constraint(Protocol):
-    """A started grammar: where one continuation stands in it. Used by one thread at a time. What
-    a method raises ends the continuation's request, and no other."""
+    """A started grammar: the state of one continuation in it. Used by one thread at a time. An
+    exception in a method ends the continuation's request, and no other."""
 
     def accept(self, token_id: int) -> None:
-        """Go on by one token. It may take its time and return before: `allowed` will tell."""
+        """Advance by one token. May return before the work is done: see `allowed`."""
         ...
 
     def allowed(self, wait_s: float = 0.0) -> Allowed | None:
-        """What may come next; None if that is not known yet, not even after `wait_s`. Raises
-        HeadraceError if the last token may not come here, or nobody can tell what follows."""
+        """What may come next; None if that is still not known after `wait_s`. Raises HeadraceError
+        if the last token is not allowed, or if the grammar failed."""
         ...
 
     def fork(self) -> Constraint:
-        """Another one at the same place, to go its own way. Nothing is to be undecided here."""
+        """An independent copy in the same state. Not while a token is still being accepted."""
         ...
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Free what it holds; it is not used afterwards."""
         ...

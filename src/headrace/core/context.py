@@ -1,8 +1,8 @@
-"""Whether a prompt and the answer asked for fit the context, and what is said where they do not.
+"""Whether a prompt and the requested answer fit the context, and the error if they do not.
 
-One rule for the library, the command line and the server: a number of tokens that somebody asked
-for is given or refused, never cut in silence. The first sentence is OpenAI's, which clients look
-for (litellm, for one, to try a model with a longer context). Knows numbers and words only.
+One rule for the library, the command line and the server: a requested number of tokens is granted
+or refused, never cut silently. The first sentence of the error is OpenAI's, because clients search
+for it (litellm, for example, to try a model with a longer context). Knows numbers and words only.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ def check_fits_context(
     *,
     prompt_tokens: int,
     context_tokens: int,
-    max_tokens: int | None = None,  # of the answer, where somebody asked for a number
-    where: str = "prompt",  # what the prompt is to who sent it
+    max_tokens: int | None = None,  # of the answer, if the request sets it
+    where: str = "prompt",  # what the request calls its prompt
     max_tokens_name: str = "max_tokens",
 ) -> None:
-    """Refuses a prompt that leaves no room for an answer, and an answer that is to be longer than
-    the room."""
+    """Refuses a prompt that leaves no room for an answer, and a max_tokens that does not fit into
+    the room that is left."""
     if prompt_tokens >= context_tokens:
         raise ContextLengthError(
             f"{longest(context_tokens)} However, your {where} resulted in {prompt_tokens} tokens, "
             "and an answer needs at least one.",
-            # LangChain looks for the remedy's first words.
+            # LangChain searches for the first words of this remedy.
             f"The prompt is too long: shorten the {where} to {context_tokens - 1} tokens or fewer.",
             param=where,
             prompt_tokens=prompt_tokens,
@@ -49,7 +49,8 @@ def check_fits_context(
 def default_params(
     usual: SamplingParams, *, prompt_tokens: int, context_tokens: int
 ) -> SamplingParams:
-    """For who asked for nothing: an answer of the usual length, or of what room there is."""
+    """For a request without parameters: the usual max_tokens, or the room that is left if that is
+    less."""
     room_tokens = context_tokens - prompt_tokens
     if usual.max_tokens is None or not 0 < room_tokens < usual.max_tokens:
         return usual

@@ -1,6 +1,6 @@
-"""A disk that is full, told as one: which path, how much is free, how much is needed.
+"""The error for a full disk: which path, how much is free, how much is needed.
 
-Knows errors of the file system and nothing of who writes what.
+Knows errors of the file system; not what is written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DiskFullError(ConfigError):
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a full disk is what began this error, through whatever it was wrapped in."""
+    """Whether a full disk is the original cause of this error, however it was wrapped."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -38,7 +38,7 @@ def is_full(error: BaseException) -> bool:
 def disk_full(
     path: str | os.PathLike[str] | None, remedy: str = ELSEWHERE, *, needed_bytes: int | None = None
 ) -> DiskFullError:
-    """`path` is what was being written, or the folder of it; None: not known."""
+    """`path` is the file that was being written, or its folder; None: not known."""
     where = "The disk is full" if path is None else f"The disk of {os.fspath(path)} is full"
     free_bytes = None if path is None else free_at(Path(path))
     free = "" if free_bytes is None else f"{show(free_bytes)} are free"
@@ -48,7 +48,7 @@ def disk_full(
 
 
 def free_at(path: Path) -> int | None:
-    """Free bytes where `path` is, or would be; None where nobody says."""
+    """Free bytes on the disk that `path` is on, or would be on; None if that is not known."""
     for place in (path, *path.parents):
         try:
             return int(shutil.disk_usage(place).free)

@@ -10,8 +10,8 @@ import re
 
 
 class HeadraceError(Exception):
-    """Base of all deliberate errors; `str()` is one line fit to show a user, and the detail
-    below it where there is one."""
+    """Base of all deliberate errors; `str()` is one line to show a user, followed by the detail if
+    there is any."""
 
     status = 500
     exit_status = 2  # of a command that ends with it
@@ -31,7 +31,7 @@ class HeadraceError(Exception):
 
 
 def remedy_for(param: str, expected: str) -> str:
-    """What to do about a value, from what was expected: "1 or more", "0 to 1", "some text"."""
+    """The remedy for a wrong value, from what was expected: "1 or more", "0 to 1", "some text"."""
     if re.match(r"(-?[\d.]+.* to |above )", expected):
         expected = f"a value {'' if expected.startswith('above') else 'from '}{expected}"
     return f"Set {param} to {expected}."
@@ -44,7 +44,7 @@ class InvalidRequestError(HeadraceError):
 
 
 class BoundError(InvalidRequestError):
-    """A request has more of something than one may have; `bound` is core/bounds.py's name of it."""
+    """A request has too much of something; `bound` is the name of the bound in core/bounds.py."""
 
     def __init__(
         self, cause: str, remedy: str = "", *, param: str | None = None, bound: str
@@ -56,7 +56,7 @@ class BoundError(InvalidRequestError):
 class ContextLengthError(InvalidRequestError):
     """A prompt (plus what it may generate) does not fit the context. Never cut silently.
 
-    Whoever knows the prompt's tokens (or a number below them) and the most there may be says so."""
+    `prompt_tokens` (or a lower bound of it) and `most_tokens` are set where they are known."""
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class ContextLengthError(InvalidRequestError):
 
 
 class PayloadTooLargeError(HeadraceError):
-    """A request is larger than what is read."""
+    """A request's body is larger than the server accepts."""
 
     status = 413
 
 
 class AuthenticationError(HeadraceError):
-    """No key, or one that is not known."""
+    """The key is missing or unknown."""
 
     status = 401
 
@@ -91,7 +91,7 @@ class ClientTimeoutError(HeadraceError):
 
 
 class RetryLaterError(HeadraceError):
-    """Not now; `retry_after_s` says when it may work."""
+    """The request can't be served now; `retry_after_s` says when it may work."""
 
     status = 503
 
@@ -103,27 +103,27 @@ class RetryLaterError(HeadraceError):
 
 
 class UnavailableError(RetryLaterError):
-    """There is no engine to answer: it starts, restarts, or the server is being shut down."""
+    """No engine is ready: it is starting or restarting, or the server is shutting down."""
 
 
 class TooManyRequestsError(RetryLaterError):
-    """A bound of the queue or of a key is reached."""
+    """A limit of the queue or of an API key is reached."""
 
     status = 429
 
 
 class QueueTimeoutError(RetryLaterError):
-    """A request's time passed, or would pass, before its turn."""
+    """A request's timeout passed, or would pass, while it waited in the queue."""
 
     status = 503
 
 
 class DeviceLostError(HeadraceError):
-    """What computes has failed for good: requests under way end, and its process with them."""
+    """The device failed and can't be used again: running requests end, and so does the process."""
 
 
 class ModelNotFoundError(HeadraceError):
-    """The MODEL argument names nothing that is known, on disk or cached."""
+    """The MODEL argument is not in the catalog, not on disk and not in the cache."""
 
     status = 404
 
@@ -169,4 +169,4 @@ class DeviceError(ConfigError):
 
 
 class MemoryFitError(ConfigError):
-    """What is asked for does not fit into memory; `detail` is the ledger."""
+    """The requested sizes do not fit into memory; `detail` is the ledger."""

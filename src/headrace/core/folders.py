@@ -1,6 +1,6 @@
-"""Where a user's files lie that nobody is asked about: a variable says it, or else the platform.
+"""Default folders for a user's files: from an environment variable, else the platform's default.
 
-Knows the rules of each platform; what is kept there is its owners' affair (core/state.py,
+Knows the rules of each platform; not what is kept in the folders (see core/state.py and
 fetch/model_folder.py).
 """
 
@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError
 class UserFolder:
     """One kind of files, with its place on each platform."""
 
-    variable: str  # comes first wherever it is set
+    variable: str  # takes precedence if it is set
     xdg_variable: str
     holds: str  # for a sentence
     linux: str  # below the home folder, as the others
@@ -29,7 +29,7 @@ class UserFolder:
         if chosen := os.environ.get(self.variable):
             return Path(chosen).expanduser().absolute()
         xdg = os.environ.get(self.xdg_variable, "")
-        if os.path.isabs(xdg):  # the XDG specification has relative values ignored
+        if os.path.isabs(xdg):  # the XDG specification says to ignore relative paths
             return Path(xdg) / "headrace"
         try:
             home = Path.home()

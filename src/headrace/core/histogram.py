@@ -1,6 +1,6 @@
-"""A histogram: observed once, and shown under as many metric names as wanted.
+"""A histogram that is recorded once and can be exported under several metric names.
 
-prometheus_client's own belongs to one name. Knows numbers; neither names nor labels.
+The one in prometheus_client belongs to a single name. Knows numbers; neither names nor labels.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-# From 1 ms, a token of a small model, to 60 s, about what a person waits for an answer. Within a
-# decade at 1, 1.5, 2, 3, 5, 7: where objectives are usually set (50 ms, 200 ms, 1 s, 5 s) there is
-# a bound, so how many met one is exact, and a quantile in between is off by a third at most. The
-# two beyond a minute tell a slow batch job from one that hangs.
+# From 1 ms (a token of a small model) to 60 s (about as long as a person waits for an answer). Each
+# decade has 1, 1.5, 2, 3, 5, 7: there is a bound at the usual objectives (50 ms, 200 ms, 1 s, 5 s),
+# so that the number of requests that met one is exact, and other quantiles are off by a third at
+# most. The two above a minute tell a slow batch job from one that hangs.
 TIME_BOUNDS_S = (
     *(round(step * 10.0**decade, 6) for decade in (-3, -2, -1, 0) for step in (1, 1.5, 2, 3, 5, 7)),
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0),
@@ -20,7 +20,7 @@ TIME_BOUNDS_S = (
 # Lengths double: what matters about a prompt is its order of magnitude.
 TOKEN_BOUNDS = tuple(float(1 << power) for power in range(18))
 COUNT_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)  # continuations of a request, as vLLM's
-# vLLM's for the tokens of a step, and those of its 1, 2, 5 that it has for a context of any length.
+# vLLM's bounds for the tokens of a step, extended by its series of 1, 2, 5 for long contexts.
 STEP_TOKEN_BOUNDS = (1.0, *(float(1 << power) for power in range(3, 15)))
 ANSWER_TOKEN_BOUNDS = tuple(step * 10.0**decade for decade in range(6) for step in (1, 2, 5))
 
@@ -31,7 +31,7 @@ class Histogram:
     def __init__(
         self, bounds: tuple[float, ...], counts: Sequence[float] = (), total: float = 0.0
     ) -> None:
-        """Empty, or with another's `counts` and sum."""
+        """Empty, or with the `counts` and the sum of another histogram."""
         self._bounds = bounds
         self._counts = list(counts) or [0] * (len(bounds) + 1)
         self.sum = total
@@ -42,10 +42,10 @@ class Histogram:
 
     @property
     def counts(self) -> list[float]:
-        """How many fell between two bounds, the last of them beyond all."""
+        """How many values fell between two neighbouring bounds; the last count is above all."""
         return list(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many were no larger), as Prometheus has it."""
+        """(upper bound, number of values up to it), as Prometheus expects."""
         bounds = [*(repr(bound) for bound in self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))

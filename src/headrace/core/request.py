@@ -1,7 +1,7 @@
 """What a caller asks for and what comes back: sampling parameters, requests, events, outputs.
 
-Standard library only. Knows nothing of sequences, blocks or models; values are checked when
-they are made, at the edge, so that nothing behind it needs to.
+Standard library only. Knows nothing of sequences, blocks or models. Values are checked when they
+are constructed, so that the code behind does not have to.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # the caller went away
     TIMEOUT = "timeout"  # timeout_s passed
     ERROR = "error"  # this sequence failed; SampledToken.error says how
-    REFUSED = "refused"  # likewise, by the request's own fault, which showed only on the way
+    REFUSED = "refused"  # likewise, because of what the request asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(DrawFields):
-    """How to choose the next token (the rows of core/sampling.py), and when to stop. Named as vLLM
-    and OpenAI users know them.
+    """How to choose the next token (the rows of core/sampling.py), and when to stop. The names are
+    those of vLLM and OpenAI.
 
-    None in a draw parameter is the model's default, each by itself: SamplingParams(temperature=1.0)
-    keeps the model's top_p.
+    None in a draw parameter means the model's default for that parameter:
+    SamplingParams(temperature=1.0) keeps the model's top_p.
     """
 
     logit_bias: Mapping[int, float] = field(
@@ -78,14 +78,14 @@ class SamplingParams(DrawFields):
         metadata=row("Texts that may not be written.", Taken.COMPLETIONS)
         | {RULE: Texts(most=bounds.BAD_WORDS, longest=bounds.BAD_WORD_CHARACTERS)},
     )
-    # None: up to the context length. Every API has a name and a default of its own.
+    # None: up to the context length. Every API has its own name and default for it.
     max_tokens: int | None = field(
         default=256,
         metadata=row("Longest answer.", Taken.COMMANDS) | within(at_least=1, at_most=MAX_COUNT),
     )
     min_tokens: int = field(
         default=0,
-        metadata=row("Shortest answer: nothing ends it before.", Taken.COMPLETIONS)
+        metadata=row("Fewest tokens before the answer may end.", Taken.COMPLETIONS)
         | within(at_least=0, at_most=MAX_COUNT),
     )
     seed: int | None = field(
@@ -130,7 +130,7 @@ class SamplingParams(DrawFields):
         metadata=row("How many continuations to give.", Taken.COMPLETIONS)
         | within(at_least=1, at_most=MAX_N),
     )
-    # Generate so many, give the n likeliest.
+    # Generate this many, return the n likeliest.
     best_of: int | None = field(default=None, metadata=within(at_least=1, at_most=MAX_N))
 
     def __post_init__(self) -> None:
@@ -147,12 +147,12 @@ class SamplingParams(DrawFields):
 
     @property
     def chosen(self) -> DrawNumbers:
-        """A number for every draw parameter: the neutral one where nobody chose."""
+        """A number for every draw parameter: the neutral value for those that are None."""
         return DrawNumbers(**{name: _first(self, NEUTRAL, name) for name in (*FILTERS, *PENALTIES)})
 
     def settled(self, defaults: DrawNumbers) -> SamplingParams:
-        """The same with nothing left open: the model's `defaults` where this says nothing."""
-        settled = copy(self)  # its lists were checked when this was made, and are the same
+        """A copy with no draw parameter None: the model's `defaults` fill those in."""
+        settled = copy(self)  # without checking the lists again: they are the same
         for name in MODEL_DEFAULTS:
             object.__setattr__(settled, name, _first(self, defaults, name))
         return settled
@@ -183,35 +183,35 @@ class GenerateRequest:
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    beam: BeamParams | None = None  # search instead of sampling; of `params` nothing is used
+    beam: BeamParams | None = None  # search instead of sampling; `params` is ignored
     bad_token_ids: Sequence[Sequence[int]] = ()  # params.bad_words, tokenized
-    # Lower goes first, where the policy looks at it.
+    # Lower goes first, if the policy is `priority`.
     priority: int = field(default=0, metadata=within(at_least=-MAX_COUNT, at_most=MAX_COUNT))
     # Prefixes are shared only among requests with the same salt.
     cache_salt: str = field(
         default="",
         metadata={RULE: Text(longest=bounds.CACHE_SALT_CHARACTERS, may_be_empty=True)},
     )
-    # From arrival; ends the request wherever it is.
+    # Counted from arrival; ends the request, whether it waits or runs.
     timeout_s: float | None = field(default=None, metadata=within(above=0))
-    # Whose it is, for turns to be shared by; "" is everybody who did not say. Tells nothing else.
+    # The tenant, for fair scheduling; requests without one share "". Used for nothing else.
     tenant: str = ""
-    # Of that tenant: twice the weight, twice the turns.
+    # The tenant's weight: twice the weight, twice the share.
     weight: int = field(default=1, metadata=within(at_least=1))
     grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
-    # Compute the prompt and nothing more: one SampledToken comes, with an `embedding` and no token.
+    # Compute only the prompt: the result is one SampledToken with an `embedding` and no token.
     embed: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-# A prompt's token: its logprob, and the likeliest in its place with theirs.
+# A prompt token's logprob, and the likeliest tokens at its position with their logprobs.
 PromptScore = tuple[float, Sequence[tuple[int, float]]]
 
 
 class TokenExtras(Protocol):
-    """What few tokens have; see SampledToken."""
+    """The fields that only few tokens have; see SampledToken."""
 
     @property
     def top(self) -> Sequence[tuple[int, float]]: ...
@@ -228,7 +228,7 @@ class TokenExtras(Protocol):
 
 @dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
 class SampledToken:
-    """What the engine gives: a token of a request, and the end where it is the last."""
+    """What the engine returns: a token of a request, with the finish reason if it is the last."""
 
     request_id: str
     token_id: int
@@ -237,8 +237,8 @@ class SampledToken:
     top: Sequence[tuple[int, float]] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
-    # With the first token of a request's first continuation, which comes before all others, if
-    # asked for: one for each prompt token but the first.
+    # If asked for: one for each prompt token except the first. Comes with the first token of the
+    # request's first continuation, before all others.
     prompt_scores: list[PromptScore] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
 
@@ -250,8 +250,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A request's turn has come: its first sequence is running. There is one for each request that
-    runs, so that one whose time passed (FinishReason.TIMEOUT) without it never left the queue."""
+    """A request left the queue: its first sequence is running. Every request that runs has one; a
+    request that ended with FinishReason.TIMEOUT and has none timed out in the queue."""
 
     request_id: str
     waited_s: float
@@ -260,21 +260,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logprob:
-    """A token's logprob among all tokens, and its place among them where that is known."""
+    """A token's logprob, and its rank among all tokens where that is known."""
 
     logprob: float
     rank: int | None  # 1 is the likeliest; None: not among those that were asked for
     decoded_token: str
 
 
-# A place in a text: the token that is there and the likeliest others, by id.
+# One position of a text: the token that is there and the likeliest others, by id.
 Logprobs = dict[int, Logprob]
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would take twice the time to make
+@dataclass(slots=True, kw_only=True)  # not frozen: that would double the time to construct one
 class TokenEvent:
-    """What streams out to a caller: a token and the text that it completed. A last event that
-    brings no token (a timeout) has a token_id of None."""
+    """What is streamed to a caller: a token and the text that it completed. A last event without a
+    token (a timeout) has a token_id of None."""
 
     request_id: str
     token_id: int | None

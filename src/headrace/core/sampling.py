@@ -32,7 +32,7 @@ class Taken(Flag):
 
 
 class Column(Enum):
-    """Which of the two lists of numbers a backend finds a parameter in, in the table's order."""
+    """Which of a backend's two lists of numbers a parameter is in; both in the table's order."""
 
     FILTER = auto()  # temperature, and what keeps the likeliest tokens
     PENALTY = auto()  # what depends on the tokens so far
@@ -49,13 +49,13 @@ class Row:
 def row(
     help: str, taken: Taken, column: Column | None = None, *, gguf_key: str = ""
 ) -> dict[str, Any]:
-    """Metadata of a field that is a parameter of sampling."""
+    """Metadata of a field that is a sampling parameter."""
     return {ROW: Row(help=help, taken=taken, column=column, gguf_key=gguf_key)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawFields:
-    """The table. None is the model's default, of each parameter by itself."""
+    """The table. None means the model's default for that parameter."""
 
     temperature: float | None = field(
         default=None,
@@ -137,8 +137,8 @@ class DrawFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers(DrawFields):
-    """A value for every row: what a step is told, and what a model's files say. Not checked: see
-    `check_fields`. The defaults are the neutral values: temperature 1 over all tokens."""
+    """A value for every row: what a step gets, and what a model's files may set. Not checked when
+    made: see `check_fields`. The defaults are the neutral values: temperature 1 over all tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -147,12 +147,12 @@ class DrawNumbers(DrawFields):
 
 
 NEUTRAL = DrawNumbers()
-# Those of which a model's files may give the default.
+# The parameters whose default a model's files may set.
 MODEL_DEFAULTS = tuple(each.name for each in fields(DrawFields) if each.default is None)
 
 
 def rows_of(owner: type, taken: Taken | None = None) -> Iterator[tuple[str, Row]]:
-    """The fields of a dataclass that are rows, in order: all, or those that somebody may send."""
+    """The fields of a dataclass that are rows, in order: all, or those that `taken` may send."""
     for each in fields(owner):
         found: Row | None = metadata_of(owner, each.name).get(ROW)
         if found is not None and (taken is None or found.taken & taken):

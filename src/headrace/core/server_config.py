@@ -1,7 +1,7 @@
 """What can be chosen about the server: frozen, checked once, the same words as the flags.
 
 Like core/config.py, whose `flag` marks the fields that are flags too. Knows no files, sockets or
-HTTP library; bounds are on by default and every one of them can be moved.
+HTTP library. Limits are on by default, and every one of them can be changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LogLevel(StrEnum):
 
 
 class UnknownFields(StrEnum):
-    """What becomes of a field in a body that is none of the endpoint's."""
+    """What happens to a field in a body that the endpoint does not know."""
 
     WARN = "warn"  # ignored, and the answer's x-headrace-warning names it
     REFUSE = "refuse"  # 400
@@ -89,31 +89,31 @@ class ServerConfig:
     )
     api_key: str | None = field(
         default=None,
-        repr=False,  # of no use to who reads a log, unless to do harm
+        repr=False,  # so that it does not appear in logs
         metadata=flag("A key that every client must send as its bearer token."),
     )
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")
     )
-    # What tells of everybody's requests (server/access/operators.py): /metrics, /load, most of
-    # /version.
+    # For endpoints that show numbers of all requests (server/access/operators.py): /metrics, /load,
+    # most of /version.
     metrics_key: str | None = field(
         default=None,
         repr=False,
-        metadata=flag("A key for /metrics, /load and /version, where others' keys shall not do."),
+        metadata=flag("A key for /metrics, /load and /version; API keys are then refused there."),
     )
     admin_port: int | None = field(
         default=None,
         metadata=flag(
-            "A port of its own for operators: probes, /metrics, /load and /version. Needs no key "
-            "but --metrics-key; where keys are set the main port has these no more."
+            "A separate port for operators: probes, /metrics, /load and /version. Needs no key "
+            "except --metrics-key; if API keys are set, the main port no longer has these."
         )
         | _PORT,
     )
     admin_host: str = field(
         default="127.0.0.1", metadata=flag("The address that --admin-port is on.")
     )
-    # Web pages, and names that they may have brought: server/edge/browsers.py.
+    # Requests from web pages, and the names they may use for this server: server/edge/browsers.py.
     cors_origin: tuple[str, ...] = field(
         default=(),
         metadata=flag("A web page's origin that may use this server, https://app.example; *: any.")
@@ -123,11 +123,11 @@ class ServerConfig:
         default=(),
         metadata=flag(
             "A name this server is reached by (Host header); *.example.com, *: any. Needed for "
-            "names in public DNS, where no key is set."
+            "names in public DNS if no key is set."
         )
         | {RULE: _HOSTS},
     )
-    # Admission. What is beyond is answered 429 (or 400, 413 where waiting would not help).
+    # Admission. Requests above these limits get 429 (or 400 or 413 if waiting would not help).
     max_waiting_requests: int = field(
         default=256, metadata=flag("Most requests that may wait for a place.") | within(at_least=1)
     )
@@ -185,9 +185,9 @@ class ServerConfig:
     )
     unknown_fields: UnknownFields = field(
         default=UnknownFields.WARN,
-        metadata=flag("Fields of a body that are not known: ignore them with a warning, or 400."),
+        metadata=flag("Unknown fields of a body: ignore them with a warning, or answer 400."),
     )
-    # Answers of /v1/responses that clients may come back to.
+    # Stored answers of /v1/responses, which clients may continue or retrieve.
     max_stored_responses: int = field(
         default=1000,
         metadata=flag("Most responses kept for previous_response_id; 0: none.")
@@ -203,28 +203,27 @@ class ServerConfig:
     # Times.
     timeout_s: float | None = field(
         default=None,
-        metadata=flag("Ends a request that brings no timeout_s of its own.") | within(above=0),
+        metadata=flag("The timeout of requests that do not set timeout_s.") | within(above=0),
     )
     client_timeout_s: float = field(
         default=30.0,
-        metadata=flag("Drops a client that neither sends what it began nor reads for so long.")
+        metadata=flag("Disconnect a client that stops sending its request or reading its answer.")
         | within(above=0),
     )
     drain_timeout_s: float = field(
         default=30.0,
-        metadata=flag("After SIGTERM: how long running requests may go on.") | within(above=0),
+        metadata=flag("After SIGTERM: how long running requests may continue.") | within(above=0),
     )
     hang_timeout_s: float = field(
         default=5.0,
-        metadata=flag("An engine that makes no progress for so long is restarted.")
-        | within(above=0),
+        metadata=flag("Restart an engine that makes no progress for this long.") | within(above=0),
     )
     max_restarts: int = field(
         default=5,
-        metadata=flag("Engine restarts in a row, none of them serving, before exit.")
+        metadata=flag("Failed engine restarts in a row before the server exits.")
         | within(at_least=0),
     )
-    # What is said.
+    # Logs and traces.
     log_format: LogFormat = field(default=LogFormat.AUTO, metadata=flag("How logs are written."))
     log_level: LogLevel = field(default=LogLevel.INFO, metadata=flag("What is logged."))
     log_content: bool = field(
@@ -241,7 +240,10 @@ class ServerConfig:
             raise refusal(ConfigError, "admin_port", self.admin_port, "another port than --port")
         if self.served_model_name is not None and not self.served_names:
             raise refusal(
-                ConfigError, "served_model_name", self.served_model_name, "a name, or several"
+                ConfigError,
+                "served_model_name",
+                self.served_model_name,
+                "one name, or several with commas",
             )
 
     @property
@@ -254,7 +256,7 @@ class ServerConfig:
 
     @property
     def max_bodies_bytes(self) -> int:
-        """One that is allowed must fit."""
+        """At least max_body, so that every allowed body fits."""
         return max(cast("int", self.max_bodies), self.max_body_bytes)
 
     @property
@@ -275,5 +277,5 @@ class ServerConfig:
 
 
 def _split(names: str) -> tuple[str, ...]:
-    """Each once, in their order."""
+    """The names without duplicates, in order."""
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))

@@ -1,8 +1,8 @@
-"""One value for every setting, out of flags, variables, a file and defaults, and its origin.
+"""The value of every setting, from flags, variables, a file and defaults, and where it came from.
 
-Values in, configs out: this file reads no environment and no disk. What a value may be is the
-config's affair (core/config.py, core/server_config.py); here is how it is written in each place,
-and which place wins: a flag, then a variable, then the file, then the default.
+Values in, configs out: this file reads neither the environment nor a disk. The configs check the
+values (core/config.py, core/server_config.py). This file knows how a setting is written in each
+place, and which place wins: a flag, then a variable, then the file, then the default.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ PREFIX = "HEADRACE_"
 DEFAULT = "default"
 SECRETS = frozenset({"api_key", "metrics_key"})
 HIDDEN = "***"
-# Variables with that prefix that are no settings.
+# Variables with that prefix that are not settings.
 OTHER_VARIABLES = frozenset(
     f"{PREFIX}{name}" for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS")
 )
 TEST_PREFIX = f"{PREFIX}TEST_"
-# Kubernetes tells every container about Services: of one named "headrace" in these words.
+# Kubernetes sets variables like these in every container if a Service is named "headrace".
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_\w+)?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
-# Several spellings of one thing: whoever gives one means it instead of the others.
+# Alternatives for one setting: one that is set in a place overrides all of them in weaker places.
 _ALTERNATIVES = (("kv_memory", "kv_tokens", "kv_fraction"),)
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field that a user may set, by the same words everywhere."""
+    """A field that a user may set, under the same name everywhere."""
 
     name: str
     table: str  # of the file: "server", "engine", or "" for the top
@@ -60,7 +60,7 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """Of texts: a list in the file, commas in a variable, a flag given several times."""
+        """A list of texts: a list in the file, commas in a variable, a repeated flag."""
         return get_origin(self.kind) is tuple
 
     @property
@@ -96,7 +96,7 @@ class Settings:
         return getattr(owner, setting.name)
 
     def facts(self) -> dict[str, dict[str, object]]:
-        """Every setting: its value, as JSON has it and without secrets, and where it came from."""
+        """The value of every setting (JSON types, secrets hidden), and where it came from."""
         return {
             each.name: {
                 "value": shown_value(each.name, self.value(each)),
@@ -140,7 +140,8 @@ def resolve_settings(
     variables: Mapping[str, str],
     file: SettingsFile | None = None,
 ) -> Settings:
-    """`flags` has those that were given, typed; `variables` may be the whole environment."""
+    """`flags` has the flags that were given, already typed; `variables` may be the whole
+    environment."""
     known = {setting.name: setting for setting in all_settings()}
     # In order: what comes later wins.
     sources = [
@@ -200,7 +201,7 @@ def _tables(file: SettingsFile) -> list[tuple[str, Mapping[str, object]]]:
         if not isinstance(entries, Mapping):
             raise ConfigError(
                 f"{file.place('', name)}: {name} is {entries!r}; expected a table.",
-                f"Write [{name}] on a line of its own, and its settings below.",
+                f"Write [{name}] on its own line, and its settings below.",
                 param=name,
             )
         tables.append((name, entries))
@@ -223,7 +224,7 @@ def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting])
 
 
 def _typed(setting: Setting, value: object, place: str) -> object:
-    """A value of the file, which has types of its own."""
+    """Checks the type of a value from the file."""
     if setting.is_list:
         if isinstance(value, str):
             return split_list(value)
@@ -261,7 +262,7 @@ def _from_variables(
         if (old := name.removeprefix(PREFIX).lower()) in RENAMED:
             raise renamed(old, text, lambda word, value: f"{PREFIX}{word.upper()}={value}")
         if setting is None:
-            # Without the prefix, which would make any two alike.
+            # Compare without the prefix, which would make any two names similar.
             words = [
                 known_name.removeprefix(PREFIX) for known_name in (*settings, *OTHER_VARIABLES)
             ]
@@ -281,7 +282,7 @@ def _is_for_others(name: str, text: str) -> bool:
 def _parsed(setting: Setting, text: str) -> object:
     """A variable's text as the field's type."""
     if not text:
-        # Not as if it were unset: an empty key would leave a server open that was to be closed.
+        # Not treated as unset: an empty key would leave a server open that should be protected.
         raise ConfigError(
             f"The variable {setting.variable} is empty; expected {_wanted(setting)}.",
             "Give it a value, or unset it.",
@@ -306,14 +307,14 @@ def _parsed(setting: Setting, text: str) -> object:
 
 
 def _with_origin(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
-    """The same, saying where the value was set."""
+    """The same error, with the place where the value was set."""
     name = error.param or ""
     together = next((group for group in _ALTERNATIVES if name in group), (name,))
     places = [origins[n] for n in together if origins.get(n, DEFAULT) != DEFAULT]
     if not places:
         return error
     remedy = error.remedy
-    if all(place.startswith("--") for place in places):  # named as who set it did
+    if all(place.startswith("--") for place in places):  # use the flag's spelling
         remedy = re.sub(rf"(?<![\w-]){name}\b", f"--{name.replace('_', '-')}", remedy)
     return ConfigError(
         f"{error.cause.removesuffix('.')} (set by {' and '.join(dict.fromkeys(places))}).",

@@ -1,6 +1,6 @@
 """headrace.toml: where it is, and its values with the lines that they are on.
 
-Knows TOML and folders; which settings there are is settings.py's affair.
+Knows TOML and folders; not which settings exist (see settings.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def find_file(chosen: Path | None, folder: Path, variables: Mapping[str, str]) -
         return chosen
     places = [folder / FILE_NAME]
     home = variables.get("XDG_CONFIG_HOME", "")
-    if os.path.isabs(home):  # the XDG specification has relative values ignored
+    if os.path.isabs(home):  # the XDG specification says to ignore relative paths
         places.append(Path(home) / "headrace" / FILE_NAME)
     elif variables.get("HOME"):
         places.append(Path(variables["HOME"]) / ".config" / "headrace" / FILE_NAME)
@@ -46,7 +46,7 @@ def read_settings_file(path: Path) -> SettingsFile:
         ) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"The settings file {path} has more than {MAX_FILE_BYTES} bytes.",
+            f"The settings file {path} has more than {MAX_FILE_BYTES} bytes; expected fewer.",
             "Give a TOML file with the tables [server] and [engine].",
             param="config",
         )
@@ -63,7 +63,7 @@ def read_settings_file(path: Path) -> SettingsFile:
 
 
 def _short(path: Path) -> str:
-    """As a person would name it."""
+    """Relative to the current folder or the home folder where possible."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
@@ -71,7 +71,7 @@ def _short(path: Path) -> str:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """(table, key) -> line. For messages: a key in an odd spelling is read without a line."""
+    """(table, key) -> line, for error messages. Keys in an unusual notation get no line."""
     found: dict[tuple[str, str], int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):

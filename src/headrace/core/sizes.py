@@ -25,8 +25,8 @@ _EXPECTED = "a number of bytes, or a number and a unit such as 4GiB, 512 MiB or 
 
 
 def parse_bytes(value: int | str, param: str) -> int:
-    """Bytes; a bare number is bytes, GB is 10**9 and GiB is 2**30. `param` is what to name when it
-    can't be read."""
+    """In bytes. A bare number is bytes, GB is 10**9 and GiB is 2**30. `param` is the name for error
+    messages."""
     if isinstance(value, int) and not isinstance(value, bool):
         found = value
     else:
@@ -52,7 +52,7 @@ def parse_share(value: float | str, param: str) -> float | int:
         return parse_bytes(int(value) if isinstance(value, float) else value, param)
     except (ConfigError, ValueError, OverflowError):
         raise refusal(
-            ConfigError, param, value, "a fraction above 0 and at most 1, or a size as 60GiB"
+            ConfigError, param, value, "a fraction above 0 and at most 1, or a size such as 60GiB"
         ) from None
 
 
@@ -65,8 +65,7 @@ def show_bytes(count: int) -> str:
 
 
 def write_bytes(count: int, *, up: bool) -> str:
-    """Fit for a flag, in whole MiB, KiB or bytes: no less than `count` when `up`, otherwise no
-    more."""
+    """As a flag's value, in whole MiB, KiB or bytes; rounded up if `up`, otherwise down."""
     unit, name = next(
         ((unit, name) for unit, name in ((MIB, "MiB"), (KIB, "KiB")) if count >= 16 * unit),
         (1, "B"),
@@ -77,7 +76,7 @@ def write_bytes(count: int, *, up: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The rule of a field that may be written as 4GiB: it becomes bytes."""
+    """The rule of a field that may be written as 4GiB; converted to bytes."""
 
     at_most: int | None = None
 
@@ -89,7 +88,7 @@ class Size:
 
 
 class Share:
-    """The rule of a field that is a fraction or a size. It stays as it is written."""
+    """The rule of a field that is a fraction or a size; kept as it was written."""
 
     def settled(self, param: str, value: float | str, error: ErrorType) -> float | str:
         parse_share(value, param)

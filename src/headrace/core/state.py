@@ -1,7 +1,7 @@
-"""The folder of small files that are a user's own and outlive a process: the history of `chat`, a
-note of each server that runs, and of what was hashed. Unlike the cache it is private.
+"""The folder for a user's small persistent files: the history of `chat`, a record of each running
+server, and the hashes of files. Unlike the cache it is private.
 
-Knows the folder; what is in its files is their writers' affair.
+Knows the folder; not the contents of the files in it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def state_folder() -> Path:
 
 
 def make_private(folder: Path) -> Path:
-    """The folder, made for its owner alone where it was not there."""
+    """Creates the folder, readable by its owner only, if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
 def open_private(path: Path, flags: int) -> int:
-    """A descriptor of a file that only its owner may read; a link in its place is not followed."""
+    """A descriptor of a file that only its owner may read. Does not follow symbolic links."""
     flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, 0o600)
-    if hasattr(os, "fchmod"):  # it may have been there, open to others
+    if hasattr(os, "fchmod"):  # an existing file may be readable by others
         os.fchmod(descriptor, 0o600)
     return descriptor

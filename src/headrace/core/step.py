@@ -2,18 +2,18 @@
 
 A plan is columns of plain numbers, one row for each sequence that takes part. There is no prefill
 and no decode here: a row asks for some tokens of its sequence to be computed, and perhaps for the
-token that follows them. Whoever writes plans does not know what computes them; whoever computes
-does not know why.
+token that follows them. The author of a plan (the scheduler) does not know what computes it; the
+runner does not know why it was planned.
 
 What both sides rely on:
 
-- Nobody changes a plan that was submitted, but for two values of a row that are shared with its
-  author, because to copy them would cost every step as much as the sequence is long: its block
-  table and its history. A runner reads these when the plan is submitted.
-- A history only ever grows. A block table only grows as long as its version is the same: whoever
-  changes an entry of it makes a new list, with another version. So a runner, or whoever sends plans
-  to another process, need look only at the end that it has not seen yet of a (sequence, version)
-  that it has seen before. Neither ids of sequences nor their versions are used again.
+- A submitted plan does not change, except for two values of a row: its block table and its history.
+  These lists are shared with the plan's author, because copying them in every step would cost time
+  in proportion to the sequence's length. A runner reads them when the plan is submitted.
+- A history only grows. A block table only grows as long as its version is the same; to change an
+  entry, the author makes a new list with a new version. So a runner (or code that sends plans to
+  another process) that has seen a (sequence, version) before only has to read the new entries at
+  the end. Sequence ids and versions are never reused.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Protocol, runtime_checkable
 
 from headrace.core.sampling import NEUTRAL, DrawNumbers, filters_of, penalties_of
 
-# In place of a token id: the token that this sequence drew in the step before, which whoever wrote
-# the plan did not know yet. Only as a row's single token, and only where `steps_in_flight` > 1.
+# Stands for the token that this sequence drew in the previous step, which was not yet known when
+# the plan was written. Only as a row's single token, and only if `steps_in_flight` > 1.
 PREVIOUS = -1
 
 
 class FlatBias(dict[int, float]):
-    """A bias whose ids and values lie in arrays too, made once: a backend takes those in every step
-    of every continuation, and going through a mapping would cost as much as the mapping is long."""
+    """A bias that also has its ids and values as arrays, made once. Backends use the arrays in
+    every step of every continuation; iterating over a mapping there would be slow."""
 
     __slots__ = ("flat_ids", "flat_values")
 
@@ -47,20 +47,20 @@ _NO_BIAS = FlatBias({})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawParams(DrawNumbers):
-    """How a sequence draws its tokens: what is the same at every place. Made once a request, and
-    compared by identity. The numbers are the rows of core/sampling.py; what they mean, and in which
-    order, is in backends/reference/sampling.py."""
+    """How a sequence draws its tokens, as far as it is the same at every position. Made once per
+    request, and compared by identity. The numbers are the rows of core/sampling.py; their meaning
+    and the order of operations are in backends/reference/sampling.py."""
 
     bias: FlatBias = field(default_factory=lambda: _NO_BIAS)  # added to the logits
     allowed: Collection[int] | None = None  # all other tokens are dropped
-    # The numbers as backends take them, in the table's order.
+    # The numbers in the form that backends use, in the table's order.
     filters: tuple[float, ...] = field(init=False)
     penalties: tuple[float, ...] = field(init=False)
-    # Whether the tokens so far make a difference: then a row brings its history.
+    # Whether the tokens so far change a draw: then a row has its history in `RowExtra`.
     penalizes: bool = field(init=False)
-    # Whether a token is drawn from other logits than the model's, whatever the row says besides.
+    # Whether the logits are changed before a draw, even without a `RowExtra`.
     adjusts: bool = field(init=False)
-    # Whether it is more than the model's likeliest token.
+    # Whether a draw is anything but the argmax of the model's logits.
     samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,47 +74,47 @@ class DrawParams(DrawNumbers):
 
 @dataclass(slots=True, kw_only=True)
 class RowExtra:
-    """What few rows of a plan have: limits on a draw that change from place to place, what its
-    penalties are about, and other results than a token."""
+    """What only few rows of a plan have: limits on a draw that change from position to position,
+    the tokens that penalties apply to, and requests for results other than a token."""
 
     banned: Collection[int] = ()  # tokens that may not be drawn
-    # A bit a token: t may be drawn if mask[t >> 3] >> (t & 7) & 1. Tokens past its end may not be;
-    # bits past the vocabulary mean nothing.
+    # One bit per token: t may be drawn if mask[t >> 3] >> (t & 7) & 1. Tokens past the end of the
+    # mask may not be drawn; bits past the vocabulary are ignored.
     mask: bytes | None = None
-    # If the draw penalizes: the sequence's tokens up to the row's last, of which so many are the
-    # prompt's. One that is PREVIOUS is not in it, and counts all the same: as output.
+    # If the draw has penalties: the sequence's tokens up to the row's last one, and how many of
+    # them are the prompt's. A PREVIOUS token is not in the list, but counts as output.
     history: Sequence[int] = ()
     prompt_tokens: int = 0
-    targets: list[int] | None = None  # score: one id a token, its logprob as the token's successor
-    top_logprobs: int = 0  # how many of the likeliest to give with the drawn token and each target
-    pool: bool = False  # give the sum of its tokens' hidden states
+    targets: list[int] | None = None  # one id per token, to be scored as its successor
+    top_logprobs: int = 0  # likeliest tokens to return with the drawn token and each target
+    pool: bool = False  # return the sum of its tokens' hidden states
 
     @property
     def adjusts(self) -> bool:
-        """Whether a draw is from other logits than the model's because of what is said here."""
+        """Whether anything here changes the logits that a token is drawn from."""
         return self.mask is not None or len(self.banned) > 0
 
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """Everything one step computes. Row i is one sequence's share:
+    """Everything that one step computes. Row i belongs to one sequence:
 
     positions   0 ........ starts[i] ............ starts[i] + counts[i]
                 [ in blocks ][ computed now       ]
 
-    `token_ids` holds the rows' tokens one after the other; every other column has a value a row.
+    `token_ids` holds the rows' tokens one after the other; other columns have one value per row.
     """
 
-    sequence_ids: list[int] = field(default_factory=list)  # each once
+    sequence_ids: list[int] = field(default_factory=list)  # no duplicates
     counts: list[int] = field(default_factory=list)  # of tokens to be computed now, 1 or more
     starts: list[int] = field(default_factory=list)  # position of the first of them
     token_ids: list[int] = field(default_factory=list)
-    # Block numbers from position 0 on, covering the last token that is computed now.
+    # Block numbers from position 0 on, up to the last token that is computed now.
     tables: list[list[int]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)  # of the tables
     draws: list[DrawParams | None] = field(default_factory=list)  # of the token after the last one
-    # In [0, 1), where there is a draw: its only randomness. The same number gives the same token on
-    # every runner and in every batch.
+    # In [0, 1): the only randomness of a draw. The same number gives the same token on every runner
+    # and in every batch.
     uniforms: list[float] = field(default_factory=list)
     extras: dict[int, RowExtra] = field(default_factory=dict)  # by row; most plans have none
     # (from, to): blocks to be copied whole before anything is computed
@@ -174,26 +174,26 @@ TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest firs
 
 @dataclass(slots=True, kw_only=True)
 class RowResult:
-    """What a step found for one row besides tokens, or why it found none."""
+    """What a step returns for one row besides tokens, or why the row failed."""
 
     tops: Sequence[TopLogprobs] = ()  # for each drawn token
     target_logprobs: Sequence[float] = ()
     target_tops: Sequence[TopLogprobs] = ()
-    # The sum over the row's tokens of the last hidden states, after the final norm, if asked for;
-    # added up in double precision.
+    # If asked for: the last hidden states after the final norm, summed over the row's tokens in
+    # double precision.
     pooled: list[float] | None = None
-    error: str | None = None  # this sequence failed, alone
-    is_own_fault: bool = False  # because of what its draw asked for
+    error: str | None = None  # why this sequence failed; the others are not affected
+    is_own_fault: bool = False  # whether the request's parameters caused it
 
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """What a step found, in columns: one value for each row of its plan, in the same order.
+    """What a step computed, in columns: one value for each row of its plan, in the same order.
 
-    Logprobs are of the distribution as the model gave it: no temperature, no penalties, no filters.
+    Logprobs are those of the model's own distribution: no temperature, no penalties, no filters.
     """
 
-    tokens: list[list[int]]  # drawn; none where nothing was to be drawn, or the row failed
+    tokens: list[list[int]]  # drawn; empty if none was asked for, or the row failed
     logprobs: list[list[float]]  # theirs
     extras: dict[int, RowResult] = field(default_factory=dict)  # by row; most results have none
     compute_s: float = 0.0  # the whole step
@@ -210,7 +210,7 @@ class RunnerLimits:
     block_tokens: int
     context_tokens: int
     steps_in_flight: int = 1  # plans that may be submitted and not yet collected
-    # Whether a draw with penalties may follow PREVIOUS. Otherwise it waits for that token.
+    # Whether a draw with penalties may follow PREVIOUS. If not, it has to wait for that token.
     counts_previous: bool = False
 
 
@@ -222,8 +222,8 @@ class Runner(Protocol):
 
     @property
     def progress(self) -> int:
-        """Moves as long as work is being done, within a step too: one that stands still while a
-        step is under way is stuck. Any thread may read it."""
+        """A counter that grows while work is being done, also within a step. If it stands still
+        during a step, the runner hangs. Any thread may read it."""
         ...
 
     def submit(self, plan: StepPlan) -> None: ...
@@ -233,18 +233,18 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of threads and memory; nothing may be submitted afterwards."""
+        """Release threads and memory; nothing may be submitted afterwards."""
         ...
 
 
 @runtime_checkable
 class Threaded(Protocol):
-    """What a runner that computes with threads can say of them besides."""
+    """What a runner that computes with threads offers besides."""
 
     @property
     def threads(self) -> int: ...
 
     def take_mean_threads(self) -> float:
-        """How many of them computed together since the last time. Not while a step is in
-        flight."""
+        """The mean number of threads that computed at once since the last call. Not while a step
+        is in flight."""
         ...

@@ -1,4 +1,4 @@
-"""Colours, where there is a terminal that wants them: never in a pipe, never with NO_COLOR.
+"""Colours on terminals that support them: never in a pipe, never with NO_COLOR.
 
 Knows escape sequences and one stream at a time.
 """

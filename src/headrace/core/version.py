@@ -1,10 +1,10 @@
-"""Which Headrace this is, and how an extra is added to it."""
+"""The version of Headrace, and how to install an extra."""
 
 from __future__ import annotations
 
 
 def headrace_version() -> str:
-    from importlib import metadata  # late: it costs more than most commands' own work
+    from importlib import metadata  # imported late: it takes longer than most commands
 
     try:
         return metadata.version("headrace")
@@ -13,7 +13,7 @@ def headrace_version() -> str:
 
 
 def _of_source_tree() -> str:
-    """Of one that was never installed: what its pyproject.toml says."""
+    """For a source tree that was never installed: the version in its pyproject.toml."""
     import tomllib
     from pathlib import Path
 
@@ -26,5 +26,5 @@ def _of_source_tree() -> str:
 
 
 def install_extra(name: str) -> str:
-    """For a remedy. From a checkout, as long as no package index has Headrace."""
+    """A sentence for a remedy. Installs from a checkout, as Headrace is on no package index yet."""
     return f"In Headrace's checkout, run pip install '.[{name}]'"

@@ -19,11 +19,11 @@ FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
 def check_request(
     request: GenerateRequest, limits: RunnerLimits, live: Collection[str] = ()
 ) -> int:
-    """How many tokens a request may generate at the most; refuses one that can never run."""
+    """The most tokens that a request may generate. Refuses a request that can never run."""
     prompt, context = len(request.prompt_token_ids), limits.context_tokens
     if request.request_id in live:
         raise InvalidRequestError(
-            f"The request id {request.request_id!r} is in use; expected one of its own.",
+            f"The request id {request.request_id!r} is in use; expected an id that is not.",
             "Choose another id.",
             param="request_id",
         )
@@ -55,7 +55,7 @@ def check_request(
 
 def _check_pool(request: GenerateRequest, limits: RunnerLimits, prompt: int, context: int) -> int:
     width = 1 if request.beam is None else request.beam.beam_width
-    # A beam may have to be held without sharing anything, and one block more while it is copied.
+    # In the worst case no beam shares a block, and one needs an extra block while it is copied.
     held = (limits.total_blocks // width - (width > 1)) * limits.block_tokens
     asked = request.params.max_tokens if request.beam is None else request.beam.max_tokens
     asked = 1 if request.embed else asked
@@ -73,9 +73,10 @@ def _check_pool(request: GenerateRequest, limits: RunnerLimits, prompt: int, con
 
 
 class Admission:
-    """Looks ahead: at the most blocks that the running sequences and the new one will hold together
-    at any time, if each ends where answers usually end. Reserving every one's whole length would
-    leave half the pool empty, as they do not all peak at once; reserving nothing would preempt."""
+    """Decides by looking ahead: the largest number of blocks that the running sequences and the new
+    one will hold at any one time, if each ends after the usual number of tokens. Reserving the
+    maximum length for each would leave half of the pool empty, as they do not all peak at once;
+    reserving nothing would cause preemptions."""
 
     SMOOTHING = 0.1
 
@@ -88,8 +89,8 @@ class Admission:
         self._output_tokens += self.SMOOTHING * (generated_tokens - self._output_tokens)
 
     def spare_blocks(self, running: Iterable[Sequence]) -> int:
-        """What is left if every running sequence becomes as long as it may; below 0 if they can't
-        all. One that needs no more than this may start without looking ahead."""
+        """Blocks left if every running sequence grows to its maximum length; negative if they do
+        not all fit. A sequence that needs no more than this may start without looking ahead."""
         taken = sum(self.most_blocks(sequence) for sequence in running)
         return self._pool.total_blocks - self._watermark_blocks - taken
 
@@ -99,10 +100,10 @@ class Admission:
     def fits(
         self, sequence: Sequence, found: list[int], running: Collection[Sequence], held_blocks: int
     ) -> bool:
-        """Whether the sequence may start, given blocks `found` by its prefix; `held_blocks` are
-        held by sequences that do not run."""
+        """Whether the sequence may start. `found` are the blocks that the prefix cache has for it;
+        `held_blocks` is the number of blocks held by sequences that are not running."""
         pool = self._pool
-        if not running:  # it alone may use everything: check_request() saw to it that it fits
+        if not running:  # alone it always fits: check_request() made sure
             taken_over = sum(1 for block in found if pool.is_cached(block))
             own = pool.blocks_for(len(sequence.token_ids)) + 1 - len(sequence.blocks) - len(found)
             return own <= pool.available_blocks - taken_over or (
@@ -113,10 +114,10 @@ class Admission:
         return peak + held_blocks + self._watermark_blocks <= pool.total_blocks
 
     def peak_blocks(self, sequences: Iterable[Sequence]) -> int:
-        """The most that these will hold at one time, growing a token a step each.
+        """The most blocks that these will hold at one time, each growing by one token per step.
 
-        When the one with k-th most to go ends, the k that remain have all grown by what it had to
-        go: the peak is at one of these moments.
+        The peak is at a moment when a sequence ends. When the sequence with the k-th most tokens
+        left ends, the k longest ones have each grown by its number of tokens left.
         """
         size = self._pool.block_tokens
         usual = int(self._output_tokens)
@@ -124,13 +125,13 @@ class Admission:
         for s in sequences:
             length = len(s.token_ids)
             generated = length - s.prompt_tokens
-            # Those that run longer than most are taken to be half way.
+            # Sequences longer than usual are assumed to be half way.
             expected = min(max(usual, 2 * generated, 1), s.max_tokens)
             futures.append((expected - generated, length))
         futures.sort(reverse=True)
         peak = tokens = 0
         for count, (left, length) in enumerate(futures, start=1):
             tokens += length
-            # Each may have filled its last block only partly.
+            # The last block of each may be partly filled.
             peak = max(peak, (tokens + count * left) // size + count)
         return peak

@@ -1,8 +1,8 @@
 """Beam search: several sequences of one request, compared and re-chosen after every step.
 
 Hypotheses end at an end token, scored logprob / length ** length_penalty; the search ends when no
-running beam can beat the worst of the best, or at max_tokens. Beams share blocks; the scheduler
-copies one when two would write to it. Knows logprobs and token ids only.
+running beam can beat the worst of the kept hypotheses, or at max_tokens. Beams share blocks; the
+scheduler copies a block when two beams would write to it. Knows logprobs and token ids only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.engine.sequence import Sequence
 
 
 class Forks(Protocol):
-    """What a group needs of the roster."""
+    """The part of the roster that a beam group uses."""
 
     def fork(self, parent: Sequence, computed_tokens: int) -> Sequence: ...
 
@@ -51,7 +51,8 @@ class BeamGroup:
         self._beams = [Beam(sequence)]
 
     def receive(self, sequence: Sequence, top: TopLogprobs, roster: Forks) -> list[SampledToken]:
-        """A beam's next tokens are known; when all are, choose, and give the result at the end."""
+        """Take the candidates for a beam's next token. When all beams have theirs, choose the next
+        beams; at the end of the search, return the result."""
         for beam in self._beams:
             if beam.sequence is sequence:
                 beam.top = top
@@ -74,7 +75,7 @@ class BeamGroup:
         for rank, (total, number, token, logprob) in enumerate(candidates[: 2 * self.width]):
             beam = self._beams[number]
             if token in beam.sequence.stop_ids:
-                # One that would not be among the next beams is no find either.
+                # An end only counts if the candidate would be among the next beams.
                 if rank < self.width:
                     self._end([*beam.tokens, (token, logprob)], total, FinishReason.STOP)
             elif len(chosen) < self.width:

@@ -1,10 +1,10 @@
-"""The pool of KV blocks: which are free, which are held by whom, which wait to be used again.
+"""The pool of KV blocks: which are free, used or cached.
 
-    free      holds nothing anyone wants
-    used      held by one sequence or more (references > 0)
-    cached    held by none, but its content is known by hash: the prefix cache, evicted LRU
+    free      its content is not needed
+    used      held by one or more sequences (references > 0)
+    cached    held by no sequence, but findable by hash: the prefix cache, evicted LRU
 
-Numbers only: the memory behind a block is a runner's, and what a hash stands for is prefix.py's.
+Numbers only: a runner has the memory of a block, and prefix.py knows what a hash stands for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-EVICTED_REMEMBERED = 4  # times the pool: hashes of evicted blocks, to tell why a prefix missed
+EVICTED_REMEMBERED = 4  # hashes of evicted blocks to keep, per block, to report why a prefix missed
 
 
 class BlockPool:
@@ -40,14 +40,14 @@ class BlockPool:
 
     @property
     def available_blocks(self) -> int:
-        """What can be taken: free ones, and cached ones at the cost of their content."""
+        """Blocks that can be taken: free ones, and cached ones, which are then evicted."""
         return len(self._free) + len(self._cached)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
 
     def take(self) -> int:
-        """A block of one's own; the least recently used content goes if none is free."""
+        """A block with one holder. Evicts the least recently used cached block if none is free."""
         if self._free:
             block = self._free.pop()
         else:
@@ -57,7 +57,7 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Hold a block that is held or cached already."""
+        """Add a holder to a block that is used or cached."""
         if self._references[block] == 0:
             del self._cached[block]
         self._references[block] += 1
@@ -66,11 +66,11 @@ class BlockPool:
         return self._references[block] == 0
 
     def is_writable(self, block: int) -> bool:
-        """Whether its only holder may write to it: nobody else sees it, now or by its hash."""
+        """Whether its holder may write to it: there is no other, and it can't be found by hash."""
         return self._references[block] == 1 and block not in self._hash_of
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """In a sequence's order; its last blocks will be evicted before its first ones."""
+        """Release blocks, given in a sequence's order. Its last blocks are evicted first."""
         for block in reversed(list(blocks)):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -80,7 +80,7 @@ class BlockPool:
                     self._free.append(block)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Make a full block findable. Content that is there already stays where it is."""
+        """Make a full block findable by hash. Does nothing if another block has that content."""
         if key not in self._block_of and block not in self._hash_of:
             self._block_of[key] = block
             self._hash_of[block] = key
@@ -111,7 +111,7 @@ class BlockPool:
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
         twice = free & cached | free & set(held) | cached & set(held)
-        assert not twice, f"blocks are two things at once: {twice}"
+        assert not twice, f"blocks are in two states at once: {twice}"
         assert len(free) + len(cached) + len(held) == self.total_blocks, "blocks are lost"
         assert cached <= set(self._hash_of), "a cached block can't be found"
         assert not free & set(self._hash_of), "a free block can be found"

@@ -1,8 +1,8 @@
-"""A request's grammar in the scheduler: checked, started, once for each sibling, and waited for.
+"""A request's grammar in the scheduler: checked, started, forked for each sibling, and waited for.
 
-A grammar may take longer over a token than a step takes. Its sequence then stays as it is, with a
-drawn token that nobody knows yet, and others go on: see `Undecided`. Whatever a constraint raises
-becomes an error of its own request. Knows no grammar and no text.
+A grammar may need longer for a token than a step takes. Its sequence then pauses, with a drawn
+token that is not yet given out, while others continue: see `Undecided`. An exception in a
+constraint becomes an error of its own request. Knows no grammar and no text.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import GenerateRequest, SampledToken
 from headrace.engine.sequence import Sequence
 
-# How long a step waits for grammars that are usually quick: most answer in a tenth of this.
+# How long a step waits for grammars that are usually fast: most answer in a tenth of this.
 PATIENCE_S = 0.004
 
 
 def check_constraint(request: GenerateRequest, constraint: Constraint | None) -> None:
-    """A grammar that was forgotten on the way must not end in an answer that does not match it."""
+    """Refuses a grammar without its constraint: the answer would not follow the grammar."""
     if (request.grammar is None) != (constraint is None):
-        brings = "a grammar and no constraint" if constraint is None else "a constraint alone"
+        brings = "a grammar without constraint" if constraint is None else "only a constraint"
         raise HeadraceError(
-            f"Request {request.request_id} has {brings}; expected the grammar and what was "
-            "compiled of it.",
+            f"Request {request.request_id} has {brings}; expected a grammar together with its "
+            "compiled constraint.",
             "This is a mistake in Headrace: please report it.",
         )
 
 
 def start_constraint(sequence: Sequence) -> None:
-    """The first token's mask, and a copy to fork siblings from. Refuses the request if it fails."""
+    """Get the first token's mask, and keep a copy to fork siblings from. Refuses the request if the
+    grammar fails."""
     rare = sequence.rare
     if rare is None or rare.constraint is None:
         return
     try:
         allowed = rare.constraint.allowed()
         if allowed is None:
-            raise HeadraceError("it was not compiled")
+            raise HeadraceError("the grammar was not compiled")
         rare.mask = allowed.mask
         if rare.siblings:
             rare.unstarted = rare.constraint.fork(), allowed.mask
@@ -51,14 +52,14 @@ def start_constraint(sequence: Sequence) -> None:
 
 
 def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
-    """One for each sibling that is to be forked, before any of its tokens."""
+    """One constraint, without any tokens, for each sibling that is to be forked."""
     if parent.rare is None or parent.rare.unstarted is None:
         return [None] * parent.siblings
     constraint, mask = parent.rare.unstarted
     forks: list[tuple[Constraint, bytes] | None] = []
     try:
         for _ in range(parent.siblings):
-            forks.append((constraint.fork(), mask))  # closed if one fails
+            forks.append((constraint.fork(), mask))  # all are closed if one fails
     except Exception:
         for made in forks:
             if made is not None:
@@ -68,7 +69,7 @@ def fork_constraints(parent: Sequence) -> list[tuple[Constraint, bytes] | None]:
 
 
 def close_constraints(sequence: Sequence) -> None:
-    """Of a sequence that has ended."""
+    """Close the constraints of a sequence that has ended."""
     rare = sequence.rare
     if rare is not None and rare.constraint is not None:
         rare.constraint.close()
@@ -77,11 +78,11 @@ def close_constraints(sequence: Sequence) -> None:
 
 
 class Undecided:
-    """Sequences with a drawn token that their grammar has been told of and has not answered.
+    """Sequences whose grammar got the drawn token and has not yet said what may follow.
 
-    Those that answered in time before are waited for, a little while and all together, so that they
-    take part in the next step. One that was late is only asked, until it is quick again: a slow
-    grammar costs others nothing.
+    Grammars that answered in time before are waited for, together and briefly, so that their
+    sequences take part in the next step. One that was late is only polled until it is fast again:
+    a slow grammar does not delay others.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -96,7 +97,7 @@ class Undecided:
         return sequence.sequence_id in self._held
 
     def add(self, sequence: Sequence, token: SampledToken) -> None:
-        """Its constraint was told of the token, which is not given out yet."""
+        """The constraint has accepted the token, which is not given out yet."""
         self._held[sequence.sequence_id] = sequence, token
 
     def forget(self, sequence: Sequence) -> None:
@@ -106,10 +107,10 @@ class Undecided:
     def settle(
         self, wait_s: float, *, for_all: bool = False
     ) -> Iterator[tuple[Sequence, SampledToken, Allowed | Exception]]:
-        """Those that are decided now: what may follow, or why that can't be said."""
+        """The sequences that are decided now, each with what may follow or with an error."""
         until_s = self._clock.now_s() + wait_s
         for sequence_id, (sequence, token) in list(self._held.items()):
-            if sequence_id not in self._held:  # its request was ended by a sibling just now
+            if sequence_id not in self._held:  # a sibling has just ended the request
                 continue
             assert sequence.constraint is not None
             is_late = sequence_id in self._late
@@ -118,14 +119,14 @@ class Undecided:
                 decided: Allowed | Exception | None = sequence.constraint.allowed(
                     left_s if for_all or not is_late else 0.0
                 )
-            except Exception as error:  # whatever it is, it is this request's
+            except Exception as error:  # any error ends this request only
                 decided = error
             if decided is None:
                 if wait_s:
                     self._late.add(sequence_id)
                 continue
             del self._held[sequence_id]
-            if wait_s and not for_all:  # at the end of the step that it was told in
+            if wait_s and not for_all:  # at the end of the step that drew the token
                 self._late.discard(sequence_id)
             yield sequence, token, decided
 

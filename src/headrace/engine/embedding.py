@@ -1,7 +1,7 @@
-"""Requests that want their prompt's embedding: the mean of its tokens' last hidden states.
+"""Requests for an embedding of their prompt: the mean of its tokens' last hidden states.
 
-They run as any other, draw nothing and end with their prompt. Each chunk brings the sum over its
-tokens; a sequence that was preempted starts over, its sum with it. Knows no arrays.
+They run like any other, draw nothing and end with their prompt. Each chunk returns the sum over its
+tokens; after a preemption the sum starts over, as the sequence does. Knows no arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headrace.engine.sequence import Sequence
 
 
 def check_embed(request: GenerateRequest) -> None:
-    """Nothing is drawn, so nothing may be asked of draws."""
+    """Refuses parameters of draws: an embedding draws nothing."""
     params = request.params
     asked = {
         "n": params.n > 1,
@@ -31,11 +31,11 @@ def check_embed(request: GenerateRequest) -> None:
 
 
 def add_pooled(sequence: Sequence, start: int, sums: list[float] | None) -> SampledToken | None:
-    """Take the sum of a chunk that began at `start`; the embedding, if it was the last one."""
+    """Add the sum of a chunk that began at `start`. Returns the embedding after the last chunk."""
     rare = sequence.rare
     if sums is None or rare is None:
         raise HeadraceError(
-            "The runner gave no hidden states for a row that asked for them.",
+            "The runner returned no hidden states for a row that asked for them.",
             "This is a mistake in Headrace: please report it.",
         )
     if start == 0:

@@ -1,9 +1,9 @@
 """The engine's loop: schedule, execute, commit.
 
-With a runner that takes a plan while another is being computed, the next plan is made and handed
-over before the last one's result is looked at. An error of the runner ends the requests of that
-step and no others; one after which it can't be used is kept in `lost`, for whoever owns the process
-to end it. Knows no text and no arrays.
+If the runner can take a plan while it computes another, the next plan is made and submitted before
+the result of the last one is read. An error of the runner ends the requests of that step and no
+others. If the runner can't be used afterwards, the error is kept in `lost`, and the owner of the
+process has to end it. Knows no text and no arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.02  # a wait for grammars alone: whoever calls has others to listen to
+IDLE_S = 0.02  # the longest wait for grammars: the caller has other work to do
 
 
 class Engine:
@@ -41,7 +41,7 @@ class Engine:
         self.scheduler = Scheduler(runner.limits, eos_ids, config, self._clock)
         self._check_always = config.debug_invariants
         self._in_flight: deque[StepPlan] = deque()
-        self.lost: DeviceLostError | None = None  # the runner can't be used any more, and why
+        self.lost: DeviceLostError | None = None  # why the runner can't be used any more
         self._deadlines: list[tuple[float, str]] = []  # a heap; ended requests are skipped
 
     @property
@@ -60,8 +60,8 @@ class Engine:
         self.scheduler.check(request)
 
     def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
-        """Queue a request, or refuse it now. One with a grammar brings the constraint that was
-        compiled of it, just started; it is the engine's from here on, refused or not."""
+        """Queue a request, or refuse it now. A request with a grammar comes with its compiled,
+        freshly started constraint, which the engine owns from here on, even if it refuses."""
         try:
             self.scheduler.add(request, constraint)
         except BaseException:
@@ -73,15 +73,15 @@ class Engine:
             heapq.heappush(self._deadlines, (deadline, request.request_id))
 
     def cancel(self, request_id: str) -> None:
-        """End a request wherever it is; its blocks are free at once and nothing more is said."""
+        """End a request in any state. Frees its blocks at once, and returns no event for it."""
         self.scheduler.end(request_id, FinishReason.ABORT)
 
     def stop(self, request_id: str, index: int) -> None:
-        """End one continuation of a request: its text came to a stop string."""
+        """End one continuation of a request, because its text contains a stop string."""
         self.scheduler.end_one(request_id, index, FinishReason.STOP)
 
     def step(self) -> list[SampledToken]:
-        """One turn: what became known in it."""
+        """One iteration of the loop; returns the tokens that became known in it."""
         tokens = self._expire()
         if self.scheduler.is_undecided:
             tokens += self.scheduler.settle(0.0)
@@ -100,24 +100,24 @@ class Engine:
         return tokens
 
     def take_started(self) -> list[Started]:
-        """Requests whose turn came since the last call (the last few thousand, if that was long
-        ago): before or with the step that brings their first token."""
+        """Requests that started since the last call (at most the last few thousand). A request is
+        in it no later than the step that returns its first token."""
         started = list(self.scheduler.started)
         self.scheduler.started.clear()
         return started
 
     @property
     def progress(self) -> int:
-        """Moves as long as a step that is under way does, and with every sequence whose tokens are
-        taken. Any thread may read it."""
+        """A counter that grows while a step computes, and with every sequence whose tokens are
+        committed. Any thread may read it."""
         return self._runner.progress + self.scheduler.progress
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()
 
     def idle_check(self) -> None:
-        """With nothing to do every block is free or cached. Two subtractions: for whenever it is
-        idle; `check_integrity` looks at every block."""
+        """An idle engine must hold no blocks. Cheap enough for every time it becomes idle;
+        `check_integrity` looks at every block."""
         if not self.has_work and self.blocks.used_blocks:
             raise HeadraceError(
                 f"The engine is idle with {self.blocks.used_blocks} of "
@@ -129,7 +129,7 @@ class Engine:
         try:
             self._runner.submit(plan)
         except Exception as error:
-            # Plans that went before are not harmed, and must be committed before this one fails.
+            # Earlier plans are not affected, and must be committed before this one fails.
             tokens = [token for _ in list(self._in_flight) for token in self._collect()]
             return tokens + self._fail(error)
         self._in_flight.append(plan)
@@ -147,10 +147,10 @@ class Engine:
         return tokens
 
     def _fail(self, error: Exception) -> list[SampledToken]:
-        log.exception("a step failed; its requests end, others go on")
+        log.exception("a step failed; its requests end, others continue")
         if isinstance(error, DeviceLostError):
             self.lost = error
-        # Of an error that nobody foresaw only the kind: its text is about our own inside.
+        # Of an unexpected error users see only the type: its text is about internals.
         what = str(error) if isinstance(error, HeadraceError) else type(error).__name__
         return self.scheduler.fail(f"the step could not be computed: {what}")
 

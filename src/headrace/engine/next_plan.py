@@ -1,7 +1,7 @@
-"""The next plan while it is being written: rows that may still be taken out, and what is left to
-give away.
+"""The next plan while it is being written: rows that may still be removed, and the tokens left in
+its budget.
 
-Knows sequences and tokens; not blocks, and not who deserves them.
+Knows sequences and tokens; neither blocks nor how they are shared out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class NextPlan:
 
     @property
     def room(self) -> int:
-        """For prompt tokens."""
+        """How many more prompt tokens fit."""
         return min(self.budget, self.prompt_budget)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take its row out, if it has one."""
+        """Remove its row, if it has one."""
         if self.sequences.pop(sequence.sequence_id, None) is None:
             return
         plan = self.plan

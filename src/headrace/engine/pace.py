@@ -1,10 +1,11 @@
-"""Who decodes in a step: all that run, unless one tenant's many would hold up another's few.
+"""Which sequences decode in a step: all that run, unless one tenant's many slow down another's few.
 
-Alone, a tenant would have tokens in the time of a step of its own sequences. Sharing the machine by
-weight, that may take so many times as long as the weights of all are to its own, and no longer. As
-long as a step of everybody keeps that, everybody is in it: part of what a step costs is the same
-for one sequence as for many. Where it does not, those of a larger crowd take turns with each other.
-What steps cost is learnt from steps. Knows sequences and times; plans nothing and moves nobody.
+A tenant that is alone gets a token per sequence in the time of a step of its own sequences. When
+tenants share the machine, that time may grow by the factor (sum of all weights / its own weight),
+and no more. As long as a step with all sequences stays within that limit for every tenant, all
+are in it, because part of a step's cost does not depend on the number of sequences. Otherwise the
+sequences of the larger tenants take turns. The cost of steps is learnt from past steps. Knows
+sequences and times; plans nothing and moves no sequence.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from collections.abc import Collection, Mapping
 from headrace.engine.sequence import Sequence
 from headrace.engine.turns import Turns
 
-SOON_STEPS = 2  # that a tenant was passed over
+SOON_STEPS = 2  # in which a tenant may have been passed over, and still counts as about to decode
 
 
 class StepLine:
-    """The time of a step that only decodes, as a line over how many decode: a fading fit."""
+    """The time of a decode-only step as a linear function of the number of sequences, fitted by
+    least squares with exponentially fading weights."""
 
     FADE = 0.97
-    GUESSED_SEQUENCES = 8.0  # whose cost the fixed part is, while only one size was seen
+    GUESSED_SEQUENCES = 8.0  # assumed fixed cost, while steps of only one size were seen
 
     def __init__(self) -> None:
         self._count = self._n = self._nn = self._t = self._nt = 0.0
@@ -36,7 +38,7 @@ class StepLine:
         self._nt = self._nt * fade + decoding * compute_s
 
     def fixed_share(self) -> float:
-        """The fixed part, in sequences: how many more would cost as much as it."""
+        """The fixed cost of a step, as the number of sequences that cost as much."""
         if not self._count:
             return self.GUESSED_SEQUENCES
         n, t = self._n / self._count, self._t / self._count
@@ -44,7 +46,7 @@ class StepLine:
         if spread < (0.1 * n) ** 2:
             return self.GUESSED_SEQUENCES
         slope = (self._nt / self._count - n * t) / spread
-        if slope <= 0 or slope * n >= t:  # more cost nothing, or nothing is fixed, or noise
+        if slope <= 0 or slope * n >= t:  # one of the two costs is zero, or noise
             return 0.0 if slope > 0 else float("inf")
         return (t - slope * n) / slope
 
@@ -60,7 +62,7 @@ class Pace:
             self._line.learn(compute_s, decoding)
 
     def choose(self, running: Collection[Sequence]) -> list[Sequence]:
-        """Those that may be in the next step, in their order."""
+        """The sequences that may be in the next step, in the given order."""
         if not self._turns.is_shared:
             return list(running)
         decoding: defaultdict[str, list[Sequence]] = defaultdict(list)
@@ -89,8 +91,8 @@ class Pace:
         return [sequence for sequence in running if sequence.sequence_id not in resting]
 
     def _about_to(self, counts: Mapping[str, int]) -> list[str]:
-        """Tenants that do not decode yet and soon will: a first token is to wait no longer than the
-        next one. Not those that have to wait for others' turns, or for a place."""
+        """Tenants that do not decode yet but soon will: their first token should not wait longer
+        than the following ones. Without those that wait for other tenants' turns, or for a slot."""
         least = min((self._turns.of(tenant).had for tenant in counts), default=0.0)
         return [
             turn.tenant
@@ -103,8 +105,8 @@ class Pace:
 def share_out(
     counts: Mapping[str, int], weights: Mapping[str, int], fixed: float
 ) -> dict[str, int]:
-    """How many of each tenant's sequences may be in a step. `fixed` is what a step costs before the
-    first, in sequences."""
+    """How many of each tenant's sequences may be in a step. `fixed` is the fixed cost of a step, as
+    a number of sequences."""
     left_weight = sum(weights.values())
     if len(counts) < 2:
         return dict(counts)
@@ -113,7 +115,7 @@ def share_out(
         return dict(counts)
     allowed: dict[str, int] = {}
     for tenant in sorted(counts, key=lambda each: counts[each] / weights[each]):
-        # What is left over by those who have few is for those who have more.
+        # What smaller tenants leave unused goes to larger ones.
         share = int(most * weights[tenant] / left_weight + 1e-9)
         allowed[tenant] = min(counts[tenant], max(1, share))
         most -= allowed[tenant]

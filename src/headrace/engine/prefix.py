@@ -1,8 +1,8 @@
-"""Prefixes by hash: a full block's key covers its tokens, all before them, and the salt.
+"""The prefix cache: a full block's key is a hash of its tokens, all tokens before, and the salt.
 
-The hash is cryptographic: nobody can make a prompt that finds another prompt's blocks. Counts what
-was found and why the rest was not: by what was asked under the same salt alone, so that nobody can
-read out of the counts what others have sent. Knows tokens and the pool's index; not who asks.
+The hash is cryptographic: no one can construct a prompt that finds another prompt's blocks. Counts
+hits and the reasons for misses. The reasons depend only on requests with the same salt, so that
+the counts do not reveal what others have sent. Knows tokens and the pool's index; not who asks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace.engine.sequence import Sequence
 
 
 class Miss(StrEnum):
-    """Why the first block that was not found was not."""
+    """Why the first missing block was not found."""
 
-    TOO_SHORT = "too_short"  # what is left does not fill a block
-    NEVER_SEEN = "never_seen"  # under this salt: whether another has it is nobody's business
+    TOO_SHORT = "too_short"  # the remaining tokens do not fill a block
+    NEVER_SEEN = "never_seen"  # under this salt; whether another salt has it is not revealed
     EVICTED = "evicted"
 
 
@@ -47,8 +47,9 @@ class PrefixCache:
         self.stats = PrefixStats()
 
     def match(self, token_ids: list[int], keys: list[bytes], salt: str) -> list[int]:
-        """The blocks that hold a beginning of the tokens; not yet held. Extends `keys` by the keys
-        of all full blocks. The last token is never matched: its logits are wanted."""
+        """The cached blocks for the longest prefix of the tokens. Does not hold them yet. Extends
+        `keys` by the keys of all full blocks. Never matches the last token: its logits are needed.
+        """
         size = self._pool.block_tokens
         _extend_keys(keys, salt, token_ids, len(token_ids) // size, size)
         found: list[int] = []
@@ -60,7 +61,7 @@ class PrefixCache:
         return found
 
     def count(self, token_ids: list[int], keys: list[bytes], hits: int) -> None:
-        """Book a new request's look-up: `hits` blocks were found."""
+        """Count the look-up of a new request: `hits` blocks were found."""
         size = self._pool.block_tokens
         self.stats.queries_tokens += len(token_ids)
         self.stats.hits_tokens += hits * size

@@ -1,11 +1,11 @@
-"""Who is where: sequences that wait, run or are parked, and the blocks they hold meanwhile.
+"""Which state each sequence is in (waiting, running or parked), and the blocks it holds.
 
     waiting   to be admitted; has no blocks, or those it was forked with
     running   may be scheduled
-    parked    waits for others of its request or for its grammar, not for room
+    parked    waits for other sequences of its request or for its grammar, not for a slot
 
-Moves what it is told to move and keeps the tenants' accounts of it; who deserves a place is
-starting.py's to say. Knows no plans.
+Moves sequences when it is told to, and keeps the tenants' accounts up to date; starting.py decides
+which sequence starts. Knows no plans.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Roster:
         return self._next_id - 1
 
     def enter(self, sequence: Sequence) -> None:
-        """A request's first sequence queues."""
+        """Queue the first sequence of a request."""
         request = sequence.request
         self.requests[request.request_id] = [sequence]
         self.turns.join(request.tenant, request.weight)
         self.waiting.push(sequence)
 
     def start(self, sequence: Sequence) -> None:
-        """Its turn has come."""
+        """Move it from waiting to running."""
         self.waiting.remove(sequence)
         self._forks.pop(sequence.sequence_id, None)
         sequence.status = Status.RUNNING
@@ -55,11 +55,11 @@ class Roster:
         self.turns.of(sequence.request.tenant).running += 1
 
     def preempt(self, victim: Sequence) -> None:
-        """From the running back to the queue, without its blocks."""
+        """Move it from running back to waiting, without its blocks."""
         self.lose_blocks(victim)
         victim.status = Status.WAITING
         self._stop_running(victim)
-        if victim in self.undecided:  # those behind it in the queue are not to wait for its grammar
+        if victim in self.undecided:  # others in the queue must not wait for its grammar
             self._parked[victim.sequence_id] = victim
         else:
             self.waiting.push(victim)
@@ -67,8 +67,8 @@ class Roster:
     def fork(
         self, parent: Sequence, computed_tokens: int, constraint: Constraint | None = None
     ) -> Sequence:
-        """A sequence that shares the parent's blocks of its first `computed_tokens`; it waits to be
-        admitted, at its request's place in the queue."""
+        """A new sequence that shares the blocks of its parent's first `computed_tokens`. It waits
+        for admission at its request's place in the queue."""
         blocks = parent.blocks[: self.blocks.blocks_for(computed_tokens)]
         if parent.computed_tokens < computed_tokens:  # preempted meanwhile: start from nothing
             blocks, computed_tokens = [], 0
@@ -104,19 +104,19 @@ class Roster:
         return child
 
     def park(self, sequence: Sequence) -> None:
-        """Give up its place among the running: those it waits for may need one."""
+        """Move it from running to parked: the sequences it waits for may need its slot."""
         if self._stop_running(sequence):
             sequence.status = Status.WAITING
             self._parked[sequence.sequence_id] = sequence
 
     def resume(self, sequence: Sequence) -> None:
-        """It can go on: if it was parked, it queues at its request's place."""
+        """If it is parked, queue it again at its request's place."""
         if self._parked.pop(sequence.sequence_id, None) is not None:
             self._forks[sequence.sequence_id] = sequence
             self.waiting.push(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Take a sequence out, its blocks with it. Says nothing to anyone."""
+        """Remove a sequence and release its blocks. Creates no event."""
         sequence.status = Status.FINISHED
         self.undecided.forget(sequence)
         close_constraints(sequence)
@@ -139,18 +139,18 @@ class Roster:
         return True
 
     def idle_blocks(self, keep: Sequence) -> int:
-        """Blocks of sequences that wait with some, other than `keep`."""
+        """Blocks held by sequences that are not running, except `keep`."""
         return sum(len(s.blocks) for s in self._idle_holders() if s is not keep)
 
     def reclaim_waiting(self, keep: Sequence | None) -> bool:
-        """Take blocks from sequences that wait with some: forks not yet admitted, parked beams."""
+        """Take the blocks of sequences that are not running: waiting forks and parked beams."""
         held = [s for s in self._idle_holders() if s is not keep]
         for sequence in held:
             self.lose_blocks(sequence)
         return bool(held)
 
     def lose_blocks(self, sequence: Sequence) -> None:
-        """They go back to the pool; what was computed into them will be computed again."""
+        """Return its blocks to the pool; its tokens will have to be computed again."""
         self.blocks.give_back(sequence.blocks)
         sequence.hold_blocks([])
         sequence.computed_tokens = sequence.scheduled_tokens = sequence.published_blocks = 0
@@ -161,26 +161,27 @@ class Roster:
         return [s for s in chain(self._forks.values(), self._parked.values()) if s.blocks]
 
     def check_integrity(self) -> None:
-        """Blocks are held by those who think they hold them; everyone is where they think."""
+        """Sequences and pool agree about who holds which block, and each sequence is in the state
+        that its status says."""
         live = [s for sequences in self.requests.values() for s in sequences]
         self.blocks.check_integrity(s.blocks for s in live)
-        assert self.waiting or not self.waiting.tokens, "nobody waits, with tokens to compute"
+        assert self.waiting or not self.waiting.tokens, "waiting tokens without sequence"
         accounts = {turn.tenant: (turn.live, turn.running) for turn in self.turns.active}
         tenants = Counter(s.request.tenant for s in live)
         places = Counter(s.request.tenant for s in self.running.values())
         assert accounts == {t: (n, places[t]) for t, n in tenants.items()}, "turns miscounted"
         for sequence in live:
             running = sequence.sequence_id in self.running
-            assert running == (sequence.status is Status.RUNNING), "running, and not known as such"
-            assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed before its time"
+            assert running == (sequence.status is Status.RUNNING), "status and running set disagree"
+            assert sequence.computed_tokens <= sequence.scheduled_tokens, "computed, not scheduled"
             size, at = self.blocks.block_tokens, sequence.scheduled_tokens
             assert at <= len(sequence.blocks) * size, "computed outside its blocks"
             own = sequence.blocks[at // size : sequence.own_tokens // size]
-            assert all(map(self.blocks.is_writable, own)), "its own blocks are others' too"
+            assert all(map(self.blocks.is_writable, own)), "its own blocks are shared"
 
 
 def _inherited(rare: Rare | None, constraint: Constraint | None) -> Rare | None:
-    """What a fork has of what is rare: its parent's beams and scores, a constraint of its own."""
+    """The rare fields of a fork: its parent's beams and scores, and its own constraint."""
     if rare is None or (rare.beams is None and constraint is None):
         return None
     return Rare(beams=rare.beams, constraint=constraint, prompt_scores=rare.prompt_scores)

@@ -1,8 +1,9 @@
-"""The scheduler: which tokens of which sequences to compute next, and what came of it.
+"""The scheduler: plans which tokens of which sequences to compute next, and commits the results.
 
-`schedule()` gives a plan, `commit()` takes its result; another plan may be made in between (its
-entries then hold tokens that are not known yet). There is no prefill and no decode: computed tokens
-catch up with wanted ones, those that are one behind first. No arrays, no text, no clock of its own.
+`schedule()` returns a plan, `commit()` takes its result; another plan may be made in between (its
+rows then contain tokens that are not known yet). Prefill and decode are not separate modes: each
+step computes tokens that a sequence wants and has not computed, first for sequences that are one
+token behind (decoding), then for prompts. No arrays, no text, no clock of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _UNKNOWN = [PREVIOUS]
 _NOTHING = RowResult()
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
-# Of a step's tokens: how many of a prompt join others' decoding before it is known what they cost.
+# 1 / this of a step's tokens may be prompt tokens until their cost beside decoding is known.
 FIRST_PROMPT_SHARE = 32
 
 
@@ -93,7 +94,7 @@ class Scheduler:
         )
         self.started = self._starting.started
         self._next_order = 0
-        self.progress = 0  # moves while results are taken: grammars may make that long
+        self.progress = 0  # grows while results are committed: grammars may make that slow
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class Scheduler:
         return len(self._waiting)
 
     def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
-        """Queue a request, or refuse it now: one that is queued will run."""
+        """Queue a request, or refuse it now. A queued request will run."""
         room = check_request(request, self.limits, self._requests)
         check_constraint(request, constraint)
         beams = None if request.beam is None else BeamGroup(request.beam)
@@ -132,11 +133,11 @@ class Scheduler:
         self._roster.enter(sequence)
 
     def check(self, request: GenerateRequest) -> None:
-        """Refuse what can never run."""
+        """Refuse a request that can never run."""
         check_request(request, self.limits, self._requests)
 
     def end_one(self, request_id: str, index: int, reason: FinishReason) -> None:
-        """End one continuation of a request, if it has begun; says nothing."""
+        """End one continuation of a request, if it has begun. Creates no event."""
         for sequence in list(self._requests.get(request_id, [])):
             if sequence.index == index and sequence.beams is None and not sequence.siblings:
                 self._count_finish(reason)
@@ -146,7 +147,7 @@ class Scheduler:
     def end(
         self, request_id: str, reason: FinishReason, error: str | None = None
     ) -> list[SampledToken]:
-        """End a request wherever it is; its blocks are free at once. One event a continuation."""
+        """End a request in any state and free its blocks. Returns one event per continuation."""
         sequences = self._requests.get(request_id, [])
         indexes = sorted(i for s in sequences for i in range(s.index, s.index + 1 + s.siblings))
         if sequences and (beams := sequences[0].beams) is not None:
@@ -176,7 +177,7 @@ class Scheduler:
         for sequence in self._pace.choose(self._running.values()):
             wanted = sequence.wanted_tokens
             if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
-                if sequence.status is _RUNNING:  # not preempted by one before it
+                if sequence.status is _RUNNING:  # not preempted for an earlier row of this step
                     self._add_row(sequence, 1, new)
             elif wanted > 0:
                 prompts.append(sequence)
@@ -195,7 +196,7 @@ class Scheduler:
     def _add_row(self, sequence: Sequence, count: int, new: NextPlan) -> None:
         """Put the next `count` tokens of a sequence into the plan, with blocks to hold them."""
         start, known = sequence.scheduled_tokens, len(sequence.token_ids)
-        # A token that is not known yet comes in a row of its own, after all that are.
+        # A token that is not known yet gets its own row, in a later step than the known ones.
         end = min(start + count, known) if start < known else start + 1
         if end > sequence.own_tokens and not self._make_room(sequence, start, end, new):
             return
@@ -228,7 +229,7 @@ class Scheduler:
         sequence.scheduled_tokens = end
 
     def _make_room(self, sequence: Sequence, start: int, end: int, new: NextPlan) -> bool:
-        """Blocks for positions start..end, the first of them the sequence's own to write to."""
+        """Get blocks for positions start..end. Copies the first one if it is shared."""
         pool = self.blocks
         at, held = start // pool.block_tokens, len(sequence.blocks)
         copy = at < held and not pool.is_writable(sequence.blocks[at])
@@ -263,7 +264,7 @@ class Scheduler:
         self.stats.preempted_tokens += lost
         log.warning(
             "preempted sequence %d of request %s: %d computed tokens will be computed again "
-            "(%d sequences running, %d blocks in all)",
+            "(%d sequences running, %d blocks in the pool)",
             victim.sequence_id,
             victim.request.request_id,
             lost,
@@ -288,7 +289,7 @@ class Scheduler:
             if sequence.status is _FINISHED:
                 continue
             self.progress += 1
-            is_kept = epoch == sequence.epoch  # what was computed was not lost since
+            is_kept = epoch == sequence.epoch  # not preempted since the plan was made
             if is_kept:
                 sequence.computed_tokens = start + count
             if draw is not None and (sequence.rare is None or sequence.rare.constraint is None):
@@ -321,8 +322,8 @@ class Scheduler:
     def _take_token(
         self, sequence: Sequence, token_id: int, logprob: float, top: TopLogprobs
     ) -> list[SampledToken]:
-        """A token that was drawn: it goes out at once, or when its beams or its grammar have
-        decided."""
+        """Take a drawn token. It is returned at once, or later if beams or a grammar have to decide
+        first."""
         self.stats.generated_tokens += 1
         rare = sequence.rare
         if rare is not None and rare.beams is not None:
@@ -332,14 +333,14 @@ class Scheduler:
             token_id=token_id,
             logprob=logprob,
             index=sequence.index,
-            # A prompt's may have been more.
+            # The prompt's tokens may have asked for more.
             top=top[: sequence.top_logprobs] if sequence.top_logprobs else (),
         )
         if rare is None or rare.constraint is None:
             return self._give(sequence, token, sequence.append(token_id))
         try:
             rare.constraint.accept(token_id)
-        except Exception as error:  # no other request is to suffer for it
+        except Exception as error:  # ends this request only
             return self._fail_grammar(sequence, error)
         self._undecided.add(sequence, token)
         return []
@@ -347,12 +348,12 @@ class Scheduler:
     def _give(
         self, sequence: Sequence, token: SampledToken, reason: FinishReason | None
     ) -> list[SampledToken]:
-        """What goes out with a token that is its sequence's now."""
+        """The events for a token that was appended to its sequence."""
         if sequence.rare is not None:
             if sequence.rare.siblings:
                 try:
                     self._fork_siblings(sequence, sequence.rare)
-                except Exception as error:  # its grammar's
+                except Exception as error:  # in its grammar
                     return self._fail_grammar(sequence, error)
             token.prompt_scores = sequence.take_scores()
         if reason is not None:
@@ -377,14 +378,14 @@ class Scheduler:
         return self.end(sequence.request.request_id, reason, found.error)
 
     def _publish_new(self, sequence: Sequence) -> None:
-        """Blocks that became full, if any did."""
+        """Add blocks that became full to the prefix cache."""
         full = sequence.computed_tokens // self.blocks.block_tokens
         has_new = full > sequence.published_blocks and not sequence.is_finished
         if has_new and self.config.prefix_cache:
             self.prefix.publish_full(sequence)
 
     def fail(self, error: str) -> list[SampledToken]:
-        """The oldest plan not yet committed could not be computed: its requests end."""
+        """The oldest uncommitted plan could not be computed: end its requests."""
         tokens: list[SampledToken] = []
         for sequence, _ in self._flights.popleft():
             tokens += self.end(sequence.request.request_id, FinishReason.ERROR, error)
@@ -396,7 +397,7 @@ class Scheduler:
         return len(self._undecided) > 0
 
     def settle(self, wait_s: float, *, for_all: bool = False) -> list[SampledToken]:
-        """Tokens whose grammar has said what may follow."""
+        """Give out the tokens whose grammar has said what may follow."""
         tokens: list[SampledToken] = []
         for sequence, token, decided in self._undecided.settle(wait_s, for_all=for_all):
             self.progress += 1
@@ -430,10 +431,10 @@ class Scheduler:
         self._roster.drop(sequence)
 
     def _fork_siblings(self, parent: Sequence, rare: Rare) -> None:
-        """The request's other continuations start from the prompt's blocks. Each computes the last
-        prompt token again, into a copy of its block, for logits of its own."""
+        """Start the request's other continuations from the prompt's blocks. Each computes the last
+        prompt token again, into a copy of its block, to get its own logits."""
         shared = parent.prompt_tokens - 1
-        # All of them first: should one fail, nothing has changed.
+        # Fork all constraints first: if one fails, nothing has changed.
         for index, started in enumerate(fork_constraints(parent), start=1):
             child = self._roster.fork(parent, shared, None if started is None else started[0])
             if started is not None and child.rare is not None:
@@ -450,5 +451,5 @@ class Scheduler:
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
 
     def check_integrity(self) -> None:
-        """free + used + cached == total, and blocks are held by those who think they hold them."""
+        """free + used + cached == total, and sequences and pool agree on who holds which block."""
         self._roster.check_integrity()

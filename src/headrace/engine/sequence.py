@@ -1,7 +1,7 @@
 """A sequence: one continuation being computed. Its tokens, its blocks, what it draws, when it ends.
 
-Knows token ids only: stop strings are the affair of whoever turns tokens into text. Moves nothing
-by itself; the scheduler does.
+Knows token ids only: stop strings are handled where tokens become text. Changes no state by itself;
+the scheduler does.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
 
 GREEDY = DrawParams(temperature=0.0)
-RUN = 8  # places that one hash has numbers for
+RUN = 8  # positions whose random numbers come from one hash
 
 
 class RequestDraws:
-    """What a request says of its draws, in the form that steps take: made once, whatever its number
-    of continuations and their length."""
+    """A request's parameters of draws in the form that steps use. Made once per request, however
+    many continuations it has."""
 
     __slots__ = ("bad_words", "limits", "params", "stops")
 
     def __init__(self, request: GenerateRequest, stop_ids: frozenset[int]) -> None:
         self.params = GREEDY if request.beam is not None else _draw_params(request)
-        # What may not come before min_tokens have.
+        # Tokens that are banned before min_tokens.
         self.stops = array("i", sorted(stop_ids) if request.params.min_tokens else ())
-        # By a word's last token but one: those whose end is near. The first tokens, and the last.
+        # Bad words by their second-to-last token: (all tokens but the last, the last token).
         self.bad_words: dict[int | None, list[tuple[list[int], int]]] = {}
         for word in request.bad_token_ids:
             start = list(word[:-1])
             self.bad_words.setdefault(start[-1] if start else None, []).append((start, word[-1]))
-        # Whether some tokens may not be drawn at some places.
+        # Whether any token may be banned at any position.
         self.limits = request.beam is None and bool(
             request.params.min_tokens or request.bad_token_ids
         )
 
     def banned_after(self, token_ids: list[int], *, is_too_soon: bool) -> Collection[int]:
-        """Tokens that may not come next: an end too soon, the last token of a bad word."""
+        """Tokens that may not come next: end tokens before min_tokens, last tokens of bad words."""
         stops: Collection[int] = self.stops if is_too_soon else ()
         if not self.bad_words:
             return stops
@@ -68,7 +68,7 @@ def _draw_params(request: GenerateRequest) -> DrawParams:
 
 @dataclass(slots=True, eq=False)
 class Rare:
-    """What few sequences have."""
+    """Fields that only few sequences have."""
 
     siblings: int = 0  # to be forked once the prompt is computed
     beams: BeamGroup | None = None
@@ -104,23 +104,23 @@ class Sequence:
     seed: int
     draws: RequestDraws  # siblings share it
     rare: Rare | None = None
-    # Whether the runner counts a token that was drawn but is not known yet, for penalties.
+    # Whether the runner can apply penalties for a drawn token that is not known here yet.
     counts_previous: bool = False
     status: Status = Status.WAITING
-    has_started: bool = False  # it, or the one it was forked from, was admitted once
+    has_started: bool = False  # it or its parent was admitted before
     computed_tokens: int = 0
     scheduled_tokens: int = 0
     draws_in_flight: int = 0
-    epoch: int = 0  # of preemptions: what was in flight before one computed into blocks now lost
+    epoch: int = 0  # number of preemptions: results planned in an earlier epoch are lost
     blocks: list[int] = field(default_factory=list)
     table_version: int = 0  # of `blocks`, see core/step.py
     keys: list[bytes] = field(default_factory=list)  # prefix keys of full blocks, from the first on
     published_blocks: int = 0
-    # Positions before this one, from `scheduled_tokens` on, lie in blocks that nobody else holds.
+    # Positions from `scheduled_tokens` up to this one are in blocks that no one else holds.
     own_tokens: int = 0
     prompt_tokens: int = 0
     top_logprobs: int = 0  # alternatives wanted with each drawn token
-    # A draw can't be planned before the last token is known, not even by a runner that has it.
+    # The next draw can't be planned before the last token is known here (see PREVIOUS).
     needs_last_token: bool = False
     brings_extra: bool = False  # with every draw
     _most_tokens: int = 0  # of prompt and output together
@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def wanted_tokens(self) -> int:
-        """To be scheduled before the next draw, one that is only being drawn now included."""
+        """Tokens to schedule before the next draw, including one that is still being drawn."""
         known, drawing = len(self.token_ids), self.draws_in_flight
         if drawing and (self.needs_last_token or known + 1 >= self._most_tokens):
             return 0
@@ -175,24 +175,24 @@ class Sequence:
 
     @property
     def most_tokens(self) -> int:
-        """The longest this sequence can become in blocks. The last token is never computed."""
+        """The most tokens it may have in blocks. The last token is never computed."""
         return self.prompt_tokens + self.max_tokens - 1
 
     def hold_blocks(self, blocks: list[int]) -> None:
-        """Another table than before: plans in flight keep the list that they were made with."""
+        """Set a new block table, in a new list: plans in flight keep the old one."""
         self.blocks = blocks
         self.table_version += 1
 
     def next_uniform(self) -> float:
-        """For the draw of the token that follows all known ones and those in flight, unless that is
-        greedy."""
+        """The random number for the token that follows all known ones and those in flight. Not for
+        greedy draws."""
         run, at = divmod(self.generated_tokens + self.draws_in_flight, RUN)
         if run != self._run_number:
             self._run_number, self._run = run, uniforms(self.seed, run)
         return self._run[at]
 
     def next_extra(self) -> RowExtra:
-        """What that draw needs besides, where it `brings_extra`."""
+        """The extra of the row with that draw. Only if `brings_extra`."""
         extra = RowExtra(top_logprobs=self.top_logprobs)
         draws = self.draws
         if draws.params.penalizes:
@@ -206,8 +206,8 @@ class Sequence:
         return extra
 
     def append(self, token_id: int, allowed: Allowed | None = None) -> FinishReason | None:
-        """Take a drawn token; why the sequence ends with it, if it does. With a constraint, what it
-        allows after that token comes along."""
+        """Append a drawn token. Returns the finish reason if the sequence ends with it. `allowed`
+        is what the constraint allows after that token."""
         self.token_ids.append(token_id)
         if allowed is not None:
             if allowed.is_stopped:
@@ -221,17 +221,18 @@ class Sequence:
         return None
 
     def ask_scores(self, start: int, end: int, extra: RowExtra) -> None:
-        """Of the prompt's tokens from `start` to `end`, where they are wanted and not known."""
+        """Ask for logprobs of the prompt's tokens from `start` to `end`, if they are wanted and not
+        yet known."""
         top, rare = self.request.params.prompt_logprobs, self.rare
         if top is None or rare is None or len(rare.prompt_scores) >= self.prompt_tokens - 1:
             return
         targets = self.token_ids[start + 1 : end + 1]
-        # The last token's successor is what is being drawn: any target will do, none is kept.
+        # The last token's successor is not known yet: use any target, its score is dropped.
         extra.targets = targets + [0] * (end - start - len(targets))
         extra.top_logprobs = max(extra.top_logprobs, top)
 
     def keep_scores(self, start: int, found: RowResult) -> None:
-        """Prompt tokens' logprobs, each position once, whatever was computed again."""
+        """Keep the prompt tokens' logprobs, each position once even if it is computed again."""
         assert self.rare is not None
         scores, wanted = self.rare.prompt_scores, self.request.params.prompt_logprobs
         tops = found.target_tops or [[]] * len(found.target_logprobs)
@@ -241,15 +242,15 @@ class Sequence:
                 scores.append((logprob, top[:wanted]))
 
     def take_scores(self) -> list[tuple[float, TopLogprobs]] | None:
-        """The prompt's, which come once for a request: with the first token of the continuation
-        that the others are forked from."""
+        """The prompt's logprobs. They come once per request: with the first token of its first
+        continuation."""
         if self.rare is None or self.index != 0 or len(self.token_ids) != self.prompt_tokens + 1:
             return None
         return self.rare.prompt_scores or None
 
 
 def _ends_with(token_ids: list[int], end: list[int]) -> bool:
-    """One slice is compared, and only where its last token is known to be right."""
+    """Compares one slice. Only called if the token before it already matches."""
     return not end or token_ids[-len(end) :] == end
 
 
@@ -270,7 +271,7 @@ def start_sequence(
     """A request's continuation, with room for `room_tokens` of output."""
     params = request.params
     asked = params.max_tokens if request.beam is None else request.beam.max_tokens
-    asked = 1 if request.embed else asked  # so that it counts as its prompt, nothing more
+    asked = 1 if request.embed else asked  # an embedding needs blocks for its prompt only
     ignore_eos = params.ignore_eos if request.beam is None else request.beam.ignore_eos
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if ignore_eos else eos_ids)
     siblings = (params.best_of or params.n) - 1 if beams is None else 0
@@ -298,14 +299,14 @@ def choose_seed(request: GenerateRequest) -> int:
 
 
 def child_seed(seed: int, index: int) -> int:
-    """The seed of a request's index-th continuation; the first one's is the request's own."""
+    """The seed of a request's index-th continuation; the first one has the request's own seed."""
     if index == 0:
         return seed
     return int.from_bytes(_hash(seed, index, b"child")[:8], "little")
 
 
 def uniforms(seed: int, run: int) -> tuple[float, ...]:
-    """Numbers in [0, 1) for RUN places of a seed: the same in every batch, on every machine."""
+    """Numbers in [0, 1) for RUN positions: the same in every batch and on every machine."""
     words = struct.unpack(f"<{RUN}Q", _hash(seed, run, b"draw"))
     return tuple((word >> 11) / 2**53 for word in words)
 

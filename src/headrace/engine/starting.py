@@ -1,9 +1,10 @@
-"""Who gets a step's room for prompts: those under way and those that start now, by tenants' turns.
+"""Fills a step's budget for prompts: prompts under way and sequences that start now, by tenant.
 
-A sequence starts when a slot and blocks are there, with what the prefix cache knows of it. Where a
-tenant has more than its share of either and another waits, the former's newest gives way; so does a
-lone one once it has had long enough a slice. Moves sequences; what is put into the plan for them is
-the scheduler's. With one tenant nobody gives way, and all is in the policy's order.
+A sequence starts if there is a slot and there are enough blocks, beyond those that the prefix cache
+has for it. If a tenant has more than its share of slots or blocks while another waits, its newest
+sequence is preempted; so is a tenant's only sequence once its time slice is over. Moves sequences;
+the scheduler writes their rows. With one tenant nothing is preempted here, and the policy decides
+the order.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from headrace.engine.turns import Turn
 log = logging.getLogger(__name__)
 
 STARTED_KEPT = 4096
-# A place may come free by itself: a tenant whose turn it is waits so many steps for one.
+# A slot may become free by itself: the next tenant waits this many steps before another gives way.
 PATIENCE_STEPS = 1
-GIVING_SHARE = 16  # one in so many slots may be given up in a step, so that a crowd costs little
-# How much more than one that has nothing running a tenant must have had before its last sequence
-# gives way. Twice that sequence's tokens come on top: what is computed again is the lesser part.
+GIVING_SHARE = 16  # at most one in this many slots gives way per step, to bound the cost of a burst
+# A tenant's last running sequence gives way to a tenant with none when its tenant has had this many
+# tokens more, plus twice the sequence's tokens, so that recomputing them is the smaller part.
 SLICE_TOKENS = 256
-# So much more than one that waits for blocks may another have had, and start before it.
+# A tenant may start before one that waits for blocks if it has had at most this many tokens more.
 BYPASS_TOKENS = 2048
 
 
@@ -58,21 +59,21 @@ class Starting:
         self._blocks = roster.blocks
         self._prefix = prefix
         self._admission = admission
-        self._compute = compute  # puts so many tokens of a sequence into the plan
+        self._compute = compute  # adds this many tokens of a sequence to the plan
         self._batch_tokens = limits.max_batch_tokens
         self.slots = min(limits.max_sequences, limits.max_batch_tokens)
         self._most_given = max(1, self.slots // GIVING_SHARE)
-        # Whose turn came; whoever wants to know takes them out. The oldest go if nobody does.
+        # Started requests, until they are read; the oldest are dropped if nobody reads them.
         self.started: deque[Started] = deque(maxlen=STARTED_KEPT)
-        # Of the step being planned.
-        self._spare: int | None = None  # looking ahead for each of many would cost their square
+        # State of the step being planned.
+        self._spare: int | None = None  # cached: looking ahead for each sequence would be quadratic
         self._given = 0
         self._is_full = False
-        self._blocked: set[str] = set()  # tenants whose first can't start
-        self._bound = math.inf  # who has had more may not pass one of them
+        self._blocked: set[str] = set()  # tenants whose first sequence can't start
+        self._bound = math.inf  # tenants that have had more may not start before them
 
     def fill(self, prompts: list[Sequence], plan: NextPlan) -> None:
-        """Give a plan's room away: to `prompts`, which run, and to those that may start."""
+        """Use a plan's prompt budget for `prompts`, which are running, and for new sequences."""
         turns = self._turns
         if turns.is_shared:
             for sequence, count in zip(plan.sequences.values(), plan.plan.counts, strict=True):
@@ -89,7 +90,7 @@ class Starting:
         under_way: defaultdict[str, deque[Sequence]] = defaultdict(deque)
         for sequence in prompts:
             under_way[sequence.request.tenant].append(sequence)
-        if not plan.budget:  # all of it is decoding's; somebody may have to give way
+        if not plan.budget:  # decoding takes all of it; a sequence may have to give way
             self._make_way_for_next(plan)
         while plan.room:
             turn = self._turns.next(self._candidates(under_way))
@@ -114,7 +115,7 @@ class Starting:
                 yield turn
 
     def _go_on(self, sequence: Sequence, plan: NextPlan) -> None:
-        if sequence.status is not Status.RUNNING or not plan.room:  # preempted by one before it
+        if sequence.status is not Status.RUNNING or not plan.room:  # preempted in this step
             return
         before = sequence.scheduled_tokens
         self._compute(sequence, min(sequence.wanted_tokens, plan.room), plan)
@@ -125,7 +126,7 @@ class Starting:
     # -- starting ------------------------------------------------------------------------------
 
     def _start(self, turn: Turn, sequence: Sequence, plan: NextPlan) -> bool:
-        # One that was preempted while its last token is being drawn must know that token first.
+        # It was preempted while its last token is being drawn: that token must be known first.
         if sequence.wanted_tokens == 0:
             return False
         found = self._find_place(sequence)
@@ -142,8 +143,8 @@ class Starting:
         return True
 
     def _find_place(self, sequence: Sequence) -> list[int] | None:
-        """Blocks with a beginning of the sequence, if there is a slot and there are blocks for the
-        rest; else None."""
+        """The cached blocks for its prefix, if there is a slot and there are blocks for the rest;
+        else None."""
         if len(self._running) >= self.slots:
             return None
         while True:
@@ -161,9 +162,9 @@ class Starting:
                 return None
 
     def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Blocks with a beginning of the sequence that it does not hold yet."""
+        """The cached blocks for its prefix that it does not hold yet."""
         if not self._config.prefix_cache or sequence.blocks or sequence.request.embed:
-            return []  # an embedding is of all tokens' hidden states, which are in no block
+            return []  # an embedding needs all tokens' hidden states, which are not cached
         params = sequence.request.params
         if params.prompt_logprobs is not None and not sequence.generated_tokens:
             return []  # every prompt token has to be scored
@@ -198,8 +199,8 @@ class Starting:
     # -- giving way ----------------------------------------------------------------------------
 
     def heaviest(self) -> Sequence:
-        """Who loses its blocks when there are none left: of the tenant that holds most for its
-        weight, the newest of the lowest priority."""
+        """The sequence to preempt when no blocks are left: of the tenant that holds the most blocks
+        for its weight, the newest sequence of the lowest priority."""
         if not self._turns.is_shared:
             return _newest(self._running.values())
         held = self._held_blocks()
@@ -214,7 +215,7 @@ class Starting:
             turn.passed_over += 1
 
     def _make_way(self, turn: Turn, sequence: Sequence, plan: NextPlan) -> bool:
-        """Have another tenant's sequence give way to one whose turn it is, if any should."""
+        """Preempt another tenant's sequence for the tenant that is next, if one should give way."""
         if not self._turns.is_shared or turn.passed_over < PATIENCE_STEPS:
             return False
         if self._given >= self._most_given:
@@ -249,7 +250,7 @@ class Starting:
                 each
                 for each in turns.active
                 if each is not turn
-                and each.running > 1  # its last one goes on: that would only be turned about
+                and each.running > 1  # not its last one: the two would only swap places
                 and held[each.tenant] > turns.share(each, whole)
             ]
             if over:
@@ -259,7 +260,8 @@ class Starting:
         return None if turn.running else self._past_its_slice(turn)
 
     def _past_its_slice(self, turn: Turn) -> Sequence | None:
-        """Of who has had most: where there are more tenants than places, they take turns."""
+        """A sequence of the tenant that has had most, if its slice is over: with more tenants than
+        slots, tenants take turns."""
         others = [each for each in self._turns.active if each.running and each is not turn]
         most = max(others, key=lambda each: each.had, default=None)
         if most is None:
@@ -269,7 +271,7 @@ class Starting:
         return victim if (most.had - turn.had) * most.weight >= slice_tokens else None
 
     def _held_blocks(self) -> defaultdict[str, int]:
-        """Of those that run, by tenant."""
+        """Blocks of running sequences, by tenant."""
         held: defaultdict[str, int] = defaultdict(int)
         for sequence in self._running.values():
             held[sequence.request.tenant] += len(sequence.blocks)
@@ -280,7 +282,7 @@ class Starting:
 
 
 def _newest(sequences: Iterable[Sequence]) -> Sequence:
-    """Of the lowest priority."""
+    """The newest sequence of the lowest priority."""
     return max(
         sequences,
         key=lambda s: (victim_key(priority=s.request.priority, order=s.order), s.sequence_id),

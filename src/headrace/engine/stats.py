@@ -1,5 +1,5 @@
-"""What the scheduler counted since it started, and what it has before it now. Plain numbers;
-someone else names and shows them."""
+"""What the scheduler has counted since it started, and its current queue. Plain numbers; the
+server's metrics name and show them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class EngineStats:
     # Of each step: prompt tokens computed and tokens generated.
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))
     finished: dict[str, int] = field(default_factory=dict)  # by reason
-    # Where the time of all steps went, by the engine's clock. Steps may overlap: computing goes on
-    # while the next one is scheduled and the last one committed.
+    # Where the time of all steps went, by the engine's clock. Times overlap: one step is computed
+    # while the next one is scheduled and the last one is committed.
     schedule_s: float = 0.0
     compute_s: float = 0.0  # without sampling
     sample_s: float = 0.0
@@ -44,7 +44,8 @@ class EngineStats:
 
     @property
     def waiting_prompt_tokens(self) -> int:
-        """To be computed before all that wait could draw: prompts, and what was preempted."""
+        """Tokens of waiting sequences to compute before each can draw: prompts, and preempted
+        sequences' tokens."""
         return self.waiting.tokens
 
     @property

@@ -1,8 +1,9 @@
-"""Whose turn it is: each tenant's account of what was computed for it, by its weight.
+"""Fair sharing between tenants: an account per tenant of the tokens computed for it, by weight.
 
-Virtual time: a tenant that has had least is next. One that comes after a pause begins where the
-others are, so that nobody saves turns up; one that was served more than others waits for them, also
-if it went away meanwhile. Values in, values out: knows no sequences, blocks or steps.
+Virtual time: the tenant that has had the least is next. A tenant that returns after a pause starts
+level with the others, so that unused turns do not add up; one that had more than the others waits
+until they have caught up, even if it was away in between. Values in, values out: knows no
+sequences, blocks or steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KEPT_TENANTS = 4096  # accounts of tenants that have nothing here now
+KEPT_TENANTS = 4096  # accounts kept of tenants without requests
 
 
 @dataclass(slots=True, eq=False)
@@ -18,16 +19,16 @@ class Turn:
     """One tenant's account."""
 
     tenant: str
-    order: int  # of its first request: who goes first where all else is the same
+    order: int  # of its first request: decides between equals
     weight: int = 1
-    had: float = 0.0  # tokens computed for it, divided by its weight; since all were idle
+    had: float = 0.0  # tokens computed for it / weight, since all tenants were last idle
     live: int = 0  # sequences that have not ended
     running: int = 0
-    passed_over: int = 0  # steps in a row in which it was next, and found no place
+    passed_over: int = 0  # steps in a row in which it was next, but could not start
     period: int = 0  # in which `had` was counted
     # Since the engine started.
-    tokens: int = 0  # computed, those of prompts too; computed again counts again
-    gave_way: int = 0  # times that a sequence of its was preempted for another tenant's
+    tokens: int = 0  # computed, prompts included; recomputation counts again
+    gave_way: int = 0  # how often one of its sequences was preempted for another tenant
 
 
 class Turns:
@@ -35,12 +36,12 @@ class Turns:
         self._turns: dict[str, Turn] = {}
         self._active: dict[str, Turn] = {}  # with sequences that have not ended
         self._weights = 0  # of these
-        self._period = 0  # ends when nobody has anything
+        self._period = 0  # ends when no tenant has a request
         self._joined = 0
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is more than one to choose from."""
+        """Whether more than one tenant has requests."""
         return len(self._active) > 1
 
     @property
@@ -49,16 +50,16 @@ class Turns:
 
     @property
     def known(self) -> list[Turn]:
-        """All that have an account; a list of its own, as another thread may ask."""
+        """All tenants with an account; a new list, because other threads may read it."""
         return list(self._turns.values())
 
     def of(self, tenant: str) -> Turn:
         return self._turns[tenant]
 
-    # -- who is there --------------------------------------------------------------------------
+    # -- active tenants ------------------------------------------------------------------------
 
     def join(self, tenant: str, weight: int = 1) -> None:
-        """One more sequence of a tenant's."""
+        """A tenant has one more sequence."""
         turn = self._active.get(tenant)
         if turn is None:
             turn = self._activate(tenant)
@@ -68,7 +69,7 @@ class Turns:
         turn.live += 1
 
     def leave(self, tenant: str) -> None:
-        """One of its sequences has ended."""
+        """One of a tenant's sequences has ended."""
         turn = self._active[tenant]
         turn.live -= 1
         if turn.live:
@@ -101,7 +102,7 @@ class Turns:
         turn.had += tokens / turn.weight
 
     def charge_all(self, tokens: int) -> None:
-        """To the only one that is there."""
+        """Charge the only active tenant."""
         for turn in self._active.values():
             turn.tokens += tokens
             turn.had += tokens / turn.weight
@@ -109,11 +110,11 @@ class Turns:
     # -- who is next ---------------------------------------------------------------------------
 
     def next(self, candidates: Iterable[Turn]) -> Turn | None:
-        """Who has had least; of several, who has least running."""
+        """The tenant that has had the least; of equals, the one with the fewest running."""
         return min(candidates, key=_place, default=None)
 
     def share(self, turn: Turn, of: int) -> float:
-        """What the tenant may have of `of` places or blocks while all that are there want some."""
+        """The tenant's share of `of` slots or blocks while all active tenants want some."""
         return of * turn.weight / max(1, self._weights)
 
 

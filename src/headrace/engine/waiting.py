@@ -1,6 +1,6 @@
-"""Sequences that wait for admission: a lane for each tenant, in it the order of the policy's key.
+"""Sequences that wait for admission: one queue per tenant, in the order of the policy's key.
 
-Values in, values out; which lane is next is turns.py's to say.
+Values in, values out; turns.py decides which tenant is next.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from headrace.engine.sequence import Sequence
 class WaitingQueue:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
-        self._lanes: dict[str, _Lane] = {}  # those with somebody in them
+        self._lanes: dict[str, _Lane] = {}  # without empty ones
         self._count = 0
-        self.tokens = 0  # to be computed before all of them could draw, as of when they queued
+        self.tokens = 0  # to compute before each can draw, as of when it was queued
 
     def __len__(self) -> int:
         return self._count
@@ -32,7 +32,7 @@ class WaitingQueue:
         return 0 if lane is None else len(lane)
 
     def first(self, tenant: str) -> Sequence | None:
-        """Of a tenant's."""
+        """A tenant's first sequence."""
         lane = self._lanes.get(tenant)
         return None if lane is None else lane.first()
 
@@ -61,11 +61,11 @@ class WaitingQueue:
 
 
 class _Lane:
-    """A heap; what leaves from the middle is skipped when it comes to the top."""
+    """A heap. Sequences removed from the middle are skipped when they reach the top."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, int], int, Sequence]] = []
-        self.members: dict[int, int] = {}  # sequences, and what each has to compute
+        self.members: dict[int, int] = {}  # sequence ids, and how many tokens each has to compute
 
     def __len__(self) -> int:
         return len(self.members)

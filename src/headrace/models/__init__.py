@@ -1,1 +1,1 @@
-"""What a model is: its numbers, its forward pass, and where its weights should lie."""
+"""What a model is: its dimensions, its forward pass, and the names of its weights."""

@@ -1,8 +1,8 @@
 """Ops that compute nothing and count everything: FLOPs and bytes of one step.
 
-Run over the same decoder as every backend, so that the planner and the engine can't disagree about
-what a model does. Tensors are their shapes; a weight is its shape and its bytes. Knows no machine:
-how long these FLOPs and bytes take is the planner's to say.
+Runs the same decoder as every backend, so that planner and engine can't disagree about what a model
+does. A tensor is only its shape; a weight is its shape and its bytes. Knows no machine: the planner
+estimates how long these FLOPs and bytes take.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VECTOR_VALUE_BYTES = 4  # norms and biases are float32 everywhere
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One sequence's share of a step: `tokens` computed after `start` that are in blocks."""
+    """One sequence's part of a step: computes `tokens` after `start` tokens that are in blocks."""
 
     tokens: int
     start: int = 0
@@ -38,7 +38,7 @@ class WeightSize:
 
 @dataclass(slots=True, kw_only=True)
 class StepCount:
-    """What a step takes. Bytes are those that must move at least once: weights and blocks are
+    """The cost of a step. Bytes are those that must move at least once: weights and blocks are
     read, and each operation reads its inputs and writes its result."""
 
     matmul_flops: int = 0
@@ -56,7 +56,7 @@ class StepCount:
 def size_weights(
     refs: DecoderWeights[WeightRef], bytes_per_value: float
 ) -> DecoderWeights[WeightSize]:
-    """Each weight's size where all matrices take `bytes_per_value`."""
+    """Each weight's size if all matrices take `bytes_per_value`."""
 
     def size(_role: str, ref: WeightRef) -> WeightSize:
         bias = sum(part.shape[0] for part in ref.bias) * _VECTOR_VALUE_BYTES
@@ -147,7 +147,7 @@ class CountingOps:
         return self._write(x)
 
     def _turn_heads(self, qkv: Shape, attention: AttentionSpec) -> Shape:
-        """Queries and keys are read and written in place; values stay."""
+        """Queries and keys are read and written in place; values are not changed."""
         turned = (qkv[0], attention.q_width + attention.kv_width)
         self._read(turned)
         self._write(turned)

@@ -1,8 +1,7 @@
 """The forward pass of a decoder-only transformer, written once over Ops.
 
-Reads a ModelSpec and weights whose form it does not know. Has no arrays, no positions and no
-blocks: those are behind the ops. The same lines run on numpy, record a native program, run on a
-GPU and count FLOPs.
+Reads a ModelSpec and opaque weights. Has no arrays, positions or blocks: those are behind the ops.
+The same code runs on numpy, is recorded for the CPU and CUDA backends, and counts FLOPs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The numbers every family has, and a ModelSpec made of them.
+"""The dimensions that every family has, and a ModelSpec made from them.
 
-Families read their own files into a Dims, say what is special about them, and get a ModelSpec.
+Families read their own files into a Dims, add what is special about them, and get a ModelSpec.
 Knows no field names and no tensor names.
 """
 
@@ -13,7 +13,7 @@ from headrace.core.errors import ConfigError, UnsupportedModelError, WeightsErro
 from headrace.models.fields import Fields
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 
-# Far above any known model, far below what would hang or exhaust a machine that believed it.
+# Far above any known model, far below what would exhaust the machine.
 MAX_LAYERS = 1_000
 MAX_HEADS = 4_096
 MAX_HEAD_DIM = 4_096
@@ -53,7 +53,7 @@ def check_heads(where: str, heads: int, kv_heads: int) -> None:
 
 
 def default_head_dim(where: str, hidden_size: int, heads: int) -> int:
-    """What a head's size is where a file leaves it out."""
+    """The head size if a file leaves it out."""
     if hidden_size % heads:
         raise WeightsError(
             f"{where}: no head size, and {heads} heads do not divide the hidden size "
@@ -68,7 +68,7 @@ def rotary_dim(where: str, head_dim: int, factor: float = 1.0) -> int:
     dim = int(head_dim * factor)
     if dim < 2 or dim % 2 or dim > head_dim:
         raise UnsupportedModelError(
-            f"{where}: {dim} of a head's {head_dim} values would rotate; supported: an even "
+            f"{where}: {dim} of a head's {head_dim} values would be rotated; supported: an even "
             f"number from 2 to {head_dim}.",
             "Choose another model.",
         )
@@ -76,12 +76,12 @@ def rotary_dim(where: str, head_dim: int, factor: float = 1.0) -> int:
 
 
 def served_context(made_for: int, wanted: int | None) -> int:
-    """The longest sequence to be served: what is wanted, if the model was made for it."""
+    """The longest sequence to serve: `wanted`, if the model supports it."""
     if wanted is None:
         return made_for
     if not 1 <= wanted <= made_for:
         raise ConfigError(
-            f"context_tokens is {wanted}; the model was made for 1 to {made_for}.",
+            f"context_tokens is {wanted}; the model supports 1 to {made_for}.",
             f"Set context_tokens to {made_for} or less, or leave it out.",
             param="context_tokens",
         )
@@ -89,7 +89,7 @@ def served_context(made_for: int, wanted: int | None) -> int:
 
 
 def layer_windows(config: Fields, layers: int, window: int | None) -> list[int | None] | None:
-    """Each layer's window by `layer_types`, or None where the file has no such field."""
+    """Each layer's window by `layer_types`, or None if the file has no such field."""
     if not config.has("layer_types"):
         return None
     kinds = config.texts("layer_types")
@@ -119,7 +119,7 @@ def make_spec(
     head_norm: bool = False,
     post_norms: bool = False,
 ) -> ModelSpec:
-    """A ModelSpec; `ropes` and `windows` are one for all layers or one a layer."""
+    """A ModelSpec; `ropes` and `windows` are one for all layers or one per layer."""
     each_rope = [ropes] * dims.layers if isinstance(ropes, RopeSpec) else ropes
     each_window = windows if isinstance(windows, Sequence) else [windows] * dims.layers
     attention = tuple(

@@ -1,5 +1,5 @@
-"""Typed, checked reading of a model's description: a field is there, of its type and plausible,
-or an error says which field it was, what was found and what was expected.
+"""Typed, checked reading of a model's description: a field exists, has the right type and is
+plausible, or an error names the field, what was found and what was expected.
 
 Knows nothing of models: config.json and GGUF metadata are both just named values here.
 """
@@ -88,7 +88,7 @@ class Fields:
         return list(value)
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """Exactly `count` positive numbers, fit to divide by."""
+        """Exactly `count` positive numbers, safe to divide by."""
         expected = f"a list of {count} positive numbers"
         value = self._value(name, expected, None)
         if isinstance(value, str) or not isinstance(value, Sequence):
@@ -96,7 +96,7 @@ class Fields:
         return positive_numbers(value, count, f"{self.where}: {self.prefix}{name}")
 
     def section(self, name: str) -> Fields | None:
-        """The fields nested under `name`, or None where there are none."""
+        """The fields nested under `name`, or None if there are none."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -116,10 +116,10 @@ class Fields:
         )
 
     def unsupported(self, name: str, supported: str) -> UnsupportedModelError:
-        """The error for a field that means something, but something Headrace does not do."""
+        """The error for a valid value that Headrace does not support."""
         return UnsupportedModelError(
             f"{self.where}: {self.prefix}{name} is {self.shown(name)}; supported: {supported}.",
-            "Choose another model, or another form of this one.",
+            "Choose another model, or another version of this one.",
             param=name,
         )
 
@@ -138,7 +138,7 @@ class Fields:
 
 
 def positive_numbers(values: Sequence[object], count: int, what: str) -> tuple[float, ...]:
-    """The values as floats, if they are `count` positive numbers fit to divide by."""
+    """The values as floats, if they are `count` positive numbers that are safe to divide by."""
     if len(values) != count:
         raise WeightsError(f"{what} has {len(values)} values; expected {count}.", _REMEDY)
     floats: list[float] = []

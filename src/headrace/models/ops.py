@@ -2,7 +2,7 @@
 
 Tensors (`T`) and prepared weights (`W`) are opaque: numpy arrays in the reference backend, slots
 of a recorded program on the CPU, torch tensors on a GPU, shapes alone when counting. `n` is the
-number of tokens in the step; which tokens, positions and blocks they have is the backend's affair.
+number of tokens in the step; only the backend knows which tokens, positions and blocks these are.
 
 qkv rows hold [query heads | key heads | value heads], each of `head_dim`.
 """

@@ -1,4 +1,4 @@
-"""Where a model's weights should lie in a file and what each should look like.
+"""The names of a model's weights in a file, and the shape that each should have.
 
 A family writes these; weights/load.py finds the tensors. No bytes here.
 """
@@ -22,7 +22,7 @@ class WeightRef:
     """Tensors to be stacked by output rows."""
 
     parts: tuple[TensorRef, ...]
-    bias: tuple[TensorRef, ...] = ()  # one a part, or none
+    bias: tuple[TensorRef, ...] = ()  # one per part, or none
     offset: float = 0.0  # Gemma's norm weights are stored as their difference from one
 
 
@@ -51,8 +51,8 @@ def referenced(weights: DecoderWeights[WeightRef]) -> set[str]:
 
 def unread(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"The weights hold the tensor {name[:80]!r}, which this architecture does not have in "
-        "Headrace.",
-        "Choose another form of this model: without biases, adapters or experts, and quantized "
+        f"The weights contain the tensor {name[:80]!r}, which Headrace does not support for this "
+        "architecture.",
+        "Choose another version of this model: without biases, adapters or experts, and quantized "
         "only as its quantization_config says.",
     )

@@ -65,8 +65,8 @@ def describe_config(
     tensor_names: Collection[str],
     context_tokens: int | None = None,
 ) -> Description:
-    """What a hub folder's config.json describes, to be served up to `context_tokens`. The names
-    are of all tensors, also of those in a type that can't be read."""
+    """The model that a hub folder's config.json describes, to be served up to `context_tokens`. The
+    names are those of all tensors, including those of a type that can't be read."""
     outer = Fields(config, "config.json")
     fields = outer
     kind = outer.text("model_type")
@@ -93,11 +93,11 @@ def describe_gguf(
     rope_factors: Sequence[float] | None = None,
     context_tokens: int | None = None,
 ) -> Description:
-    """What a GGUF file describes.
+    """The model that a GGUF file describes.
 
-    Shapes are outermost first, and of all tensors: those in a type that can't be read have to be
-    there too (as `()`), or a missing output layer would be taken for a tied one. `rope_factors`
-    are the values of the tensor that `rope_factors_name` names, where it names one.
+    Shapes are outermost first, and of all tensors: those of a type that can't be read must be
+    included (as `()`), or an unreadable output layer would be taken for a tied one. `rope_factors`
+    are the values of the tensor that `rope_factors_name` names, if any.
     """
     architecture = _architecture(metadata)
     fields = gguf_names.gguf_fields(metadata, architecture)
@@ -119,8 +119,8 @@ def rope_factors_name(
     tensor_names: Collection[str],
     context_tokens: int | None = None,
 ) -> str | None:
-    """Which tensor of a GGUF file holds the rotary factors to be given to `describe_gguf`; None
-    where the file has none. LongRoPE has two, chosen by the context to be served."""
+    """The tensor of a GGUF file with the rotary factors for `describe_gguf`; None if the file has
+    none. LongRoPE has two, chosen by the context to be served."""
     if gguf_names.ROPE_FREQS in tensor_names:
         return gguf_names.ROPE_FREQS
     if gguf_names.ROPE_FACTORS_LONG not in tensor_names:
@@ -145,7 +145,7 @@ def _architecture(metadata: Mapping[str, object]) -> str:
 
 
 def _refuse_features(config: Fields) -> None:
-    """What no family of ours does, whatever its name."""
+    """Refuse features that no family supports."""
     if config.has("quantization_config"):
         raise config.unsupported("quantization_config", "F32, F16 and BF16 safetensors, or GGUF")
     for name in _EXPERTS:

@@ -1,7 +1,7 @@
-"""Rotary frequencies: every scaling we know, from config.json's words or GGUF's, to a RopeSpec.
+"""Rotary frequencies: every supported scaling, from config.json or GGUF metadata, as a RopeSpec.
 
-Plain floats; the rotation itself is the backends'. `dynamic` scaling is refused: its frequencies
-change with the length of a sequence, so cached keys would be wrong as it grows.
+Plain floats; backends do the rotation. `dynamic` scaling is refused: its frequencies change with
+the length of a sequence, so cached keys would become wrong as it grows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def llama3_frequencies(
 def yarn_frequencies(
     shape: RopeShape, *, factor: float, beta_fast: float, beta_slow: float, truncate: bool
 ) -> tuple[float, ...]:
-    """Dimensions turning more than `beta_fast` times are kept, fewer than `beta_slow` stretched."""
+    """Dimensions that rotate more than `beta_fast` times are kept, those that rotate fewer than
+    `beta_slow` times are stretched."""
 
     def dimension(turns: float) -> float:
         ratio = shape.original_tokens / (turns * 2 * math.pi)
@@ -89,8 +90,8 @@ def longrope_scale(factor: float, original_tokens: int) -> float:
 
 
 def rope_section(config: Fields) -> Fields:
-    """The scaling fields, wherever transformers 4 (rope_scaling) or 5 (rope_parameters) puts them;
-    empty where there are none."""
+    """The scaling fields, from transformers 4's rope_scaling or 5's rope_parameters; empty if there
+    are none."""
     section = config.section("rope_scaling") or config.section("rope_parameters")
     return section or Fields({}, config.where, "rope_parameters.")
 
@@ -106,7 +107,7 @@ def partial_rotary_factor(config: Fields, section: Fields) -> float:
 
 
 def original_context(config: Fields, section: Fields, default: int) -> int:
-    """The context before stretching; Phi-3 keeps it beside the section, and that one wins."""
+    """The context before stretching; Phi-3's, outside of the section, takes precedence."""
     name = "original_max_position_embeddings"
     holder = config if config.has(name) else section
     return holder.integer(name, high=MAX_CONTEXT, default=default)
@@ -122,8 +123,8 @@ def rope_type(section: Fields) -> str:
 
 
 def longest_context(config: Fields, section: Fields, stated: int) -> int:
-    """The stated context, or more where yarn stretches it and the file left that to the reader
-    (as Qwen's instructions for long texts do)."""
+    """The stated context, or more if yarn stretches it and the file does not state the result (as
+    with Qwen's instructions for long texts)."""
     if rope_type(section) != "yarn" or not section.has("factor"):
         return stated
     factor = section.number("factor", **_FACTOR)
@@ -182,8 +183,8 @@ def _yarn_from_config(section: Fields, shape: RopeShape) -> RopeSpec:
 
 
 def _longrope_from_config(section: Fields, shape: RopeShape) -> RopeSpec:
-    """One set of factors for the whole life of a server, by the context that it serves: changing
-    sets as a sequence grows would leave keys in the blocks that no longer fit."""
+    """One set of factors for the lifetime of a server, chosen by the context that it serves:
+    changing it as a sequence grows would make the keys in its blocks wrong."""
     count = shape.rotary_dim // 2
     long = section.numbers("long_factor", count)
     short = section.numbers("short_factor", count)

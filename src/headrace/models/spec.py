@@ -67,7 +67,7 @@ class ModelSpec:
     intermediate_size: int
     context_tokens: int  # the longest sequence: what it was made for, or less if asked
     norm_eps: float
-    attention: tuple[AttentionSpec, ...]  # one a layer
+    attention: tuple[AttentionSpec, ...]  # one per layer
     activation: Activation = Activation.SILU
     embed_scale: float = 1.0
     final_softcap: float | None = None
@@ -97,5 +97,5 @@ class ModelSpec:
         return total + self.hidden_size
 
     def kv_bytes_per_token(self, bytes_per_value: float) -> int:
-        """2 (K and V) x layers x kv_heads x head_dim x bytes a value."""
+        """2 (K and V) x layers x kv_heads x head_dim x bytes per value."""
         return int(sum(2 * a.kv_width for a in self.attention) * bytes_per_value)

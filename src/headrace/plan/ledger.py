@@ -1,7 +1,7 @@
-"""The memory ledger: what a model takes, row by row, predicted and as it was really allocated.
+"""The memory ledger: how much memory a model takes, row by row, predicted and allocated.
 
-Pure values and arithmetic. A backend says what its weights, blocks and activations take; this file
-adds up, compares and shows. Knows no machine, no files and no backend.
+Pure values and arithmetic. A backend reports the sizes of its weights, blocks and activations; this
+file adds up, compares and shows them. Knows no machine, no files and no backend.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class KvCost:
             values = f"{self.values:,} values of {self.layers} layers"
         else:
             values = f"2 × {self.layers} layers × {self.kv_heads} KV heads × {self.head_dim}"
-        return f"{values} × {size} = {self.bytes_per_token:,} bytes a token"
+        return f"{values} × {size} = {self.bytes_per_token:,} bytes per token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocated:
-    """What a backend counted after it had taken everything."""
+    """What a backend measured after it had allocated everything."""
 
     weights_bytes: int
     kv_pool_bytes: int
@@ -72,7 +72,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """Of the prediction: 0.02 is 2% more than predicted."""
+        """The difference relative to the prediction: 0.02 is 2% more than predicted."""
         more = self.allocated_bytes - self.predicted_bytes
         if self.predicted_bytes == 0:
             return 0.0 if more == 0 else math.inf
@@ -85,11 +85,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Everything that is resident while the model serves at its worst."""
+    """All memory in use when the model serves its largest step."""
 
     weights_bytes: int
     kv_pool_bytes: int
-    activations_bytes: int  # of a step as large as can be
+    activations_bytes: int  # of the largest step
     runtime_bytes: int
     kv: KvCost
     total_blocks: int
@@ -104,7 +104,7 @@ class Ledger:
 
     @property
     def fixed_bytes(self) -> int:
-        """All but the KV pool."""
+        """Everything except the KV pool."""
         return self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.runtime_bytes
 
     @property
@@ -112,7 +112,7 @@ class Ledger:
         return self.total_blocks * self.block_tokens
 
     def compare(self, allocated: Allocated) -> tuple[Difference, ...]:
-        """Row by row, and their sum. The runtime is an estimate that nobody allocates."""
+        """Row by row, and their sum; without the runtime, which is only an estimate."""
         rows = [
             Difference(name, getattr(self, field), getattr(allocated, field))
             for name, field in _COMPARED
@@ -127,7 +127,7 @@ class Ledger:
         return [
             ("weights", self.weights_bytes, ""),
             ("KV pool", self.kv_pool_bytes, pool),
-            ("activations", self.activations_bytes, f"{self.max_batch_tokens:,} tokens a step"),
+            ("activations", self.activations_bytes, f"{self.max_batch_tokens:,} tokens per step"),
             *([("graphs", self.graphs_bytes, "at most: an estimate")] if self.graphs_bytes else []),
             ("runtime", self.runtime_bytes, "interpreter, tokenizer, code: an estimate"),
         ]
@@ -179,7 +179,7 @@ def predict(
     runtime_bytes: int | None = None,
     available_bytes: int | None = None,
 ) -> Ledger:
-    """The ledger of a model whose backend takes so many bytes, with this pool."""
+    """The ledger of a model with these sizes and this pool."""
     return Ledger(
         weights_bytes=weight_bytes,
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,

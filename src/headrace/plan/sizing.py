@@ -1,7 +1,7 @@
 """How large the KV pool and the context may be: a budget and a ledger in, numbers or a refusal out.
 
-Pure: available memory comes in as a value, and so does what a backend takes. A refusal shows the
-ledger and names the exact flag that would work. Knows no backend: they know this file.
+Pure: available memory and the backend's sizes come in as values. A refusal shows the ledger and
+names the exact flag that would work. Knows no backend: backends know this file.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
 from headrace.models.spec import ModelSpec
 from headrace.plan.ledger import Ledger, predict
 
-KV_FRACTION = 0.5  # of what weights, activations and runtime leave free, where nothing is asked for
+KV_FRACTION = 0.5  # of the memory that weights, activations and runtime leave, by default
 _STEADY = 0.95
-USEFUL_TOKENS = 256  # a context smaller than this is not chosen, only obeyed
+USEFUL_TOKENS = 256  # a smaller context is only used if it was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a backend would take for a model, and what it may take."""
+    """How much memory a backend would need for a model, and how much it may use."""
 
     spec: ModelSpec
     sizes: StepSizes  # as asked for; the backend's own where nothing was
@@ -44,7 +44,7 @@ class Sizing:
     total_blocks: int
     context_tokens: int
     ledger: Ledger
-    notes: tuple[str, ...] = ()  # what was chosen otherwise than one might expect
+    notes: tuple[str, ...] = ()  # choices that a user might not expect
 
 
 def size_pool(footprint: Footprint, config: EngineConfig) -> Sizing:
@@ -98,20 +98,20 @@ class _Sizer:
         if self.left is None:
             if config.kv_fraction is not None:
                 raise ConfigError(
-                    f"kv_fraction is {config.kv_fraction:g}, and how much memory is free can't be "
-                    "found out here.",
+                    f"kv_fraction is {config.kv_fraction:g}, but this machine does not report how "
+                    "much memory is free.",
                     "Set kv_memory or kv_tokens instead.",
                     param="kv_fraction",
                 )
             return self.blocks_for(self.longest)
         if config.kv_fraction is not None:
             return int(config.kv_fraction * self.left) // self.block_bytes
-        # More than all sequences can fill would only be looked after.
+        # Not more than all sequences together can use.
         most = self.sizes.max_sequences * self.blocks_for(self.longest)
         return min(most, int(self.footprint.kv_fraction * self.left) // self.block_bytes)
 
     def needed_blocks(self) -> int:
-        """The least that will do: what was asked for, or else something of use."""
+        """The smallest useful pool: for the requested context, or else for USEFUL_TOKENS."""
         config = self.config
         if config.context_tokens is not None:
             return self.blocks_for(config.context_tokens)
@@ -138,7 +138,7 @@ class _Sizer:
         )
 
     def note_context(self, context: int) -> str:
-        note = f"the context is {context:,} tokens, as the KV pool holds; the model's is "
+        note = f"the context is limited to {context:,} tokens by the KV pool; the model's is "
         note += f"{self.longest:,}"
         whole = self.blocks_for(self.longest)
         if self.left is None or whole * self.block_bytes <= self.left:
@@ -146,7 +146,7 @@ class _Sizer:
         return note
 
     def nothing_fits(self, needed: int) -> MemoryFitError:
-        """Not even the least pool is possible beside the rest."""
+        """Not even the smallest useful pool fits beside the rest."""
         ledger = self.ledger(needed, self.longest)
         free = self.available or 0
         remedy = self.smaller_settings(needed) or (
@@ -162,7 +162,7 @@ class _Sizer:
         )
 
     def smaller_settings(self, needed: int) -> str:
-        """Flags with which the model would fit, dearest last; nothing if there are none."""
+        """Flags with which the model would fit, the most restrictive last; empty if none do."""
         batch, size = self.sizes.max_batch_tokens, self.sizes.block_tokens
         useful = min(USEFUL_TOKENS, self.longest)
         tries = [(batch, context) for context in _halved(self.longest, useful)]
@@ -181,11 +181,11 @@ class _Sizer:
         return ""
 
     def too_large(self, blocks: int) -> MemoryFitError:
-        """A pool was asked for by size that memory does not hold."""
+        """The requested pool does not fit into memory."""
         left = self.left or 0
         ledger = self.ledger(blocks, self.longest)
         param = "kv_tokens" if self.config.kv_tokens is not None else "kv_memory"
-        # What is free moves from one moment to the next: the advice should still hold then.
+        # Free memory changes all the time: the advice should still work a moment later.
         text = write_bytes(max(int(left * _STEADY), self.block_bytes), up=False)
         enough = parse_bytes(text, param) // self.block_bytes >= self.needed_blocks()
         most_tokens = left // self.block_bytes * self.sizes.block_tokens
@@ -198,7 +198,7 @@ class _Sizer:
         )
 
     def too_small(self, blocks: int, needed: int) -> MemoryFitError:
-        """The budget is kept, and the context does not go into it."""
+        """The context does not fit into the requested pool."""
         asked, size = self.config.context_tokens, self.sizes.block_tokens
         allows = show_bytes(blocks * self.block_bytes)
         works = self.pool_flag(needed)
@@ -221,12 +221,12 @@ class _Sizer:
 
     @property
     def budget(self) -> str | None:
-        """The field that says how large the pool is."""
+        """The setting that determines the size of the pool."""
         names = ("kv_memory", "kv_tokens", "kv_fraction")
         return next((n for n in names if getattr(self.config, n) is not None), None)
 
     def pool_flag(self, blocks: int) -> str:
-        """The flag of a pool with at least so many blocks, and no more than memory holds."""
+        """The flag for a pool of at least this many blocks, and no more than memory holds."""
         text = write_bytes(blocks * self.block_bytes, up=True)
         if self.left is not None and parse_bytes(text, "kv_memory") > self.left:
             return f"--kv-tokens {blocks * self.sizes.block_tokens}"

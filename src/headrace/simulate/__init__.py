@@ -1,1 +1,1 @@
-"""The real engine over a runner that only pretends: costs, and a clock that is told."""
+"""The real engine over a simulated runner: a cost model and a virtual clock."""

@@ -1,9 +1,8 @@
 """A made-up next-token distribution: a pure function of the hash of all tokens before it.
 
-The likeliest tokens fall off geometrically, at a rate that the hash gives; the rest of the
-vocabulary shares what is left evenly. Small enough to draw from without an array, and honest: the
-probabilities sum to 1, and a draw goes by `backends/reference/sampling.py` (the plain cases without
-an array, all others through it). Knows no blocks and no plans.
+The probabilities of the likeliest tokens fall off geometrically, at a rate given by the hash; the
+other tokens share the rest evenly. Common draws need no array; all draws follow
+`backends/reference/sampling.py`, and the probabilities sum to 1. Knows no blocks and no plans.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from headrace.core.step import DrawParams, RowExtra, TopLogprobs
 RANKED = 32  # tokens with a probability of their own
 _MASK = (1 << 64) - 1
 _UNFILTERED = DrawParams(temperature=1.0).filters
-_SURE = 1e-6  # falling off so fast, the first token is all but certain
+_SURE = 1e-6  # with a rate below this the first token is nearly certain
 
 ROOT = 0x243F6A8885A308D3  # the hash of no tokens
 
@@ -84,7 +83,7 @@ class Distribution:
         return self._of_others()
 
     def draw(self, params: DrawParams, uniform: float, extra: RowExtra) -> int | None:
-        """A token, or None where nothing is left to draw from."""
+        """A token, or None if no token is left to draw."""
         adjusts = params.penalizes or bool(params.bias)
         limits = params.allowed is not None or extra.adjusts
         if not adjusts and params.temperature == 0:
@@ -138,7 +137,7 @@ class Distribution:
         return None
 
     def _candidates(self, params: DrawParams, extra: RowExtra) -> Iterable[int]:
-        """No fewer tokens than may be drawn, by id."""
+        """A superset of the tokens that may be drawn, by id."""
         if params.allowed is not None:
             return sorted(params.allowed)
         if extra.mask is not None:  # most masks leave few

@@ -1,7 +1,7 @@
-"""Requests into an engine as virtual time passes, and what came of each, with when.
+"""Sends requests to an engine as virtual time passes, and records what came of each and when.
 
-Holds the engine to its word: each continuation ends once and says nothing afterwards, and steps
-without end are an error rather than a wait. Knows no runner: whoever computes moves the clock.
+Checks the engine: each continuation ends once and returns nothing afterwards, and an engine that
+never finishes raises an error. Knows no runner: the runner moves the clock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Continuation:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """All that is to be known of a request that ended. A refused one has no continuations."""
+    """The outcome of a request. A refused one has no continuations."""
 
     arrival: Arrival
     continuations: dict[int, Continuation] = field(default_factory=dict)
@@ -56,8 +56,8 @@ def drive(
     max_idle_steps: int = 10_000,
     after_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Outcome]:
-    """Outcomes in the order in which they became known. Arrivals come in order of time; an engine
-    that takes `max_idle_steps` in a row without ending any request is taken to be stuck."""
+    """Outcomes in the order in which they became known. Arrivals must be in order of time. An
+    engine that makes `max_idle_steps` steps in a row without ending a request counts as stuck."""
     return _Drive(engine, clock, iter(arrivals), max_idle_steps, after_step).outcomes()
 
 

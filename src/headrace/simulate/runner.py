@@ -2,8 +2,8 @@
 
 What it draws depends on a sequence's tokens alone, found through block tables as a model would
 find them: an engine that mixes up blocks gets other tokens, or an error. A plan is checked when it
-is submitted, and executed when it is collected, so that plans in flight are really in flight. Does
-not know why a plan is as it is, nor real time.
+is submitted, and executed when it is collected, so that plans in flight are really in flight. Knows
+neither the engine's reasons for a plan nor real time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SimulatedRunner:
         self._strict = strict
         self._slots = Slots(limits.total_blocks, limits.block_tokens)
         self._flight: Flight[_Step] = Flight(limits, vocab_size)
-        self._before: StepResult | None = None  # of the step before; None if that failed
+        self._before: StepResult | None = None  # of the previous step; None if that failed
         self._busy_until_s = clock.now_s()
         # Sequences that failed -> plans submitted by then: those that follow are not yet told.
         self._lost: dict[int, int] = {}
@@ -76,7 +76,7 @@ class SimulatedRunner:
         self._raising: set[int] = set()
 
     def fail(self, sequence_ids: Iterable[int]) -> None:
-        """From the next collected step on, these sequences fail, each alone."""
+        """Make these sequences fail, each by itself, from the next collected step on."""
         self._failing.update(sequence_ids)
 
     def raise_on_step(self, number: int) -> None:
@@ -114,7 +114,7 @@ class SimulatedRunner:
         return self._before
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def _execute(self, step: _Step, before: StepResult | None) -> StepResult:
         plan = step.plan
@@ -148,7 +148,7 @@ class SimulatedRunner:
     def _compute(
         self, plan: StepPlan, row: int, token_ids: list[int], result: StepResult
     ) -> RowResult | None:
-        """Puts the drawn token into the result; gives what there is besides, if anything."""
+        """Puts the drawn token into the result; returns the row's other results, if any."""
         table, start, params = plan.tables[row], plan.starts[row], plan.draws[row]
         asked = plan.extras.get(row, _NOTHING)
         if plan.sequence_ids[row] in self._failing:
@@ -188,7 +188,7 @@ class SimulatedRunner:
                 if block in writers:
                     raise mistaken(
                         f"block {block} written by sequences {writers[block][0]} and {sequence_id}",
-                        "one writer a block",
+                        "one writer per block",
                     )
                 writers[block] = (sequence_id, place)
                 place = 0

@@ -1,8 +1,8 @@
 """The simulated KV memory: each slot of each block holds a hash of all tokens up to it.
 
 Read through a block table as attention would, so that a mistake in a table, a copy, a shared
-prefix or a recomputation ends in another hash, or in a slot that nobody wrote. Knows no tokens'
-meaning and no sequences.
+prefix or a recomputation leads to another hash, or to a slot that was not written. Knows no
+sequences, and not what tokens mean.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Slots:
         if found == UNWRITTEN:
             raise mistaken(
                 f"position {tokens - 1} read from block {table[block]}, place {place}, which "
-                "nobody wrote",
+                "was not written",
                 "positions before `start` to be in the blocks",
             )
         return found
@@ -48,7 +48,7 @@ class Slots:
         return written
 
     def spoil(self, table: list[int], start: int, count: int) -> None:
-        """What a failed computation leaves in its slots: nothing that may be read."""
+        """Mark the slots of a failed computation as unreadable."""
         for position in range(start, start + count):
             slot = table[position // self.block_tokens] * self.block_tokens
             self._hashes[slot + position % self.block_tokens] = UNWRITTEN

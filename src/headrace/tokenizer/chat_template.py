@@ -1,7 +1,7 @@
-"""A chat as the text and tokens a model was trained on, by the template that came with it.
+"""Renders a chat as the text and tokens a model was trained on, with the model's own template.
 
-Messages are checked here, and a control token that somebody typed into one stays plain text: a
-user can't open a system turn. How templates run safely is template_sandbox.py's matter.
+Messages are checked here, and a control token that a user typed into one stays plain text: a user
+can't open a system turn. template_sandbox.py runs templates safely.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from headrace.tokenizer.template_sandbox import CompiledTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
 
 MAX_NESTING = 32
-# Noncharacters: no text has them, and where one does, another is taken. U+FDEF is Tokenizer's.
+# Unicode noncharacters, which texts do not use; if one does, another is taken. Tokenizer uses
+# U+FDEF.
 MARKERS = tuple(map(chr, range(0xFDD0, 0xFDEF)))
 
 _ROLE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]{0,63}")
-# A template that goes through a content's parts itself; others expect a string.
+# A template that iterates over a content's parts itself; others expect a string.
 _READS_PARTS = re.compile(r"\bfor\s+[\w\s,]+\s+in\s+[^%}]*content", re.IGNORECASE)
 _SIGN = re.compile(r"[^\w\s]")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -72,7 +73,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> str:
-        """The chat as text. Not to be tokenized as it stands where users write: use `encode`."""
+        """The chat as text. Do not tokenize this if users wrote parts of it: use `encode`."""
         return self._render(self._variables(messages, tools, extra), add_generation_prompt)
 
     def encode(
@@ -84,10 +85,10 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         **extra: object,
     ) -> list[int]:
-        """The chat as token ids; control tokens come from the template alone.
+        """The chat as token ids; control tokens come only from the template.
 
-        With `continue_final_message` the ids end where the last message's text does, for the
-        model to go on from there.
+        With `continue_final_message` the ids end where the last message's text does, and the model
+        continues from there.
         """
         variables = self._variables(messages, tools, extra)
         strings = list(_strings(variables))
@@ -117,7 +118,7 @@ class ChatTemplate:
         for name in extra:
             if name in _OWN_NAMES:
                 raise InvalidRequestError(
-                    f"{name!r} can't be given to a chat template; it is the template's own.",
+                    f"{name!r} can't be passed to a chat template; the name is reserved.",
                     "Leave it out.",
                     param=name,
                 )
@@ -140,8 +141,8 @@ class _TypedControls:
         texts = tokenizer.reserved_texts
         # A lookahead, so that overlapping ones are all found.
         self._whole = re.compile(f"(?=(?:{tokenizer.reserved_pattern.pattern}))")
-        # A template may put strings side by side: "<|im_" and "end|>". A beginning without any
-        # sign in it is left alone: too many words end in one letter.
+        # A template may join strings: "<|im_" and "end|>". Beginnings that are only letters are
+        # not marked: too many words end in such a letter.
         starts = {text[:length] for text in texts for length in range(1, len(text))}
         self._starts = frozenset(start for start in starts if _SIGN.search(start))
         self._longest = max(map(len, texts), default=1) - 1
@@ -221,7 +222,7 @@ def _check_tools(tools: object) -> list[Any]:
 
 
 def _plain(value: object, param: str, depth: int = 0) -> Any:
-    """A copy in JSON's types alone: objects with methods of their own stay out of templates."""
+    """A copy with only JSON's types: templates must not get objects with other methods."""
     if depth > MAX_NESTING:
         raise _refuse(param, "nested too deep", f"at most {MAX_NESTING} levels")
     if value is None or isinstance(value, (bool, float)):
@@ -289,7 +290,7 @@ def _cut(text: str, end: str | None) -> str:
         return text
     if text.count(end) != 1:
         raise TemplateError(
-            f"The template has the last message's text {text.count(end)} times as it was sent; "
+            f"The rendered template contains the last message's text {text.count(end)} times; "
             "expected once, to continue it there.",
             "Leave continue_final_message out.",
         )
@@ -306,6 +307,6 @@ def _free_marker(texts: Sequence[str]) -> str:
             return marker
     raise InvalidRequestError(
         f"The messages use all of the {len(MARKERS)} noncharacters U+FDD0 to U+FDEE.",
-        "Leave them out; they are no text.",
+        "Remove them from the messages; they are not valid text.",
         param="messages",
     )

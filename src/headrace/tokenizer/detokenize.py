@@ -24,7 +24,7 @@ class StreamDetokenizer:
         *,
         skip_special: bool = True,
         continuation: bool = True,
-        shown_ids: frozenset[int] = frozenset(),  # special ones to emit all the same
+        shown_ids: frozenset[int] = frozenset(),  # special tokens to emit anyway
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown_ids if skip_special else frozenset()
@@ -42,5 +42,5 @@ class StreamDetokenizer:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What was held back: nothing, or U+FFFD for a character that never came to its end."""
+        """What was held back: nothing, or U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", final=True)

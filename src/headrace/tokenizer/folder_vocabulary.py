@@ -28,7 +28,7 @@ _DOWNLOAD = "Download the model's folder again, with its tokenizer files."
 
 
 def read_folder_vocabulary(folder: Path) -> Vocabulary:
-    """The vocabulary in `folder`; WeightsError says which file lacks what."""
+    """The vocabulary in `folder`. Raises WeightsError if a file is missing or malformed."""
     backend = _read_backend(folder / "tokenizer.json")
     config = _read_config(folder / "tokenizer_config.json")
     tokens_map = _read_config(folder / "special_tokens_map.json")
@@ -84,7 +84,7 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
         raise WeightsError(f"{path} is not a tokenizer: {str(error)[:300]}.", _DOWNLOAD) from error
-    # A file may carry the settings of its last training run; prompts are never cut or padded.
+    # A file may contain truncation and padding settings from training; prompts need neither.
     backend.no_truncation()
     backend.no_padding()
     model = backend.model
@@ -138,7 +138,7 @@ def _named_token(
     if value is None:
         return None
     token = ids.get(value) if isinstance(value, str) else None
-    if token is None and name != "pad_token":  # padding is a training matter
+    if token is None and name != "pad_token":  # padding is only used in training
         raise WeightsError(
             f"{folder}: {name} is {value!r}, which tokenizer.json does not have.", _DOWNLOAD
         )
@@ -161,10 +161,11 @@ def _end_ids(path: Path, count: int) -> list[int]:
 def _prefix_ids(
     backend: tokenizers.Tokenizer, config: Mapping[str, object], bos: int | None
 ) -> tuple[int, ...]:
-    """What the files put before a text: `add_bos_token` where it is said, else tokenizer.json.
+    """The tokens that the files put before a text: by `add_bos_token` if it is set, else by
+    tokenizer.json.
 
-    The post-processor is asked, not read: it shows what it adds around a text. Only what comes
-    before counts; a prompt that is to be continued has no end.
+    Runs the post-processor to see what it adds around a text. Only tokens before the text are used:
+    a prompt is to be continued, so it has no end token.
     """
     said = config.get("add_bos_token")
     if isinstance(said, bool):
@@ -179,7 +180,7 @@ def _prefix_ids(
 
 
 def _spelling(backend: tokenizers.Tokenizer, folder: Path) -> tuple[Spelling, bool]:
-    """How pieces spell text, and whether decoding takes a leading space off."""
+    """How pieces spell text, and whether decoding removes a leading space."""
     steps = list(_steps(backend.decoder, "decoders"))
     kinds = {step.get("type") for step in steps}
     if not steps:
@@ -219,7 +220,8 @@ def _steps(part: object, children: str) -> Iterator[dict[str, object]]:
 
 
 def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
-    """The file of its own where there is one, else the configuration's: one, or one by name."""
+    """From its own file if there is one, else from tokenizer_config.json: a single template, or one
+    of several by name."""
     text = _read_text(folder / "chat_template.jinja", MAX_CONFIG_BYTES)
     if text is not None:
         return text

@@ -27,7 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 NO_TOKEN = 2**32 - 1  # some converters write -1 where there is none
 
-# Tokens that end a turn or a text wherever they exist, for files that name only one of them.
+# Tokens that end a turn or a text if they exist, for files that name only one of them.
 END_PIECES = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
@@ -311,7 +311,7 @@ def _strings(metadata: Mapping[str, object], key: str) -> list[str]:
         raise _missing(key, "a list of strings", "missing" if values is None else "empty")
     strings = [value for value in values if isinstance(value, str)]
     if len(strings) != len(values):
-        raise _missing(key, "a list of strings", "a list of other things too")
+        raise _missing(key, "a list of strings", "a list with other types")
     return strings
 
 
@@ -329,24 +329,24 @@ def _merges(metadata: Mapping[str, object]) -> list[tuple[str, str]] | None:
 
 
 def _types(metadata: Mapping[str, object], count: int) -> list[int]:
-    key, expected = "tokenizer.ggml.token_type", f"{count} integers of 1 to 6, one a token"
+    key, expected = "tokenizer.ggml.token_type", f"{count} integers from 1 to 6, one per token"
     values = _sequence(metadata, key, expected)
     if values is None:
         return [NORMAL] * count
     types = [value for value in values if isinstance(value, int) and 0 <= value <= BYTE]
     if len(types) != count or len(values) != count:
-        raise _missing(key, expected, f"a list of {len(values)}, {len(types)} of them such")
+        raise _missing(key, expected, f"a list of {len(values)}, of which {len(types)} are")
     return types
 
 
 def _scores(metadata: Mapping[str, object], count: int) -> list[float]:
-    key, expected = "tokenizer.ggml.scores", f"{count} numbers, one a token"
+    key, expected = "tokenizer.ggml.scores", f"{count} numbers, one per token"
     values = _sequence(metadata, key, expected)
     if values is None:
         raise _missing(key, expected)
     scores = [float(value) for value in values if isinstance(value, (int, float))]
     if len(scores) != count or len(values) != count or any(s != s for s in scores):
-        raise _missing(key, expected, f"a list of {len(values)}, or holds no numbers")
+        raise _missing(key, expected, f"a list of {len(values)}, or not all are numbers")
     return scores
 
 

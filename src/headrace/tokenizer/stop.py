@@ -13,9 +13,9 @@ from headrace.core.errors import InvalidRequestError
 
 
 class _Pattern:
-    """One stop string, for any number of texts (Knuth, Morris and Pratt). What is needed when a
-    text stops matching it is found out as far as some text has matched: a long one that no text
-    begins with costs nothing."""
+    """One stop string, for any number of texts (Knuth-Morris-Pratt). The failure table is computed
+    lazily, as far as a text has matched: a long stop string that no text begins with costs nothing.
+    """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -23,7 +23,8 @@ class _Pattern:
         self._fallback = [0, 0]
 
     def advance(self, matched: int, character: str) -> int:
-        """How much of it a text ends with that ended with so much before this character."""
+        """How many of its characters the text ends with after this character, given how many it
+        ended with before."""
         stop = self.stop
         while matched and stop[matched] != character:
             matched = self._fall_back(matched)
@@ -40,7 +41,7 @@ class _Pattern:
 
 
 class StopStrings:
-    """A request's, made once for all of its continuations."""
+    """A request's stop strings, prepared once for all of its continuations."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(isinstance(stop, str) and stop for stop in stops):
@@ -61,7 +62,7 @@ class StopChecker:
     def __init__(self, stops: StopStrings | Sequence[str]) -> None:
         strings = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self._patterns = strings.patterns
-        self._matched = [0] * len(self._patterns)  # of each, by the end of the text so far
+        self._matched = [0] * len(self._patterns)  # how much of each the text ends with
         self._held = ""
         self._stopped = False
         self.met: str | None = None  # the stop string that ended the text

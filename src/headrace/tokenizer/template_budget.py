@@ -1,7 +1,7 @@
 """What one rendering of a chat template may cost: steps, characters, nesting, time.
 
-A template comes with a model's files and nobody has read it. Every value it makes passes here;
-running over raises TemplateError. It knows nothing of Jinja.
+A template comes with a model's files and is not trusted. Every value it creates is counted here;
+exceeding a limit raises TemplateError. It knows nothing of Jinja.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_NESTING = 64
 MAX_INT_BITS = 4096
 DEADLINE_S = 2.0
 
-_ITEM_CHARS = 8  # what an element counts for besides its own size: a pointer
+_ITEM_CHARS = 8  # what an element counts for in addition to its own size: a pointer
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class Budget:
         self._deadline = time.monotonic() + DEADLINE_S
         self._steps_left = MAX_STEPS
         self._chars_left = MAX_TOTAL_CHARS
-        # Sizes of containers by identity. Keeping the container keeps its identity its own, and a
+        # Sizes of containers by identity. The container is kept, so that its id is not reused; a
         # template can't change one (the sandbox is immutable).
         self._sizes: dict[int, tuple[object, int]] = {}
 
@@ -70,10 +70,10 @@ class Budget:
             yield value
 
     def size(self, value: object, depth: int = 0) -> int:
-        """Characters in a value with everything it holds, a thing held twice counted twice.
+        """Characters in a value with everything it contains; an item contained twice counts twice.
 
-        Text made of a value and comparisons of it take about as long as this is large, so a small
-        structure that unfolds into an immense one is refused here, where it is made.
+        Converting a value to text and comparing it take time in proportion to this, so a small
+        structure that expands into a huge one is refused here, when it is created.
         """
         if isinstance(value, str):
             return len(value)

@@ -18,21 +18,21 @@ from headrace.tokenizer.template_budget import current_budget, over_limit
 
 Filter = Callable[..., Any]
 
-# Jinja's filters that can't make much of little.
+# Jinja's filters whose result is not much larger than their input.
 _PLAIN = (
     *("abs", "capitalize", "count", "d", "default", "first", "float", "int", "items", "last"),
     *("length", "lower", "reverse", "string", "title", "truncate", "upper", "urlencode"),
 )
 _ITERATING = ("list", "map", "reject", "rejectattr", "select", "selectattr")
 _SORTING = ("dictsort", "groupby", "max", "min", "sort", "unique")
-_SORT_COST = 16  # comparisons an item, about
+_SORT_COST = 16  # comparisons per item, about
 _MAX_PRECISION = 100
 
 _jinja = ImmutableSandboxedEnvironment()
 
 
 def guarded_filters() -> dict[str, Filter]:
-    """Every filter there is, by name."""
+    """All allowed filters, by name."""
     filters = {name: _behind_guard(name) for name in (*_PLAIN, *_ITERATING, *_SORTING)}
     own = (_center, _escape, _format, _indent, _join, _replace, _round, _safe, _sum)
     filters.update({function.__name__.removeprefix("_"): function for function in own})

@@ -1,6 +1,6 @@
-"""Jinja for templates nobody has read: transformers' dialect, in a sandbox that counts.
+"""Jinja for untrusted templates: transformers' dialect, in a sandbox with limits.
 
-Jinja's own sandbox keeps a template from the machine, not from its time and memory. Here the
+Jinja's own sandbox protects the machine from a template, but not its time and memory. Here the
 parsed template is rewritten so that every loop, call, literal, slice and concatenation goes
 through a Budget; methods, filters and globals are allow-listed. It knows nothing of chats.
 """
@@ -47,8 +47,8 @@ class CompiledTemplate:
     def __init__(self, source: str, *, clock: Callable[[], datetime] = datetime.now) -> None:
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateError(
-                f"The chat template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are "
-                "allowed.",
+                f"The chat template has {len(source)} characters; expected at most "
+                f"{MAX_SOURCE_CHARS}.",
                 "Send a plain prompt instead, or give the model another template.",
             )
         environment = _Environment(clock)
@@ -107,12 +107,12 @@ class _GenerationTag(Extension):
 
 
 class _Rewriter(NodeTransformer):
-    """Sends what costs through the environment's `checked_*` functions."""
+    """Rewrites operations that cost time or memory to call the environment's `checked_*`."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if isinstance(node, _REFUSED_NODES):
             name = type(node).__name__.lower()
-            raise _failed("is malformed", f"line {node.lineno}: {name} has no place in it")
+            raise _failed("is malformed", f"line {node.lineno}: {name} is not allowed")
         return super().visit(node, *args, **kwargs)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
@@ -159,7 +159,7 @@ def _checked(name: str, *arguments: nodes.Node) -> nodes.Call:
 
 
 def _charge_static(node: nodes.Node, body: list[nodes.Node]) -> None:
-    """Charge a body's literal text each time it runs; Jinja emits it without asking anyone."""
+    """Charge a body's literal text each time it runs; Jinja emits it without any hook."""
     chars = sum(len(data.data) for part in body for data in part.find_all(nodes.TemplateData))
     if chars:
         charge = _checked("charge", nodes.Const(chars, lineno=node.lineno))

@@ -1,7 +1,7 @@
-"""Operations on a template's values whose result can be far larger than what goes in.
+"""Operations on a template's values whose result can be far larger than their inputs.
 
-Each works out an upper bound first and asks the budget. They know nothing of Jinja: plain strings,
-lists and numbers.
+Each computes an upper bound first and checks it against the budget. They know nothing of Jinja:
+plain strings, lists and numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from headrace.core.errors import TemplateError
 from headrace.tokenizer.template_budget import MAX_INT_BITS, Budget, over_limit
 
-# What a template may call on a value, by the value's type. Whatever is not here is refused.
+# The methods that a template may call, by the value's type. All others are refused.
 METHODS: dict[type, frozenset[str]] = {
     str: frozenset(
         {

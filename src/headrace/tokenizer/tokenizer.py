@@ -35,7 +35,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._plain: tokenizers.Tokenizer | None = None
-        # Nobody can type what nobody knows. The first character is none of chat_template's markers.
+        # Random, so that no user can type it. Its first character is not a marker of chat_template.
         self._nonce = f"\ufdef{secrets.token_hex(8)}"
         self.vocab_size = len(vocabulary.pieces)
         self.bos_id = vocabulary.bos_id
@@ -58,7 +58,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """A user's text. Control tokens typed in it stay plain text.
 
-        `add_bos` puts first what this model's texts start with, which is nothing for some models.
+        `add_bos` adds the tokens that this model's texts start with; some models have none.
         """
         ids = _encode(self._backend, text)
         if not self._vocabulary.reserved_ids.isdisjoint(ids):
@@ -73,8 +73,8 @@ class Tokenizer:
         """
         if marker is None or marker not in text:
             return _encode(self._backend, text)
-        # The other way round is easier: rename the control tokens that no marker breaks, and let a
-        # tokenizer that knows only the new names read the rest.
+        # The reverse is easier: rename the control tokens that no marker breaks, and use a
+        # tokenizer that knows only the new names.
         renamed = self.reserved_pattern.sub(lambda match: self._nonce + match[0], text)
         return _encode(self._plain_backend(), renamed.replace(marker, ""))
 
@@ -96,7 +96,7 @@ class Tokenizer:
         """The exact bytes a token adds to the text it continues; none for an id without a token."""
         found = self._bytes.get(token_id)
         if found is None:
-            if not 0 <= token_id < self.vocab_size:  # nothing to keep: there is no end of such ids
+            if not 0 <= token_id < self.vocab_size:  # not cached: there is no limit to such ids
                 return b""
             found = self._bytes[token_id] = spell_bytes(self._vocabulary, token_id)
         return found
@@ -107,17 +107,17 @@ class Tokenizer:
 
     @property
     def strips_space(self) -> bool:
-        """Whether a text's own first space is the tokenizer's doing."""
+        """Whether the tokenizer adds a space before each text, which decoding removes."""
         return self._vocabulary.strips_space
 
     @cached_property
     def longest_token_characters(self) -> int:
-        """No token stands for more characters of a text than this."""
+        """The most characters of text that a token stands for."""
         return max(1, *map(len, self._vocabulary.pieces))
 
     def shown(self, token_id: int) -> tuple[str, bool]:
-        """A token for people, control tokens too, and whether it is text of its own: a part of a
-        character is shown as its bytes, such as \\xe2\\x82."""
+        """A token in readable form, including control tokens, and whether it is valid text by
+        itself: a part of a character is shown as its bytes, such as \\xe2\\x82."""
         data = self.token_bytes(token_id)
         try:
             return data.decode("utf-8"), True
@@ -136,7 +136,7 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def _plain_backend(self) -> tokenizers.Tokenizer:
-        """As the backend, with every reserved token under a name that nobody can type.
+        """The backend with every reserved token renamed to something that no user can type.
 
         Renaming works where a flag would not: the library can skip special tokens when matching,
         but some vocabularies also reach them by merges or as whole words, and some files fail to

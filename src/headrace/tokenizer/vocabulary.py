@@ -57,9 +57,9 @@ _CONTROL_SHAPE = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 def find_reserved(
     pieces: list[str], added: Iterable[int], special: Iterable[int]
 ) -> frozenset[int]:
-    """Ids that a user's text must never become: the special ones and those that look like it.
+    """Ids that a user's text must never produce: special tokens and those that look like them.
 
-    A single character can't be told from text, so it is never reserved.
+    A single character is never reserved, as it may be plain text.
     """
     shaped = {token for token in added if _CONTROL_SHAPE.fullmatch(pieces[token])}
     return frozenset(token for token in {*shaped, *special} if len(pieces[token]) > 1)

@@ -1,1 +1,1 @@
-"""From a model's files to weights: opening, finding, and what their values mean."""
+"""From a model's files to weights: opens files, finds tensors, and defines their values."""

@@ -1,9 +1,9 @@
 """Tensors as float32 arrays: the meaning of every format, written plainly in numpy.
 
 The reference backend computes with these values and every kernel is tested against them. Speed is
-not the aim; memory is bounded by working through a tensor piece by piece.
+not the aim; memory is bounded by processing a tensor piece by piece.
 
-`b` is a run of blocks as bytes, [n, block_bytes]; each decoder gives [n, block_values]. Scales are
+`b` are blocks as bytes, [n, block_bytes]; each decoder returns [n, block_values]. Scales are
 multiplied in the order in which the format defines them, in float32, so results are exact.
 """
 
@@ -37,18 +37,18 @@ def dequantize(part: Part) -> Floats:
 
 
 def dequantize_plain(tensor: Tensor) -> Floats:
-    """All values of a tensor that has them by itself."""
+    """All values of a tensor that is not part of a quantized matrix."""
     return _decode(tensor, _blocks(tensor)).reshape(tensor.shape)
 
 
 def plain_format(part: Part) -> TensorFormat:
-    """Of what `plain_tensor` gives."""
+    """The format of what `plain_tensor` returns."""
     return FORMATS["F16"] if isinstance(part, QuantizedTensor) else part.format
 
 
 def plain_tensor(part: Part) -> Tensor:
-    """The part as one tensor, for a backend that packs no others: a quantized matrix in F16, which
-    is what its method computes with and what its scales are precise to; a dummy one in BF16."""
+    """The part as one tensor, for a backend that supports nothing else: a quantized matrix in F16,
+    the precision of its method and scales; a dummy one in BF16."""
     if isinstance(part, Tensor):
         return part
     values = dequantize(part)
@@ -59,8 +59,8 @@ def plain_tensor(part: Part) -> Tensor:
             raw = values.astype("<f2")
         if not np.isfinite(raw).all():
             raise UnsupportedModelError(
-                f"tensor {shown(part.name)}: value: found one of {np.abs(values).max():g}; the CPU "
-                f"backend holds a matrix of {part.format.name} in F16, up to 65504.",
+                f"tensor {shown(part.name)}: found a value of {np.abs(values).max():g}; the CPU "
+                f"backend converts {part.format.name} to F16, which holds up to 65504.",
                 "Use a copy of the model in BF16 or F32, or --device reference.",
             )
     data = raw.reshape(-1).view(np.uint8).data.toreadonly()
@@ -80,7 +80,7 @@ def _dequantize_matrix(tensor: QuantizedTensor) -> Floats:
 
 
 def dequantize_rows(tensor: Tensor, rows: Sequence[int] | NDArray[np.integer]) -> Floats:
-    """Some entries of the first axis, in the order asked for: [len(rows), *shape[1:]]"""
+    """Some rows of the first axis, in the given order: [len(rows), *shape[1:]]"""
     by_row = _blocks(tensor).reshape(tensor.shape[0], -1, tensor.format.block_bytes)
     chosen = by_row[np.asarray(rows, dtype=np.intp)].reshape(-1, tensor.format.block_bytes)
     return _decode(tensor, chosen).reshape(len(rows), *tensor.shape[1:])
@@ -94,7 +94,7 @@ def _decode(tensor: Tensor, blocks: Bytes) -> Floats:
     decode = _DECODERS[tensor.format.name]
     out = np.empty((len(blocks), tensor.format.block_values), np.float32)
     step = _PIECE_VALUES // tensor.format.block_values
-    # A file may hold infinities; what they multiply to is its own affair.
+    # A file may hold infinities: no warnings for those.
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(blocks), step):
             out[start : start + step] = decode(blocks[start : start + step])

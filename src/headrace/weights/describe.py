@@ -1,6 +1,6 @@
-"""What model an open weights file holds: its spec, and its weights' names.
+"""Which model an open weights file contains: its spec, and the names of its weights.
 
-Joins the readers (files as values) with the families (values as a model). Loads no weight.
+Connects the file readers with the model families. Loads no weight.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headrace.weights.methods.quantization import FIELD, read_method
 def describe_file(
     file: OpenFile, context_tokens: int | None = None
 ) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
-    """`context_tokens` is what will be served: some models turn their positions by it."""
+    """`context_tokens` is the context to serve: the rope of some models depends on it."""
     if isinstance(file, DummyFolder):
         if file.config.get(FIELD):
             raise UnsupportedModelError(
                 f"{file.path}: config.json has a {FIELD}; load_format dummy makes BF16 weights.",
-                f"Take the {FIELD} out, and set quantization for a GPU to quantize on load.",
+                f"Remove the {FIELD}, and set --quantization to quantize while loading.",
             )
         return describe_config(file.config, [], context_tokens)
     if isinstance(file, SafetensorsFolder):
@@ -46,7 +46,7 @@ def describe_file(
 def _describe_folder(
     file: SafetensorsFolder, context_tokens: int | None
 ) -> tuple[ModelSpec, DecoderWeights[WeightRef]]:
-    """A family sees a quantized checkpoint as the one that it was made from."""
+    """Families see a quantized checkpoint as if it were not quantized."""
     names = [*file.tensors, *file.left_out]
     method = read_method(file.config)
     if method is None:

@@ -1,7 +1,7 @@
-"""Weights of random values for a config.json without a checkpoint: to measure with, not to ask.
+"""Random weights for a config.json without a checkpoint, for benchmarks.
 
-A DummyTensor is a shape and a seed; whoever needs values makes them, where it needs them: a GPU on
-the GPU, the other backends through `dummy_values`. Two backends need not make the same ones.
+A DummyTensor is a shape and a seed; backends generate the values where they need them: the CUDA
+backend on the GPU, the others with `dummy_values`. Values may differ between backends.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headrace.models.refs import TensorRef
 from headrace.weights.files.safetensors import read_config
 from headrace.weights.tensor import FORMATS, Tensor, TensorFormat
 
-# Of a matrix: what models are initialised with. Sums stay small, so that no value of a deep
-# decoder leaves the range of a bfloat16.
+# Of a matrix: a usual value for initialising models. Sums stay small, so that no value of a deep
+# decoder exceeds the range of bfloat16.
 DUMMY_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class DummyTensor:
-    """A part of a Weight in the place of a Tensor: values normal with `std` around `mean`."""
+    """A part of a Weight in place of a Tensor, with normally distributed values."""
 
     name: str
     shape: tuple[int, ...]
-    seed: int  # of the name: the same in every process
+    seed: int  # from the name: the same in every process
     mean: float = 0.0
     std: float = DUMMY_STD
 
@@ -45,7 +45,7 @@ class DummyTensor:
 
 
 class DummyFolder:
-    """Implements `load.WeightsFile` for a folder of which only config.json is read."""
+    """Implements `load.WeightsFile` for a folder; only reads its config.json."""
 
     def __init__(self, path: Path, config: dict[str, object]) -> None:
         self.path = path
@@ -59,10 +59,10 @@ class DummyFolder:
         return cls(folder, read_config(folder))
 
     def release(self, tensor: Tensor) -> None:
-        """Nothing of it is in memory."""
+        """Nothing to release."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class DummyFolder:
 
 
 def dummy_tensor(ref: TensorRef, offset: float = 0.0) -> DummyTensor:
-    """A matrix of noise, or a vector: ones for a norm (less its offset), zeros for a bias."""
+    """A random matrix, or a vector: ones for a norm (minus its offset), zeros for a bias."""
     seed = zlib.crc32(ref.name.encode())
     if len(ref.shape) > 1:
         return DummyTensor(ref.name, ref.shape, seed)

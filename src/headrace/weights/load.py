@@ -1,7 +1,7 @@
-"""From a path to open weights, and from a family's names to the tensors behind them.
+"""Opens the weights at a path, and finds the tensors that a model family names.
 
-Knows which kinds of file there are and how to say what is missing. Knows nothing of families:
-names and shapes come in as references.
+Knows the kinds of files, and reports what is missing. Knows nothing of families: names and shapes
+come in as references.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class WeightsFile(Protocol):
 
     @property
     def stored(self) -> Mapping[str, Tensor]:
-        """All that a model is made of: tensors, and the codes of quantized ones."""
+        """All tensors of the model, including the codes of quantized ones."""
         ...
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Tensors that are there in a type that is not read: name -> type."""
+        """Tensors of a type that Headrace does not read: name -> type."""
         ...
 
     def release(self, tensor: Tensor) -> None: ...
@@ -55,12 +55,12 @@ OpenFile = GgufFile | SafetensorsFolder | DummyFolder
 
 
 def open_weights(path: Path, load_format: str = "auto") -> OpenFile:
-    """Open what is at `path`, whichever of the supported kinds it is. The format "dummy": random
-    values for the config.json in this folder, whatever weights lie beside it."""
+    """Open the weights at `path`, of any supported kind. With load_format "dummy": random values
+    for the config.json in this folder; weights in it are ignored."""
     if load_format == "dummy":
         if not path.is_dir():
             raise ModelNotFoundError(
-                f"{path}: no folder; load_format dummy takes one with a config.json.",
+                f"{path}: not a folder; load_format dummy needs a folder with a config.json.",
                 "Give such a folder, or set load_format to auto.",
             )
         return DummyFolder.open(path)
@@ -100,9 +100,9 @@ def _open_folder(folder: Path) -> GgufFile | SafetensorsFolder:
 
 
 def find_weights(refs: DecoderWeights[WeightRef], file: WeightsFile) -> DecoderWeights[Weight]:
-    """Every tensor that the references name, its shape checked.
+    """Every tensor that the references name, with its shape checked.
 
-    References that are equal give the same object, so that a backend prepares tied weights once.
+    Equal references return the same object, so that a backend prepares tied weights once.
     """
     found: dict[WeightRef, Weight] = {}
     method = read_method(file.config) if isinstance(file, SafetensorsFolder) else None
@@ -166,8 +166,8 @@ def _not_found(
                 "Use a copy of the model in one of these types.",
             )
     near = difflib.get_close_matches(ref.name, file.tensors, n=3)
-    hint = f"near names there: {', '.join(map(shown, near))}" if near else "no name there is near"
+    hint = f"similar names: {', '.join(map(shown, near))}" if near else "no name is similar"
     return WeightsError(
         f"{file.path}: no tensor {shown(ref.name)} ({role}, shape {list(ref.shape)}); {hint}.",
-        "The file lacks part of the model, or is of another architecture than it says.",
+        "The file is incomplete or has another architecture than it says: use another copy.",
     )

@@ -1,12 +1,11 @@
-"""A model's default sampling values, from the first that has any: one rule for all callers.
+"""A model's default sampling values, from the first of these sources that has any:
 
     generation_config.json in the model's folder, or the GGUF's own header (general.sampling.*)
     the catalog
-    nobody: temperature 1 over all tokens
+    neutral values: temperature 1 over all tokens
 
-What a caller gives comes before all of them, each number by itself. Which parameters a model may
-have a default of, and their keys in a GGUF, is said in core/sampling.py. Knows files and the
-catalog; no request.
+A parameter in a request overrides its default. core/sampling.py says which parameters may have a
+default in a model's files, and their keys in a GGUF. Knows files and the catalog; no request.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ from headrace.weights.files.json_file import read_object
 from headrace.weights.load import OpenFile
 
 FILE_NAME = "generation_config.json"
-# As llama.cpp writes them into the header when it converts a model.
+# The keys that llama.cpp's converter writes into the header.
 _GGUF_KEYS = {each.gguf_key: name for name, each in rows_of(DrawFields) if each.gguf_key}
-_WITHOUT = "Correct it, or leave the file's advice out: --generation-config none."
+_WITHOUT = "Correct it, or ignore the model's defaults with --generation-config none."
 
 
 def read_sampling_defaults(path: Path, file: OpenFile, wanted: GenerationConfig) -> DrawNumbers:
-    """`path` is what MODEL was resolved to: a folder may have a file of advice beside its GGUF."""
+    """`path` is what MODEL was resolved to: a folder may have a generation_config.json beside its
+    GGUF."""
     if wanted is GenerationConfig.NONE:
         return NEUTRAL
     advice = path / FILE_NAME
@@ -47,7 +47,7 @@ def read_sampling_defaults(path: Path, file: OpenFile, wanted: GenerationConfig)
 
 
 def _defaults(values: Mapping[str, object], where: str) -> DrawNumbers:
-    """`do_sample` false is greedy, whatever stands beside it; null is as not being there."""
+    """`do_sample` false means greedy, whatever the other values are; null means absent."""
     names = [name for name in MODEL_DEFAULTS if values.get(name) is not None]
     given: dict[str, Any] = {name: _number(values[name], name, where) for name in names}
     if values.get("do_sample") is False:

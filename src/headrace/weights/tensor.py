@@ -1,4 +1,4 @@
-"""A named tensor as it lies in a file: its format, shape and bytes. No arithmetic.
+"""A named tensor as it is stored in a file: its format, shape and bytes. No arithmetic.
 
 A format is a run of `block_values` values stored in `block_bytes` bytes; float formats are blocks
 of one. The names are GGUF's.
@@ -34,8 +34,8 @@ FORMATS = {
     )
 }
 
-# What quantized checkpoints keep their codes in, under safetensors' names. Numbers without a
-# meaning of their own: weights/methods/ knows what they stand for.
+# Types in which quantized checkpoints store their codes, by safetensors' names. weights/methods/
+# knows what the codes mean.
 CODE_FORMATS = {
     f.name: f
     for f in (TensorFormat("I8", 1, 1), TensorFormat("I32", 1, 4), TensorFormat("F8_E4M3", 1, 1))
@@ -44,8 +44,8 @@ CODE_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`data` is a read-only view into the mapped file, exactly as many bytes as shape and format
-    say. Rows (the last axis) hold whole blocks. Shape is outermost first, as numpy's."""
+    """`data` is a read-only view into the mapped file, with exactly the bytes of the shape and
+    format. Rows (the last axis) hold whole blocks. Shape is outermost first, as in numpy."""
 
     name: str
     format: TensorFormat

@@ -1,6 +1,6 @@
 """A model's weight as found: tensors stacked by output rows. No arithmetic.
 
-Backends prepare what they need from it (a packed copy, a float array); the bytes stay mapped.
+Backends prepare it in their own form (a packed copy, a float array); the file stays mapped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from headrace.weights.dummy import DummyTensor
 from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
 
-# A tensor of a file, a quantized matrix over several of them, or one that is yet to be made: each
-# with a name, a format and a shape.
+# A tensor of a file, a quantized matrix of several tensors, or random values to be generated: each
+# has a name, a format and a shape.
 Part = Tensor | QuantizedTensor | DummyTensor
 
 
@@ -21,7 +21,7 @@ class Weight:
     """A matrix [sum of the parts' rows, columns], or a vector [d] (one part)."""
 
     parts: tuple[Part, ...]
-    bias: tuple[Part, ...] = ()  # one a part, or none
+    bias: tuple[Part, ...] = ()  # one per part, or none
     offset: float = 0.0  # to be added to every value
 
     @property

@@ -65,7 +65,7 @@ def test_a_sequence_without_numbers_fails_alone(random_tensor: RandomTensor) -> 
         (good,) = run(runner, decoding(1, 5, 0, [1]))
         bad, other = run(runner, decoding(0, 13, 0, [0]), decoding(1, 5, 0, [1]))
     assert bad.token_id is None
-    assert bad.error == "The model gave logits that are not numbers."
+    assert bad.error == "The model's logits are not finite numbers."
     assert other == good
 
 

@@ -64,13 +64,15 @@ def test_stacked_parts(parts: list[tuple[str, int]], random_tensor: RandomTensor
 
 
 def test_what_the_backend_does_not_have_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'IQ2_XS'; the CPU backend packs F32, "):
+    with pytest.raises(UnsupportedModelError, match=r"'IQ2_XS'; the CPU backend supports F32, "):
         packed_bytes("IQ2_XS", 16, 256)
-    with pytest.raises(ConfigError, match=r"block_tokens is 32; .* hold 16") as error:
+    with pytest.raises(
+        ConfigError, match=r"block_tokens is 32; the CPU backend supports only 16"
+    ) as error:
         CpuBackend().check(EngineConfig(block_tokens=32))
     assert error.value.param == "block_tokens"
     with pytest.raises(
-        ConfigError, match=r"kv_dtype is 'fp8'; the CPU backend allows f32, f16"
+        ConfigError, match=r"kv_dtype is 'fp8'; the CPU backend supports f32, f16"
     ) as e:
         CpuBackend().check(EngineConfig.from_mapping({"kv_dtype": "fp8"}))
     assert e.value.param == "kv_dtype"

@@ -127,4 +127,4 @@ def test_no_more_threads_than_processors(monkeypatch: pytest.MonkeyPatch) -> Non
     assert machine.choose_threads(3) == (3, "as asked")
     count, why = machine.choose_threads(8)
     assert count == 3
-    assert "8 asked for" in why
+    assert "8 were requested" in why

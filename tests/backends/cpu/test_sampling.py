@@ -354,16 +354,16 @@ def test_logits_that_are_not_numbers_give_no_token(bad: float) -> None:
         found = native(logits, [drawing(how, 5), drawing(Draw(temperature=0.0)), scored])
         assert tokens_of(found) == [None, 4, None]
         assert [result.error is None for result in found] == [False, True, False]
-        assert found[0].error == "The model gave logits that are not numbers."
+        assert found[0].error == "The model's logits are not finite numbers."
 
 
 def test_a_penalty_that_overflows_fails_that_sequence_alone() -> None:
     logits = np.full((2, 100), 3, np.float32)
     wild = Draw(temperature=1.0, repetition_penalty=1e-40, history=[5])
     found = draw_all(logits, [wild, replace(wild, history=[])])
-    assert "past the range of float32" in (found[0].error or "")
+    assert "beyond the range of float32" in (found[0].error or "")
     assert found[1].token_id == 0
-    with pytest.raises(HeadraceError, match=r"past the range of float32"):
+    with pytest.raises(HeadraceError, match=r"beyond the range of float32"):
         reference_draw(logits[0], wild)
 
 

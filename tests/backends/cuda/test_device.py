@@ -97,8 +97,8 @@ def test_running_out_of_memory_names_the_part_and_what_would_do(
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 20 * GIB)
     room = (30 * GIB - RESERVED_BYTES) >> 20
     for part, said in (
-        ("the KV pool", f"taking the KV pool.*--gpu-memory {room}MiB"),
-        ("weights", "taking weights.*smaller model or --quantization"),
+        ("the KV pool", f"allocating the KV pool.*--gpu-memory {room}MiB"),
+        ("weights", "allocating weights.*smaller model or --quantization"),
     ):
         with pytest.raises(MemoryFitError, match=said), device_module.taking(part):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
@@ -242,7 +242,7 @@ def test_auto_takes_a_supported_gpu(cuda: dict[str, Any]) -> None:
 
 
 def test_auto_does_not_pass_over_a_gpu_because_of_a_setting(cuda: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="kv_dtype is 'int8'; the CUDA backend allows"):
+    with pytest.raises(ConfigError, match="kv_dtype is 'int8'; the CUDA backend supports"):
         chosen(kv_dtype="int8")
     with pytest.raises(ConfigError, match=r"gpu_memory is 200GiB; NVIDIA H200 has 140\.0 GiB"):
         chosen(gpu_memory="200GiB")

@@ -93,7 +93,7 @@ def test_graphs_are_counted_unless_there_are_none() -> None:
     [
         ({"block_tokens": 8}, "block_tokens is 8"),
         ({"block_tokens": 24}, "block_tokens is 24"),
-        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; the CUDA backend allows bf16, f16, fp8"),
+        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; the CUDA backend supports bf16, f16, fp8"),
     ],
 )
 def test_what_it_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:

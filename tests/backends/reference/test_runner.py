@@ -135,7 +135,7 @@ def test_a_draw_that_nothing_can_follow_fails_alone() -> None:
     failed, found = rows_of(runner.collect())
     assert failed.token_id is None
     assert failed.error is not None
-    assert "No token may follow" in failed.error
+    assert "No token is left to draw" in failed.error
     assert (found.token_id, found.error) == (int(all_logits(TEXT)[-1].argmax()), None)
 
 

@@ -139,7 +139,7 @@ def test_a_mask_is_a_bit_a_token_and_ends_where_it_ends() -> None:
     everything = replace(how, mask=b"\xff" * 100)  # longer than the vocabulary
     assert reference_draw(logits, everything) == reference_draw(logits, Draw(temperature=5))
     for mask in (b"", bytes(7), bytes(100)):
-        with pytest.raises(HeadraceError, match="No token may follow"):
+        with pytest.raises(HeadraceError, match="No token is left to draw"):
             reference_draw(logits, Draw(temperature=1, mask=mask))
 
 
@@ -148,7 +148,7 @@ def test_a_mask_is_a_bit_a_token_and_ends_where_it_ends() -> None:
 def test_nothing_left_is_an_error(
     allowed: list[int] | None, banned: list[int], temperature: float
 ) -> None:
-    with pytest.raises(HeadraceError, match="No token may follow"):
+    with pytest.raises(HeadraceError, match="No token is left to draw"):
         reference_draw(row(), Draw(temperature=temperature, allowed=allowed, banned=banned))
 
 

@@ -107,7 +107,7 @@ def compute(ops: ReferenceOps, instruction: Instruction, x: Floats, *more: Float
         case cuda.RotatedAttend(attention=attention, head_norm=normed):
             qkv = x if normed is None else compute(ops, normed, x)
             out = ops.attention(ops.rope(qkv, attention), attention)
-            x[:] = np.nan  # it says that it spoils its input
+            x[:] = np.nan  # it says that it overwrites its input
             return out
         case Attend(attention=attention):
             return ops.attention(x, attention)
@@ -381,5 +381,5 @@ def test_attention_does_not_spoil_what_is_read_again() -> None:
     mixed = ops.attention(ops.rope(qkv, ATTENTION), ATTENTION)
     cuda.fuse(ops.instructions, mixed)
     ops.gated(qkv, Activation.SILU)
-    with pytest.raises(AssertionError, match="spoils its input"):
+    with pytest.raises(AssertionError, match="overwrites its input"):
         cuda.fuse(ops.instructions, mixed)

@@ -85,8 +85,8 @@ def test_biases_of_zeros_are_nothing_and_others_are_refused(
         ("scales", lambda t: t[:, :-8], r"shape: found \[3, 56\]; expected \[3, 64\]"),
         ("qzeros", lambda t: t.float(), "type: found F32; expected I32"),
         ("scales", lambda t: t.to(torch.int32), "type: found I32; expected F16 or BF16 or F32"),
-        ("qzeros", lambda t: None, "missing, or of a type that is not read; expected I32"),
-        ("qzeros", lambda t: t.long(), "missing, or of a type that is not read; expected I32"),
+        ("qzeros", lambda t: None, "missing, or of an unsupported type; expected I32"),
+        ("qzeros", lambda t: t.long(), "missing, or of an unsupported type; expected I32"),
     ],
 )
 def test_damaged_modules_are_named(
@@ -111,7 +111,7 @@ def test_damaged_modules_are_named(
         ({"bits": 3}, "quantization_config.bits is 3; supported: 4"),
         ({"version": "gemv"}, "quantization_config.version is 'gemv'; supported: gemm"),
         ({"quant_method": "hqq"}, "quant_method is 'hqq'; supported: awq, gptq, fp8"),
-        ({"group_size": 40}, "inputs, in groups: found 64; supported is a multiple of 40"),
+        ({"group_size": 40}, "inputs, in groups: found 64; expected a multiple of 40"),
     ],
 )
 def test_what_is_not_done_is_said(

@@ -163,7 +163,7 @@ def made() -> Checkpoint:
         ("weight_scale", lambda t: t[:-1], r"shape: found \[63, 1\]; expected"),
         ("weight_scale", lambda t: t.T.contiguous(), r"shape: found \[1, 64\]; expected"),
         ("weight_scale", lambda t: t.to(torch.int8), "type: found I8; expected F32 or BF16"),
-        ("weight_scale", lambda t: None, "missing, or of a type that is not read"),
+        ("weight_scale", lambda t: None, "missing, or of an unsupported type"),
     ],
 )
 def test_damaged_modules_are_named(

@@ -93,7 +93,7 @@ def test_one_group_for_all_inputs_and_no_order_in_the_file(tmp_path: Path) -> No
         (0, -1, WeightsError, "group of an input: found -1; expected 0 to 2"),
         (95, 3, WeightsError, "group of an input: found 3; expected 0 to 2"),
         (7, 2**31 - 1, WeightsError, f"found {2**31 - 1}; expected 0 to 2"),
-        (None, 0, UnsupportedModelError, "group 0 has 96 inputs; supported is 32 in each"),
+        (None, 0, UnsupportedModelError, "group 0 has 96 inputs; expected 32 in each"),
     ],
 )
 def test_orders_that_cant_be(
@@ -122,7 +122,7 @@ def test_orders_that_cant_be(
         ("g_idx", lambda t: t[:-1], r"found \[95\]; expected \[96\]"),
         ("g_idx", lambda t: t.to(torch.int8), "type: found I8; expected I32"),
         ("g_idx", lambda t: t.float(), "type: found F32; expected I32"),
-        ("scales", lambda t: None, "missing, or of a type that is not read"),
+        ("scales", lambda t: None, "missing, or of an unsupported type"),
     ],
 )
 def test_damaged_modules_are_named(

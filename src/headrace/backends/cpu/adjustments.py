@@ -1,6 +1,6 @@
-"""Bias, masks, allowed and banned tokens and penalties of a plan's draws, as the native program
-takes them: flat arrays over those rows that have any. The order of operations is
-backends/reference/sampling.py's. Knows no logits.
+"""Bias, masks, allowed and banned tokens and penalties of a plan's draws, in the form that the
+native program takes: flat arrays over the rows that have any. The order of operations is that of
+backends/reference/sampling.py. Knows no logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOTHING = RowExtra()
 
 
 def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
-    """None if every draw is from the logits as they are."""
+    """None if no draw changes the logits."""
     rows: list[int] = []
     params: list[DrawParams] = []
     extras: list[RowExtra] = []
@@ -57,7 +57,7 @@ def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
 
 
 def _counted_tokens(draw: DrawParams, extra: RowExtra) -> tuple[Ints, NDArray[np.int64]]:
-    """The output tokens that presence and frequency penalties are about; how often each came."""
+    """The output tokens that presence and frequency penalties apply to, and their counts."""
     output = extra.history[extra.prompt_tokens :]
     if draw.presence_penalty == 0 and draw.frequency_penalty == 0:
         output = ()
@@ -65,12 +65,12 @@ def _counted_tokens(draw: DrawParams, extra: RowExtra) -> tuple[Ints, NDArray[np
 
 
 def _flat(rows: Sequence[Collection[int]]) -> tuple[Ints, Ints]:
-    """All rows' ids one after the other: where each row begins, and the ids."""
+    """All rows' ids in one array: the offset of each row, and the ids."""
     return _offsets([len(row) for row in rows]), np.concatenate([flat_ids(row) for row in rows])
 
 
 def _offsets(sizes: Sequence[int]) -> Ints:
-    """Where each begins when they lie one after the other, and where the last one ends."""
+    """The start of each when they are concatenated, and the end of the last."""
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return offsets

@@ -36,20 +36,20 @@ class CpuBackend:
     )
 
     def check(self, config: EngineConfig) -> None:
-        """Every machine that the native module was built for will do."""
+        """Runs on every machine that the native module was built for."""
         sizes = config.sizes(self.defaults)
         if sizes.block_tokens != BLOCK_TOKENS:
             raise ConfigError(
-                f"block_tokens is {sizes.block_tokens}; the CPU backend's blocks hold "
+                f"block_tokens is {sizes.block_tokens}; the CPU backend supports only "
                 f"{BLOCK_TOKENS}.",
                 f"Set block_tokens to {BLOCK_TOKENS}.",
                 param="block_tokens",
             )
         if config.quantization is not Quantization.NONE:
             raise ConfigError(
-                f"quantization is {config.quantization.value!r}; on a CPU weights stay as they are "
-                "in the file.",
-                "Give a GGUF file in a quantized format, or set --device cuda.",
+                f"quantization is {config.quantization.value!r}; the CPU backend does not quantize "
+                "weights while loading them.",
+                "Use a GGUF file in a quantized format, or set --device cuda.",
                 param="quantization",
             )
         check_kv_dtype(sizes.kv_dtype)
@@ -80,7 +80,7 @@ class CpuBackend:
     ) -> tuple[Runner, Allocated]:
         threads, why = choose_threads(config.threads)
         if config.threads is not None and threads < config.threads:
-            logger.warning("threads: computing with %d: %s", threads, why)
+            logger.warning("computing with %d threads: %s", threads, why)
         sizes = sizing.sizes
         runner = CpuRunner(
             spec,

@@ -1,8 +1,8 @@
-"""How many bytes the CPU backend will take, worked out before it takes any.
+"""How many bytes the CPU backend will allocate, computed beforehand.
 
-Mirrors the layouts of kernels/packed.h, kernels/program.h and kernels/product.h in arithmetic: from
-tensors' formats and shapes to bytes. Reads no tensor and allocates nothing; that it agrees with
-what is really allocated is held by tests, and looked at again at every start.
+Computes the sizes of the layouts in kernels/packed.h, kernels/program.h and kernels/product.h from
+tensors' formats and shapes. Reads no tensor and allocates nothing. Tests and a check at every start
+make sure that it agrees with what is really allocated.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAMPLER_TOKEN_BYTES = 24  # adjusted logit, row number, weight, candidate
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """A format's codes as packed: their bits, and what a group of values shares."""
+    """A format as packed: the bits per code, and the factors per group of values."""
 
     bits: int
     group: int
@@ -58,7 +58,7 @@ _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def packed_bytes(format_name: str, rows: int, columns: int) -> int:
-    """One packed matrix: a stream for each 16 outputs, the last ones padded."""
+    """One packed matrix: a stream per 16 outputs, the last one padded."""
     blocks = -(-rows // _LANES)
     if format_name in _FLOATS:
         return blocks * columns * _LANES * _FLOATS[format_name]
@@ -66,7 +66,7 @@ def packed_bytes(format_name: str, rows: int, columns: int) -> int:
     if packing is None:
         known = ", ".join((*_FLOATS, *_QUANTIZED))
         raise UnsupportedModelError(
-            f"A weight has the format {format_name!r}; the CPU backend packs {known}.",
+            f"A weight has the format {format_name!r}; the CPU backend supports {known}.",
             "Use a copy of the model in one of these formats.",
         )
     codes = _RECORD_INPUTS * _LANES * packing.bits // 8
@@ -75,8 +75,8 @@ def packed_bytes(format_name: str, rows: int, columns: int) -> int:
 
 
 def matrix_bytes(parts: Iterable[Part]) -> int:
-    """Tensors stacked by output. Neighbours of one format are packed as one matrix, unless a block
-    of outputs would straddle two of them."""
+    """Tensors stacked by output. Neighbours of the same format are packed as one matrix, unless a
+    block of outputs would contain rows of both."""
     runs: list[tuple[str, int, int]] = []  # format, rows, columns
     for part in parts:
         name, (rows, columns) = plain_format(part).name, part.shape
@@ -88,8 +88,8 @@ def matrix_bytes(parts: Iterable[Part]) -> int:
 
 
 def weight_bytes(weights: DecoderWeights[Weight]) -> int:
-    """All weights as the runner will hold them. The embedding stays in the mapped file, whose
-    pages the system takes back when it needs them: it counts nothing."""
+    """All weights as the runner will hold them, without the embedding: it stays in the mapped file,
+    whose pages the system can reclaim."""
     total = 0
 
     def count(role: str, weight: Weight) -> None:
@@ -111,8 +111,8 @@ def activation_bytes(
     max_batch_tokens: int,
     context_tokens: int,
 ) -> int:
-    """What a program holds for the worst step: a slot for each value that is alive at one time,
-    rope tables, attention scores and a tile of rows a thread, and the samplers' lists."""
+    """What a program holds for the largest step: a slot for each value that is alive at one time,
+    rope tables, attention scores and a tile of rows per thread, and the samplers' lists."""
     slots = sum(
         value.width * (LOGIT_ROWS if value.head else max_batch_tokens)
         for value in _record_slots(spec, weights)
@@ -134,7 +134,7 @@ def activation_bytes(
 
 
 def _record_slots(spec: ModelSpec, weights: DecoderWeights[Weight]) -> list[Value]:
-    """The decoder recorded with shapes in the place of weights: a value of each slot."""
+    """Records the decoder with shapes in place of weights; returns one value of each slot."""
     shapes: DecoderWeights[Prepared] = weights.map(
         lambda _, weight: Unloaded(
             weight.rows,

@@ -1,6 +1,6 @@
-"""What this machine has for the CPU backend: processor, kernel path, threads, memory.
+"""What this machine offers the CPU backend: processor, kernel path, threads, memory.
 
-Reads /sys, and on macOS what stands in for it; knows nothing of models.
+Reads /sys, or macOS's equivalent; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def describe(threads: int | None = None) -> dict[str, object]:
 
 
 def choose_threads(asked: int | None = None) -> tuple[int, str]:
-    """How many threads to compute with, and the reason: one a physical core this process may use,
-    no more than its cgroup's share of processor time. Those that were asked for, up to one a
-    logical processor: more would only take turns on them."""
+    """How many threads to compute with, and the reason: one per physical core that this process may
+    use, and no more than its cgroup's share of processor time. If a number was asked for, that
+    many, up to one per logical processor: more would only take turns on them."""
     allowed = _allowed_cpus()
     if asked is not None and asked > len(allowed):
         count = len(allowed)
-        return count, f"{asked} asked for, and this process may use {count} processors"
+        return count, f"{asked} were requested, but this process may use only {count} processors"
     if asked is not None:
         return asked, "as asked"
     if sys.platform == "darwin":
         cores, kind = macos.physical_cores()
-        return (cores, f"{cores} {kind}") if cores else (os.cpu_count() or 1, "one a processor")
+        return (cores, f"{cores} {kind}") if cores else (os.cpu_count() or 1, "one per processor")
     cores = _physical_cores(allowed)
     count, why = cores, f"{cores} physical cores of {len(allowed)} allowed logical ones"
     quota = host.cgroup_cpus()
@@ -58,8 +58,8 @@ def _allowed_cpus() -> list[int]:
 
 
 def _physical_cores(cpus: list[int], sys: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Hyper-threads of one core share its vector units: more threads than cores only get in each
-    other's way."""
+    """Hyper-threads of one core share its vector units: more threads than cores only slow each
+    other down."""
     cores = set()
     for cpu in cpus:
         siblings = host.read_text(sys / f"cpu{cpu}/topology/thread_siblings_list")

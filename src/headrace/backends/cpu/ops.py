@@ -1,7 +1,7 @@
-"""The recorded decoder as a native program: which instructions one native call computes, and the
-call for each.
+"""The recorded decoder as a native program: which instructions are fused into one native call, and
+the call for each.
 
-Joins a product of quantized weights with the norm or the gate before it, and any product with the
+Fuses a product of quantized weights with the norm or the gate before it, and any product with the
 sum after it: the rows in between never exist all at once, and the arithmetic stays the same. Knows
 nothing of steps; nothing is computed here.
 """
@@ -40,7 +40,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """A matrix's shape in the place of its bytes: enough to record and to join, not to emit."""
+    """A matrix's shape without its bytes: enough to record and to fuse, not to emit."""
 
     outputs: int
     columns: int
@@ -52,20 +52,20 @@ Prepared = _native.Table | _native.Matrix | Floats | Unloaded  # a weight as an 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMultiply(Multiply):
-    """Inputs: x, and what the product is added to where there is something."""
+    """Inputs: x, and the rows that the product is added to, if any."""
 
     before: Norm | Gate | None = None  # of x
 
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
-    """As native calls compute them, in place where they can."""
+    """The instructions as native calls compute them, in place where possible."""
     return write_in_place(join(instructions, result, _join), result, _target)
 
 
 def emit(
     program: _native.Program, instructions: list[Instruction], result: Value
 ) -> dict[Value, int]:
-    """Send recorded instructions to the program; the slot of each value."""
+    """Add recorded instructions to the program; returns the slot of each value."""
     fused = fuse(instructions, result)
     slots = assign_slots(fused, result)
     numbers = [program.slot(value.width, value.head) for value in slot_values(slots)]

@@ -1,7 +1,7 @@
 """Sums of hidden states, for embeddings: read from the native program's memory after a step.
 
-The program leaves the last layer's rows where they are until its next run; norming and adding them
-up is little work beside computing them, so numpy does it. Knows neither models nor requests.
+The program keeps the last layer's rows until its next run. The norm and the sum are little work
+compared with the model, so numpy does them. Knows neither models nor requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pooling:
         self._eps = eps
 
     def add(self, plan: StepPlan, result: StepResult) -> None:
-        """To the results of rows that ask for it. Right after their step, before another."""
+        """Adds the sums to the results of rows that ask for them. Call right after their step."""
         for row, extra in plan.extras.items():
             if extra.pool:
                 end = sum(plan.counts[: row + 1])

@@ -1,6 +1,6 @@
-"""The processor's name, and those of its features that the kernels look at.
+"""The processor's name, and its features that matter to the kernels.
 
-Reads /proc/cpuinfo, or asks macOS; which path the kernels take is theirs to say (kernels/path.cpp).
+Reads /proc/cpuinfo, or asks macOS. The kernels themselves choose their path (kernels/path.cpp).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.backends.shared import macos
 
 _CPUINFO = Path("/proc/cpuinfo")
-# As Linux names them for x86 ("flags") and ARM ("Features"), as macOS does, and as we do.
+# Feature names in Linux's x86 "flags" and ARM "Features" and on macOS -> our names.
 _LINUX = {
     "avx2": "avx2",
     "fma": "fma",
@@ -35,7 +35,7 @@ _MACOS = {
     "hw.optional.AdvSIMD": "neon",
     "hw.optional.arm.FEAT_DotProd": "dotprod",
 }
-# Linux gives the number of an ARM core and no name: those of servers and of small boards.
+# Linux reports ARM cores by number only. These are the ones of servers and of small boards.
 _ARM_LIMITED = "0x41"
 _ARM_PARTS = {
     "0xd03": "Cortex-A53",

@@ -1,7 +1,7 @@
-"""Where a step's time goes on the CPU, and how near that is to what the machine can do.
+"""Where a step's time goes on the CPU, and how close that is to the machine's peak.
 
-Turns the native program's notes into rows that can be read, beside peaks measured on the same
-threads. Knows operations by their names alone; who runs the steps is the caller's affair.
+Turns the native program's timings into readable rows, with peaks measured on the same threads.
+Knows operations by name only; the caller runs the steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.backends.cpu import _native
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The most that all threads together reached, a second."""
+    """The highest rates of all threads together, per second."""
 
     dots: float  # int8 multiply-adds
     floats: float  # float32 multiply-adds
@@ -22,22 +22,22 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class OperationProfile:
-    """All instructions of one name since the last time."""
+    """All instructions of one name since the last profile was taken."""
 
     name: str
     calls: int
     seconds: float  # until the last thread was done
-    worked_s: float  # of all threads, waiting left out
+    worked_s: float  # sum over all threads, without waiting
     multiplies: float
     bytes: float  # of weights or KV blocks, each counted once
 
     @property
     def quantized(self) -> bool:
-        """Its multiply-adds are of int8; those of attention and of float weights are of floats."""
+        """Whether its multiply-adds are int8; attention and float weights use float32."""
         return "linear" in self.name and " u" in self.name
 
     def bound_s(self, peaks: Peaks) -> float:
-        """The least that it would take at the machine's peaks: computing and reading overlap."""
+        """The time at the machine's peaks, where computing and reading overlap: a lower bound."""
         rate = peaks.dots if self.quantized else peaks.floats
         return max(self.multiplies / rate, self.bytes / peaks.bytes)
 
@@ -47,6 +47,6 @@ def measure_peaks(threads: int, read_bytes: int, path: str | None = None) -> Pea
 
 
 def read_profile(program: _native.Program) -> list[OperationProfile]:
-    """What was noted since the last time, the longest first."""
+    """The timings since the last call, the longest first."""
     found = [OperationProfile(*times) for times in program.take_profile()]
     return sorted(found, key=lambda operation: -operation.seconds)

@@ -1,8 +1,8 @@
 """The CPU runner: a model's weights packed for the native kernels, and plans run over them.
 
-A plan's columns go to one native call, and its answers come back by the row. Does not decide
-anything: block tables and draws come with the plan. With `overlap` a plan is computed by a thread
-of the runner's own, while the next one is being written.
+A plan's columns go to one native call, and its results come back by row. Decides nothing: block
+tables and draws come with the plan. With `overlap` a plan is computed by the runner's own thread
+while the next one is being written.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CpuRunner:
         self._flight: Flight[Future[StepResult] | StepResult] = Flight(
             self._limits, spec.vocab_size
         )
-        self._before: StepResult | None = None  # only whoever computes touches it
+        self._before: StepResult | None = None  # only used by the computing thread
         self._worker = Worker(self) if overlap else None
         self.weight_bytes = _packed_bytes(prepared)
 
@@ -110,8 +110,8 @@ class CpuRunner:
         return self._pool.threads
 
     def take_mean_threads(self) -> float:
-        """How many of them computed together since the last time: fewer where the machine had
-        something else to do. Not while a step is in flight."""
+        """The mean number of threads that computed at once since the last call: fewer if the
+        machine had other work to do. Not while a step is in flight."""
         return self._pool.take_mean_members()
 
     @property
@@ -124,7 +124,7 @@ class CpuRunner:
 
     @property
     def native_s(self) -> float:
-        """What the last step took in native code; not while one is in flight."""
+        """Seconds that the last step took in native code. Not while a step is in flight."""
         return self._program.run_s
 
     def submit(self, plan: StepPlan) -> None:
@@ -139,7 +139,7 @@ class CpuRunner:
             result = self._compute(plan, continued, asked, adjustments)
             self._flight.add(plan, result)
             return
-        # Of what is not copied when a plan is written, histories were read just now.
+        # Histories are shared with the plan's author, and have been read at this point.
         tables = [list(table) for table in plan.tables]
         plan = replace(plan, tables=tables, token_ids=list(plan.token_ids))
         work = partial(self._compute, plan, continued, asked, adjustments)
@@ -187,23 +187,23 @@ class CpuRunner:
         return result
 
     def profile(self, on: bool) -> None:
-        """Time each operation of the steps to come, or no longer."""
+        """Turn the timing of operations on or off, for the following steps."""
         self._program.profile(on)
 
     def take_profile(self) -> list[OperationProfile]:
-        """Where the time of the steps since the last time went; not while one is in flight."""
+        """Where the time of steps since the last call went. Not while a step is in flight."""
         return read_profile(self._program)
 
     def close(self) -> None:
-        """End the threads and let go of the memory; results not collected are lost."""
+        """End the threads and free the memory; results that were not collected are lost."""
         for step in self._flight:
             if isinstance(step, Future):
                 step.cancel()
         self._flight.close()
         if self._worker is not None:
             self._worker.end()
-        # Now, not with the last reference to this runner: what an ending interpreter still holds it
-        # never frees, and the native module tells of every object that it finds left.
+        # Free these now, not with the last reference to this runner: an exiting interpreter never
+        # frees what it still holds, and the native module warns about every leaked object.
         for name in ("_pooling", "_program", "_kv", "_pool"):
             self.__dict__.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""A thread that computes steps one after the other, while whoever plans writes the next plan.
+"""A thread that computes steps one after the other, while the engine writes the next plan.
 
 Knows neither plans nor models.
 """
@@ -15,8 +15,8 @@ from headrace.core.step import StepResult
 
 
 class Worker:
-    """A thread that computes one step after the other. Not an executor's: those take nothing more
-    once the interpreter begins to end, which is before an engine that still runs is told to."""
+    """A thread that computes one step after the other. Not a ThreadPoolExecutor: that accepts no
+    work once the interpreter begins to exit, which is before a running engine is stopped."""
 
     def __init__(self, owner: object) -> None:
         self._queue: SimpleQueue[tuple[Future[StepResult], Callable[[], StepResult]] | None] = (
@@ -24,7 +24,7 @@ class Worker:
         )
         self._thread = threading.Thread(target=self._run, name="headrace-steps", daemon=True)
         self._thread.start()
-        # The thread ends when it is told to, when its owner is garbage, and with the interpreter.
+        # The thread ends when it is closed, when its owner is collected, or when Python exits.
         self.end = finalize(owner, self._end)
 
     def submit(self, work: Callable[[], StepResult]) -> Future[StepResult]:
@@ -33,9 +33,9 @@ class Worker:
         return future
 
     def _end(self) -> None:
-        """After what was submitted, but for what was cancelled since."""
+        """Ends after all submitted work, except work that was cancelled since."""
         self._queue.put(None)
-        if threading.current_thread() is not self._thread:  # which may be the one to find garbage
+        if threading.current_thread() is not self._thread:  # the collector may run on it
             self._thread.join()
 
     def _run(self) -> None:
@@ -45,6 +45,6 @@ class Worker:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:  # for whoever collects it
+            except BaseException as error:  # raised again in collect()
                 future.set_exception(error)
-            del item, future, work  # while it waits it must hold no step, nor what that holds
+            del item, future, work  # hold no reference to a step while waiting

@@ -1,1 +1,1 @@
-"""The CUDA backend: a decoder recorded once and replayed as launches on a GPU."""
+"""The CUDA backend: the decoder is recorded once, and replayed as kernel launches on a GPU."""

@@ -1,6 +1,6 @@
 """The CUDA backend as the rest of the program sees it: what it needs, what it takes, its runner.
 
-torch takes seconds to import: here it is imported by who needs it, never by importing this file.
+torch takes seconds to import, so the methods that need it import it; importing this file does not.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headrace.weights.weight import Weight
 
 class CudaBackend:
     name = Device.CUDA
-    # A GPU's matrix units are busy from some thousand rows on: a step holds as many prompt tokens,
-    # and as many sequences as still gain from one another. Blocks as an attention tile likes them.
+    # Several thousand rows keep a GPU's matrix units busy, hence max_batch_tokens; max_sequences is
+    # as far as larger batches still gain. The block size suits the attention tiles.
     defaults = StepSizes(
         max_batch_tokens=8192,
         max_sequences=512,
@@ -34,7 +34,8 @@ class CudaBackend:
     )
 
     def check(self, config: EngineConfig) -> None:
-        """With `--device auto` torch is asked only where a driver is: nobody may have meant it."""
+        """With `--device auto` torch is only imported if there is a driver: the user may not have
+        meant a GPU."""
         if config.device is Device.AUTO and not device.driver_is_present():
             raise DeviceError("There is no NVIDIA driver.", "Set --device cpu.", param="device")
         gpu = device.find_gpu()
@@ -71,7 +72,7 @@ class CudaBackend:
             available_bytes=device.budget_bytes(gpu, config.gpu_memory),
             graphs_bytes=layout.graph_bytes(spec, config.graphs, sizes.max_batch_tokens),
             runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
-            kv_fraction=1.0,  # nobody else wants what is left of the budget
+            kv_fraction=1.0,  # nothing else uses what is left of the budget
         )
 
     def load(
@@ -109,8 +110,8 @@ class CudaBackend:
         )
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
-        """With the GPU and what compiles for it: kernels are chosen by the one, made by the
-        other."""
+        """Includes the GPU and the compiler's version: the choice of kernels depends on the first,
+        their code on the second."""
         gpu = device.find_gpu()
         return {
             "name": self.name.value,

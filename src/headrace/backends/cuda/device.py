@@ -1,6 +1,6 @@
-"""Which GPU there is, and whether it is supported. Refuses in one line with what to change.
+"""Finds the GPU and checks that it is supported; errors say in one line what to change.
 
-torch takes seconds to import: whether a driver is there at all is seen without it. Knows no model.
+torch takes seconds to import, so the driver is looked for without it. Knows no model.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from headrace.core.version import install_extra
 
 LEAST_CAPABILITY = (8, 0)  # bf16 matrix units, asynchronous copies
 FP8_CAPABILITY = (8, 9)
-DEPENDENT_CAPABILITY = (9, 0)  # a launch may begin before the one before it has ended
-# Beside what the ledger counts: kernels' code, the library's handles, rounding of the allocator.
+DEPENDENT_CAPABILITY = (9, 0)  # a kernel may start before the previous one has ended
+# Memory that the ledger does not count: kernels' code, library handles, the allocator's rounding.
 RESERVED_BYTES = 768 * MIB
 _ELSEWHERE = "run with --device cpu"
-_ASKED = "device is 'cuda', and "  # how the reasons begin that a user gets who asked for it
+_ASKED = "device is 'cuda', and "  # begins the errors for a user who set --device cuda
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ def driver_is_present() -> bool:
 
 
 def find_gpu() -> Gpu:
-    """The current GPU, or why there is none."""
+    """The current GPU; raises DeviceError if there is none or it is not supported."""
     gpu = _current_gpu()
     check_gpu(gpu)
     return gpu
 
 
 def _current_gpu() -> Gpu:
-    """The one that torch would use, supported or not."""
+    """The GPU that torch would use, supported or not."""
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
             raise _refuse(
@@ -62,7 +62,7 @@ def _current_gpu() -> Gpu:
             )
     try:
         import torch
-    except (ImportError, OSError) as error:  # half an installation: a library that is not there
+    except (ImportError, OSError) as error:  # an incomplete installation: a library is missing
         raise _refuse(
             f"{_ASKED}torch can't be imported: {_first_line(error)}",
             f"{install_extra('cuda')} --force-reinstall; or {_ELSEWHERE}.",
@@ -72,7 +72,7 @@ def _current_gpu() -> Gpu:
             f"{_ASKED}torch {torch.__version__} is built without CUDA.",
             f"Install a CUDA build of torch, or {_ELSEWHERE}.",
         )
-    with warnings.catch_warnings(record=True) as said:  # torch's way to say what is wrong
+    with warnings.catch_warnings(record=True) as said:  # torch reports problems as warnings
         warnings.simplefilter("always")
         is_there = torch.cuda.is_available()
     if not is_there:
@@ -85,7 +85,7 @@ def _current_gpu() -> Gpu:
         index = torch.cuda.current_device()
         found = torch.cuda.get_device_properties(index)
         free, total = torch.cuda.mem_get_info(index)
-    except RuntimeError as error:  # busy in exclusive mode, lost, or of no use to this driver
+    except RuntimeError as error:  # in exclusive use, lost, or too new or old for the driver
         raise _refuse(
             f"{_ASKED}torch can't use the GPU: {_first_line(error)}",
             f"Check nvidia-smi, or {_ELSEWHERE}.",
@@ -101,8 +101,8 @@ def _current_gpu() -> Gpu:
 
 
 def describe() -> dict[str, object]:
-    """For `headrace info`: which GPU there is and what it can do, or why it can't be used. Where no
-    driver is, nothing is imported to say so."""
+    """For `headrace info`: the GPU and what it can do, or why it can't be used. Does not import
+    torch if there is no driver."""
     if not driver_is_present():
         return {"usable": False, "why": "there is no NVIDIA driver"}
     found: dict[str, object] = {}
@@ -117,12 +117,12 @@ def describe() -> dict[str, object]:
     software = {"driver": driver_version(), **library_versions()}
     if refused is None:
         return {"usable": True, **found, **software}
-    why = refused.cause.removeprefix(_ASKED)  # here nobody asked
+    why = refused.cause.removeprefix(_ASKED)  # the user did not ask for it here
     return {"usable": False, "why": why, "remedy": refused.remedy, **found, **software}
 
 
 def library_versions() -> dict[str, str | None]:
-    """Of what the kernels are compiled with; None: not known, or not there."""
+    """Versions of the packages that compile the kernels; None: not known, or not installed."""
     return {
         "torch": _version("torch"),
         "cuda": getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None),
@@ -141,7 +141,7 @@ def _describe_gpu(gpu: Gpu) -> dict[str, object]:
 
 
 def abilities(gpu: Gpu) -> dict[str, object]:
-    """What may be asked of a supported GPU: values of --quantization and --kv-dtype."""
+    """What a supported GPU can do: values of --quantization and --kv-dtype."""
     from headrace.backends.cuda.kv import check_kv_dtype
 
     kept = []
@@ -155,12 +155,12 @@ def abilities(gpu: Gpu) -> dict[str, object]:
         "fp8": has_fp8,
         "weights": ["bf16", *(name for name in quantized if has_fp8 or name != "fp8")],
         "kv_dtypes": [name for name in kept if has_fp8 or name != "fp8"],
-        "graphs": True,  # whatever is new enough for the kernels replays them too
+        "graphs": True,  # every GPU that can run the kernels supports CUDA graphs
     }
 
 
 def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Of the kernel's module, or what nvidia-smi says where /proc does not show it."""
+    """The version of the kernel module from /proc, else from nvidia-smi."""
     with contextlib.suppress(OSError):
         if found := re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", proc.read_text()):
             return found.group()
@@ -176,7 +176,7 @@ def driver_version(proc: Path = Path("/proc/driver/nvidia/version")) -> str | No
 
 
 def _version(package: str) -> str | None:
-    """As the module has it, with what it was built for; else as it was installed."""
+    """The module's own version, which includes its build; else that of the installed package."""
     if found := getattr(sys.modules.get(package), "__version__", None):
         return str(found)
     from importlib import metadata
@@ -188,7 +188,7 @@ def _version(package: str) -> str | None:
 
 
 def _first_line(said: object) -> str:
-    """An error of a library's in one line."""
+    """The first line of a library's error."""
     return str(said).strip().partition("\n")[0]
 
 
@@ -202,7 +202,7 @@ def check_gpu(gpu: Gpu) -> None:
 
 
 def budget_bytes(gpu: Gpu, gpu_memory: float | str) -> int:
-    """What may be taken of the GPU: a fraction of it or bytes; never more than is free now."""
+    """How much of the GPU's memory may be used: a fraction or bytes; at most what is free now."""
     share = parse_share(gpu_memory, "gpu_memory")
     wanted = int(share * gpu.total_bytes) if isinstance(share, float) else share
     if wanted > gpu.total_bytes:
@@ -216,7 +216,7 @@ def budget_bytes(gpu: Gpu, gpu_memory: float | str) -> int:
 
 @contextlib.contextmanager
 def taking(part: str) -> Iterator[None]:
-    """Memory for one part of the ledger: if the GPU has not enough, that part is named."""
+    """Allocates one part of the ledger; if the GPU runs out of memory, the error names the part."""
     import torch
 
     try:
@@ -228,12 +228,13 @@ def taking(part: str) -> Iterator[None]:
 
 
 def short_of_memory(part: str, room: int) -> MemoryFitError:
-    """`room` is what the GPU has for all parts together."""
+    """`room` is the memory that the GPU has for all parts together."""
     remedy = f"Set --gpu-memory {room // MIB}MiB or less."
     if part == "weights" or room < MIB:
         remedy = "Choose a smaller model or --quantization int4, or free memory of the GPU."
     return MemoryFitError(
-        f"The GPU ran out of memory while taking {part}; {show_bytes(room)} are there for all.",
+        f"The GPU ran out of memory while allocating {part}; {show_bytes(room)} are available for "
+        "everything.",
         remedy,
         param="gpu_memory",
     )

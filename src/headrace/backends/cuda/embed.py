@@ -3,7 +3,7 @@
     embed(token_ids, table, out, rows, scale=1.0, row_scales=None)
     select_rows(x, wanted, out, rows)
 
-Numbers are read on the device and kept within the table: what padding rows hold is of no matter.
+Row numbers are read on the device and clamped to the table, so that padding rows may hold anything.
 Knows nothing of what the numbers mean.
 """
 
@@ -27,8 +27,7 @@ def embed(
     rows: int,
     *,
     scale: float = 1.0,
-    row_scales: torch.Tensor
-    | None = None,  # float32 [vocab]: what a row's values are multiplied by
+    row_scales: torch.Tensor | None = None,  # float32 [vocab]: one factor per row of the table
     dependent: bool = False,
 ) -> None:
     """out[i] = table[token_ids[i]] * scale * row_scales[token_ids[i]]"""

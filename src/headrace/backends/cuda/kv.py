@@ -1,4 +1,4 @@
-"""Keys and values on the device: one tensor a layer, in blocks, and what a token costs.
+"""Keys and values on the device: one tensor per layer, in blocks, and the bytes per token.
 
 A layer is [2 (keys, values), total_blocks, kv_heads, block_tokens, head_dim]. Knows nothing of
 which blocks are in use.
@@ -25,7 +25,7 @@ _DTYPES = {
 def check_kv_dtype(kv_dtype: str) -> None:
     if kv_dtype not in _DTYPES:
         raise ConfigError(
-            f"kv_dtype is {str(kv_dtype)!r}; the CUDA backend allows {', '.join(_DTYPES)}.",
+            f"kv_dtype is {str(kv_dtype)!r}; the CUDA backend supports {', '.join(_DTYPES)}.",
             "Choose one of them: fp8 takes the least memory.",
             param="kv_dtype",
         )
@@ -46,7 +46,7 @@ class KvPool:
         device: torch.device,
     ) -> None:
         check_kv_dtype(kv_dtype)
-        # Zeros: a block's unwritten rows are multiplied by weights of 0, and must be numbers.
+        # Zeros: unwritten rows of a block are multiplied by weights of 0, so they must not be NaN.
         self.layers = [
             torch.zeros(
                 (2, total_blocks, a.kv_heads, block_tokens, a.head_dim),
@@ -62,9 +62,9 @@ class KvPool:
         return sum(layer.nbytes for layer in self.layers)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Whole blocks, (from, to), one after the other."""
+        """Copies whole blocks, (from, to), one after the other."""
         for source, target in pairs:
             for layer in self.layers:
-                # As bytes: copying fp8 by index is not known everywhere.
+                # As bytes: not every torch version can copy fp8 by index.
                 raw = layer.view(torch.uint8)
                 raw[:, target].copy_(raw[:, source])

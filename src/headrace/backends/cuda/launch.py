@@ -1,8 +1,9 @@
-"""How kernels are launched: with little work on the host, and perhaps before the last one ended.
+"""How kernels are launched: with little work on the host, and with programmatic dependent launch.
 
-Programmatic dependent launch: a kernel may start while the one before it ends. It must then call
-`wait_for_previous` before it reads what earlier kernels of the stream wrote, and `let_next_start`
-only after that; whatever came before the step's first kernel may be read at once. Knows no kernel.
+Programmatic dependent launch: a kernel may start while the previous one is still running. It must
+then call `wait_for_previous` before it reads what earlier kernels of the stream wrote, and
+`let_next_start` only after that. Memory written before the step's first kernel may be read at once.
+Knows no particular kernel.
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ import triton.language as tl
 class Launch:
     """One kernel with its constants, launched many times.
 
-    From the second time on, what Triton works out from the arguments (types, alignment, which of
-    its compiled kernels that makes) is not worked out again, which costs more than the launch. So
-    arguments may change only in ways that don't matter to that: tensors keep their type, and their
-    alignment to 16 bytes where the kernel does not say that it assumes none; so do numbers.
+    From the second launch on, Triton's analysis of the arguments (types, alignment, which compiled
+    kernel to use) is skipped, because it costs more than the launch. So arguments may only change
+    in ways that do not affect it: tensors and numbers keep their type, and their alignment to 16
+    unless the kernel says that it assumes none.
     """
 
-    again_direct = True  # to be set to False where Triton's compiled kernels can't be called so
+    again_direct = True  # set to False if this Triton's compiled kernels can't be called directly
 
     def __init__(self, kernel: Any, constants: dict[str, Any], options: dict[str, Any]) -> None:
         self._kernel = kernel
         self._named = {**constants, **options}
-        # Constants come last in a kernel's signature, in an order that only the signature knows.
+        # Constants come last in a kernel's signature, in the signature's order.
         self._constants = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self._compiled: Any = None
 
     def __call__(self, programs: int, *args: Any) -> None:
         if self._compiled is not None and Launch.again_direct:
             self._compiled[(programs, 1, 1)](*args, *self._constants)
-        else:  # the interpreter has nothing compiled: it comes here every time
+        else:  # the interpreter compiles nothing, so it always comes here
             self._compiled = self._kernel[(programs,)](*args, **self._named)
 
 
 def dependent_launch(wanted: bool) -> dict[str, Any]:
-    """The launch option, only where wanted: the interpreter does not know it."""
+    """The launch option, if wanted: the interpreter does not know it."""
     return {"launch_pdl": True} if wanted else {}
 
 
 def exact_floats() -> dict[str, Any]:
-    """The launch option by which a product is rounded before it is added to anything: results are
-    then those of numpy. The interpreter does so anyway, and does not know the option."""
+    """The launch option that turns off fused multiply-adds, so that results are those of numpy. The
+    interpreter has none, and does not know the option."""
     return {} if triton.knobs.runtime.interpret else {"enable_fp_fusion": False}
 
 
 @triton.jit
 def wait_for_previous(DEPENDENT: tl.constexpr):
-    """Until all kernels before this one have ended and what they wrote can be seen."""
+    """Waits until all earlier kernels have ended and their writes are visible."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def let_next_start(DEPENDENT: tl.constexpr):
-    """The next kernel may be put on the device; it waits for this one's results itself."""
+    """Allows the next kernel to start; it waits for this one's results itself."""
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()

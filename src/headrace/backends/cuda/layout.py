@@ -1,9 +1,9 @@
-"""How many bytes the CUDA backend will take, worked out before it takes any.
+"""How many bytes the CUDA backend will allocate, computed beforehand.
 
-Weights are added up by their formats. For the rest the runner's own objects are made over tensors
-that have shapes and no memory (torch's "meta" device), and asked: they can't disagree with what is
-allocated later. Of a quantized checkpoint it reads what lies beside the codes and decides who can
-keep them; no weight otherwise. Needs no GPU.
+Weights are added up by format. For the rest, the runner's own classes are instantiated over tensors
+with shapes but no memory (torch's "meta" device), so that sizes can't differ from what is allocated
+later. Of quantized checkpoints it reads the small tensors that decide whether kernels can use the
+codes as they are; it reads no other weights. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from headrace.weights.weight import Weight
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16  # of activations
-LAYER_LAUNCHES = 9  # of a layer, counted generously
+LAYER_LAUNCHES = 9  # per layer, an upper estimate
 
 
 def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> int:
-    """Of as many graphs as a server comes to have; an estimate."""
+    """An estimate for as many CUDA graphs as a server captures over time."""
     if graphs is GraphMode.OFF:
         return 0
     buckets = len(row_buckets(min(GRAPH_ROWS, max_batch_tokens)))
@@ -62,11 +62,11 @@ def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> in
 
 
 def check_sizes(sizes: StepSizes) -> None:
-    """Refuse what this backend does not have."""
+    """Refuse sizes that this backend does not support."""
     size = sizes.block_tokens
     if size < 16 or size & (size - 1):
         raise ConfigError(
-            f"block_tokens is {size}; the CUDA backend's blocks hold a power of two from 16 on.",
+            f"block_tokens is {size}; the CUDA backend supports powers of two from 16 on.",
             "Set block_tokens to 16, 32 or 64.",
             param="block_tokens",
         )
@@ -74,7 +74,7 @@ def check_sizes(sizes: StepSizes) -> None:
 
 
 def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None:
-    """Refuse FP8 on a GPU that has none, before a kernel would fail to compile."""
+    """Refuse FP8 on a GPU without it, before a kernel fails to compile."""
     if gpu.capability >= FP8_CAPABILITY:
         return
     has = f"{gpu.name} has compute capability {'.'.join(map(str, gpu.capability))}"
@@ -126,7 +126,7 @@ def activation_bytes(
 
 
 def scratch_bytes(spec: ModelSpec, max_sequences: int) -> int:
-    """What comes and goes: rows that are being drawn from, and the library's own workspace."""
+    """Temporary memory: rows that are being drawn from, and torch's workspace."""
     return SCRATCH_ROW_BYTES * spec.vocab_size * min(ROWS_TOGETHER, max_sequences) + 64 * MIB
 
 
@@ -154,7 +154,7 @@ def _program(
 
 
 def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Prepared]:
-    """What `loading.Loader` would make of them, without memory."""
+    """The weights as `loading.Loader` would prepare them, without memory."""
     tied = weights.head.parts == weights.embed.parts
     table = Table(
         torch.empty((weights.embed.rows, weights.embed.columns), dtype=DTYPE, device=META)
@@ -229,10 +229,10 @@ def _shape_int4(
 
 
 def _scale_dtype(parts: list[QuantizedTensor]) -> torch.dtype:
-    """Of INT4 scales. Those that a file has in float32 are taken to need it: one would have to
-    read them all to know."""
+    """The type of INT4 scales. Scales that are float32 in the file are assumed to need it: finding
+    out would take reading all of them."""
     found = {s.format.name for part in parts for s in part.sources if s.format.name in FLOATS}
-    if not found:  # our own
+    if not found:  # quantized by us
         return torch.float16
     return torch.float32 if len(found) > 1 else FLOATS[found.pop()]
 

@@ -1,8 +1,8 @@
-"""Weights as found in a file, to matrices and vectors on the device.
+"""Loads weights from a file into matrices and vectors on the device.
 
-Floats stay what they are, in the activations' type, or are quantized on the way; quantized
-checkpoints keep their codes. One weight is on the host at a time. Knows formats; not what a weight
-is for, beyond its role's name.
+Float weights are converted to the activations' type, or quantized on the way; quantized checkpoints
+keep their codes. Only one weight is in host memory at a time. Knows formats; not what a weight is
+for, except for the name of its role.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 VECTORS = frozenset(
     ("attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm", "final_norm")
 )
-# Of the layers alone: embedding and output layer stay as they are, as models that come quantized
-# keep them.
+# Only the layers' weights: embedding and output layer are not quantized, as in most quantized
+# checkpoints.
 QUANTIZED_ROLES = frozenset(("qkv", "attn_out", "gate_up", "down"))
 FORMATS = {"fp8": MatrixFormat.FP8, "int8": MatrixFormat.INT8, "int4": MatrixFormat.INT4}
 
@@ -85,8 +85,7 @@ class Loader:
         return quantize_matrix(values, self._device, format, group=group, bias=bias, gated=gated)
 
     def _keep_codes(self, weight: Weight, bias: torch.Tensor | None, gated: bool) -> Matrix | None:
-        """A quantized checkpoint's matrix with the codes that it has; None where `kept_format`
-        says so."""
+        """A quantized checkpoint's matrix with its own codes; None if `kept_format` is None."""
         format = kept_format(weight)
         if format is None:
             return None
@@ -121,19 +120,19 @@ class Loader:
         if dtype is None or not isinstance(part, Tensor):
             values = torch.from_numpy(dequantize(part))
         else:
-            # A copy: torch wants memory that may be written to.
+            # A copy: torch needs writable memory.
             raw = torch.from_numpy(np.frombuffer(part.data, np.uint8).copy())
             values = raw.view(dtype).reshape(part.shape)
         self._let_go(part)
         return values.to(self._device)
 
     def _let_go(self, part: Tensor | QuantizedTensor) -> None:
-        """The file's bytes, once they have been read."""
+        """Release the file's bytes once they have been read."""
         for source in part.sources if isinstance(part, QuantizedTensor) else (part,):
             self._release(source)
 
     def _noise(self, part: DummyTensor) -> torch.Tensor:
-        """Made where it will be: nothing crosses from the host."""
+        """Random values, generated on the device: nothing is copied from the host."""
         values = torch.empty(part.shape, dtype=self._dtype, device=self._device)
         if part.std == 0.0:
             return values.fill_(part.mean)
@@ -142,9 +141,9 @@ class Loader:
 
 
 def kept_format(weight: Weight) -> MatrixFormat | None:
-    """The format of a quantized checkpoint's matrix that keeps its codes; None if it has none, or
-    its parts do not go together or are laid out as no kernel reads them: then its values are
-    loaded. Decided before the codes are read, so that memory can be predicted."""
+    """The format of a quantized checkpoint's matrix that keeps its codes; None if it has no codes,
+    if its parts do not match, or if no kernel can read its layout: then it is dequantized. Decided
+    before the codes are read, so that memory can be predicted."""
     parts = [part for part in weight.parts if isinstance(part, QuantizedTensor)]
     if len(parts) < len(weight.parts):
         return None
@@ -176,20 +175,20 @@ def kept_format(weight: Weight) -> MatrixFormat | None:
 def made_format(
     role: str, weight: Weight, quantization: str, last: bool
 ) -> tuple[MatrixFormat, int] | None:
-    """The format that a weight of floats becomes, and the columns that share a scale (0: all of
-    an output's); None: it stays dense. `last`: no other weight of the layers comes after it."""
+    """The format that a float weight is quantized to, and how many columns share a scale (0: one
+    scale per output channel); None: it stays dense. `last`: it is the last matrix of the layers."""
     if quantization == "none" or role not in QUANTIZED_ROLES:
         return None
     format = FORMATS[quantization]
     if format is MatrixFormat.FP8 and is_small(weight.rows, weight.columns):
-        # What the last product gets wrong nothing makes good: a sixth of all that FP8 costs the
-        # default model, for a hundred-and-twentieth of its matrices.
+        # No later layer corrects the last product's error: with FP8 it would cause a sixth of the
+        # default model's loss of quality, for one of its 120 matrices.
         return None if last else (MatrixFormat.FP8_BLOCK, SMALL_FP8_GROUP)
     return format, int4_group(weight.columns) if format is MatrixFormat.INT4 else 0
 
 
 def _agree(parts: Sequence[Beside]) -> bool:
-    """Whether all have zero points or none has, and all take their inputs in the same order."""
+    """Whether all or none have zero points, and all have the same order of inputs."""
     first = parts[0]
     if any(part.has_zeros != first.has_zeros for part in parts):
         return False
@@ -202,12 +201,13 @@ def _agree(parts: Sequence[Beside]) -> bool:
 
 
 def int4_group(columns: int) -> int:
-    """The largest that divides them: some models' inputs are no multiple of 128."""
+    """The largest group size that divides the columns: some models' inputs are not a multiple of
+    128."""
     return next((group for group in (128, 64, 32) if columns % group == 0), 128)
 
 
 def prepared_bytes(weights: DecoderWeights[Prepared]) -> int:
-    """On the device; a tensor that two weights share counts once."""
+    """Bytes on the device; a tensor that two weights share counts once."""
     held: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor | None) -> None:

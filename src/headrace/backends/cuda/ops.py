@@ -1,8 +1,8 @@
-"""Which recorded instructions the CUDA backend computes as one, and which in place.
+"""Which recorded instructions the CUDA backend fuses, and which run in place.
 
 A norm, a product, a gate and a sum become one product; head norms, rotation and attention one
-attention; a norm and a sum one sum. Makes no tensor: program.py launches what comes out, and
-layout.py counts what it would take.
+attention; a norm and a sum one sum. Creates no tensor: program.py launches the result, and
+layout.py computes its memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.models.spec import Activation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMultiply(Multiply):
-    """Inputs: x, and what is added to the product where there is something."""
+    """Inputs: x, and the rows that are added to the product, if any."""
 
     norm: Norm | None = None  # of x
     activation: Activation | None = None  # of the product
@@ -51,19 +51,19 @@ class NormedRotate(Rotate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedAttend(Attend):
-    """Rotates queries and keys, stores keys and values, attends. Spoils its input."""
+    """Rotates queries and keys, stores keys and values, attends. Overwrites its input."""
 
     head_norm: HeadNorm | None
 
 
 def fuse(instructions: list[Instruction], result: Value) -> list[Instruction]:
-    """Joined where nobody else wants the rows in between; sums go into what they are added to, and
-    soft caps over what they cap, where that is not needed any more."""
+    """Fuses instructions if nothing else reads the rows in between. Sums and soft caps overwrite
+    their input if it is not needed any more."""
     joined = join(instructions, result, _join)
     last_use = last_uses(joined, result)
     for number, instruction in enumerate(joined):
         if isinstance(instruction, RotatedAttend) and last_use[instruction.inputs[0]] != number:
-            raise AssertionError("attention spoils its input, which is used again")
+            raise AssertionError("attention overwrites its input, which is used again")
     return write_in_place(joined, result, _target)
 
 

@@ -1,6 +1,7 @@
-"""Sums of hidden states, for embeddings: of the rows that the body left, after the final norm.
+"""Sums of hidden states, for embeddings: over the rows that the body computed, after the final
+norm.
 
-Added up on the device in double precision. Knows neither models nor requests.
+Summed on the device in double precision. Knows neither models nor requests.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Pooling:
         self._eps = eps
 
     def add(self, step: StepInFlight) -> None:
-        """Right after a step's body, before another's."""
+        """Call right after a step's body, before the next step's."""
         plan = step.plan
         asking = [row for row, extra in plan.extras.items() if extra.pool]
         if not asking:

@@ -1,9 +1,9 @@
-"""The recorded decoder as launches over buffers that stay where they are.
+"""The recorded decoder as kernel launches over buffers with fixed addresses.
 
-The body takes a step's tokens through every layer; the head takes the rows whose logits are wanted
-to logits. Which rows, positions, slots and blocks these are is read on the device from a step's
-inputs: the launches of one shape are always the same, and a graph may hold them. Knows neither
-plans nor sampling.
+The body computes a step's tokens through every layer; the head computes the logits of the wanted
+rows. Rows, positions, slots and blocks are read on the device from a step's inputs, so that the
+launches for a shape are always the same and can be captured into a CUDA graph. Knows neither plans
+nor sampling.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Table:
 Prepared = Matrix | Table | torch.Tensor  # a weight as an instruction takes it
 
 BodyLaunch = Callable[[StepShape], None]
-HeadLaunch = Callable[[int, torch.Tensor], None]  # rows, and which of the step's these are
+HeadLaunch = Callable[[int, torch.Tensor], None]  # number of rows, and their indexes in the step
 
 
 class Program:
@@ -109,7 +109,7 @@ class Program:
 
     @property
     def launches(self) -> int:
-        """Of body and head; a product may take several."""
+        """Number of launches of body and head; a product may take several."""
         return len(self._body) + len(self._head)
 
     @property
@@ -125,7 +125,7 @@ class Program:
             launch(shape)
 
     def run_head(self, rows: int, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits of the rows that `wanted` (i32) names first: [rows, vocab]"""
+        """Logits of the first `rows` rows that `wanted` (i32) names: [rows, vocab]"""
         for launch in self._head:
             launch(rows, wanted)
         return self.logits[:rows]
@@ -247,7 +247,7 @@ class Program:
 
 
 def attention_windows(spec: ModelSpec) -> list[int | None]:
-    """Each different one, as layers that share it share a work list."""
+    """The distinct windows: layers with the same window share a work list."""
     return list(dict.fromkeys(attention.window for attention in spec.attention))
 
 
@@ -258,7 +258,7 @@ def _make_buffers(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """Zeros: rows of padding that nobody writes are still read."""
+    """Filled with zeros, because padding rows are read without having been written."""
     return [
         torch.zeros(
             (logit_rows if value.head else max_rows, value.width),

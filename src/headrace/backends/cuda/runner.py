@@ -1,12 +1,12 @@
 """The CUDA runner: weights on the device, and plans run over them, two in flight.
 
-`submit` writes a plan into the inputs' buffer, sends it, and queues the step's launches and the
-copy of its results; `collect` waits for that copy alone. Tokens that a step drew are read by the
-next one on the device. Does not decide anything: block tables and draws come with the plan.
+`submit` writes a plan into the input buffer, copies it to the device, and queues the step's
+launches and the copy of its results; `collect` only waits for that copy. The next step reads the
+drawn tokens on the device. Decides nothing: block tables and draws come with the plan.
 
-A step is computed in order on one stream: a copy of the inputs, the body (graph or launches), the
-head and the likeliest tokens (likewise), whatever else rows ask for, a copy of the results. Without
-a GPU the same launches run at once, through Triton's interpreter.
+A step runs in order on one stream: a copy of the inputs, the body (CUDA graph or launches), the
+head with the argmax (likewise), draws and other results that rows ask for, a copy of the results.
+Without a GPU the same launches run synchronously, through Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Weight
 
 LOGIT_ROWS = 512  # rows whose logits exist at one time, at most
-_INTERPRETED_MULTIPROCESSORS = 4  # where there is no GPU: enough for work to be cut
+_INTERPRETED_MULTIPROCESSORS = 4  # assumed without a GPU: enough for work to be split
 
 
 class CudaRunner:
@@ -83,7 +83,7 @@ class CudaRunner:
         self._cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._cuda else None
         self._flight: Flight[StepInFlight] = Flight(self._limits, spec.vocab_size)
-        # Of the last step: the wanted row of each row's draw.
+        # For each row of the last step, the wanted row of its draw.
         self._drawn_at: NDArray[np.int32] = np.empty(0, np.int32)
         self._steps = 0
         self._steps_begun = 0
@@ -154,7 +154,7 @@ class CudaRunner:
             choices=choices,
             dependent=dependent,
         )
-        # One more than steps in flight: a step that is refused has not touched another's.
+        # One more than steps in flight, so that a refused step does not overwrite another's.
         self._landings = [
             Landing(self._sampler.results.shape[1], device)
             for _ in range(limits.steps_in_flight + 1)
@@ -169,7 +169,7 @@ class CudaRunner:
 
     @property
     def progress(self) -> int:
-        """Steps handed over, and steps that the device has come to the end of."""
+        """The number of steps submitted plus the number of steps that the device has finished."""
         return self._steps + sum(step.is_done for step in self._flight)
 
     @property
@@ -208,8 +208,8 @@ class CudaRunner:
         return result
 
     def capture_graphs(self) -> None:
-        """Of every bucket of rows, for steps of one token a sequence: the ones that a server spends
-        its time in. Padding alone is computed, which writes to no block."""
+        """Captures graphs of every bucket of rows for decode steps (one token per sequence), in
+        which a server spends most of its time. Computes only padding, which writes to no block."""
         most = min(GRAPH_ROWS, self._limits.max_batch_tokens)
         for rows in reversed(row_buckets(most)):
             if rows <= self._limits.max_sequences:
@@ -224,7 +224,7 @@ class CudaRunner:
                 self._graphs.capture(("draws", rows, is_adjusted), launch)
 
     def close(self) -> None:
-        """Let go of the device's memory; results not collected are lost."""
+        """Free the device's memory; results that were not collected are lost."""
         if self._closed:
             return
         self._closed = True
@@ -312,7 +312,7 @@ class CudaRunner:
                 yield found
 
     def _draw_in_pieces(self, wanted: Wanted) -> Iterator[Tops]:
-        """More rows are wanted than logits can exist at one time: prompts that are scored."""
+        """For steps that want more rows than fit into the logits buffer: scored prompts."""
         rows = self._sampler.send(wanted.rows)
         for offset in range(0, len(wanted.rows), self._logit_rows):
             some = rows[offset : offset + self._logit_rows]
@@ -343,8 +343,8 @@ class CudaRunner:
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """What the device reports ends this runner: after such an error nothing that it holds can
-        be trusted, and every further call fails too."""
+        """An error of the device makes this runner unusable: its memory can't be trusted any more,
+        and every further call fails too."""
         try:
             yield
         except HeadraceError:
@@ -355,7 +355,7 @@ class CudaRunner:
         except RuntimeError as error:
             if not self._cuda:
                 raise
-            self._lost = _lost(error, "The engine must be started anew.")
+            self._lost = _lost(error, "Restart the engine.")
             raise self._lost from error
 
 
@@ -373,7 +373,7 @@ def work_shape(
 
 
 def has_dependent_launches(device: torch.device) -> bool:
-    """Neither older GPUs nor the interpreter have them."""
+    """Whether the device supports programmatic dependent launch; the interpreter does not."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= DEPENDENT_CAPABILITY

@@ -29,13 +29,13 @@ class ReferenceBackend:
     )
 
     def check(self, config: EngineConfig) -> None:
-        """Runs everywhere. It has no other types than float32, and settings that ask for smaller
-        ones are not for it: it says what their results should be near to."""
+        """Runs everywhere. Everything is float32: settings for smaller types are ignored, as this
+        backend computes what the results of smaller types should be close to."""
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
     ) -> Footprint:
-        """Of a step, roughly: the widest rows, and scores of every head."""
+        """A rough estimate for a step: the widest rows, and the attention scores of every head."""
         width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
         heads = max(a.heads for a in spec.attention)
         _, available = host.memory_bytes()

@@ -1,4 +1,4 @@
-"""Ops in plain numpy, float32: what each operation means, for every other backend to agree with.
+"""Ops in plain numpy, float32: the definition of each operation, which other backends must match.
 
 Slow and readable on purpose. Knows one step at a time: which rows belong to which sequence, where
 they start and which blocks hold their keys and values. Knows nothing of scheduling or sampling.
@@ -19,7 +19,7 @@ from headrace.weights.weight import Weight
 
 Floats = NDArray[np.float32]
 
-_QUERY_ROWS = 128  # attended at a time, so that scores of a long chunk stay small
+_QUERY_ROWS = 128  # computed at a time, to bound the memory for scores of a long chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def prepare(weight: Weight) -> ReferenceWeight:
 
 
 class KvBlocks:
-    """Keys and values of all sequences, in blocks: a list, one array a layer, of
+    """Keys and values of all sequences, in blocks: a list with one array per layer,
     [2 (keys, values), total_blocks, block_tokens, kv_heads, head_dim]."""
 
     def __init__(self, spec: ModelSpec, total_blocks: int, block_tokens: int) -> None:
@@ -53,7 +53,7 @@ class KvBlocks:
         ]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Whole blocks, (from, to), one after the other."""
+        """Copies whole blocks, (from, to), one after the other."""
         for source, target in pairs:
             for layer in self.layers:
                 layer[:, target] = layer[:, source]
@@ -80,7 +80,7 @@ class KvBlocks:
 
 
 class ReferenceOps:
-    """The operations of one step. `wanted` is the rows that `select` gives."""
+    """The operations of one step. `wanted` are the rows that `select` returns."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class ReferenceOps:
         return capped
 
     def _cos_sin(self, rope: RopeSpec) -> tuple[Floats, Floats]:
-        """[n, 1, len(inv_freq)] each; layers share a few ropes, so they are kept for the step."""
+        """[n, 1, len(inv_freq)] each. Cached for the step, as layers share a few ropes."""
         if id(rope) not in self._turns:
             frequencies = np.array(rope.inv_freq, np.float32)
             angles = self._positions.astype(np.float32)[:, None, None] * frequencies
@@ -178,7 +178,7 @@ class ReferenceOps:
     def _attend(
         self, q: Floats, start: int, table: Sequence[int], attention: AttentionSpec
     ) -> Floats:
-        """Rows of one sequence, at positions start.. : [n, heads, head_dim] -> [n, q_width]"""
+        """Rows of one sequence, from position `start` on: [n, heads, head_dim] -> [n, q_width]"""
         n, end = len(q), start + len(q)
         first = 0 if attention.window is None else max(0, start - attention.window + 1)
         keys, values = self._blocks.read(attention.layer, table, first, end)
@@ -188,7 +188,7 @@ class ReferenceOps:
         if attention.window is not None:
             hidden |= seen <= at - attention.window
 
-        # Each key/value head serves a run of query heads: [kv_heads, group * n, head_dim].
+        # Each key/value head is shared by a group of query heads: [kv_heads, group * n, head_dim].
         group = attention.heads // attention.kv_heads
         grouped = q.reshape(n, attention.kv_heads, group, -1).transpose(1, 2, 0, 3)
         queries = grouped.reshape(attention.kv_heads, group * n, -1)

@@ -1,8 +1,8 @@
 """A Runner over the reference ops: computes a plan when it is submitted, or, with more than one
-step in flight, when it is collected, so that results lag as those of a device do.
+step in flight, when it is collected, so that results come late as they do from a device.
 
-Logits are computed only for rows that a plan asks about, some rows at a time. Checks a plan before
-touching any block, so that a mistaken plan leaves all sequences as they were.
+Computes logits only for rows that a plan asks about, some rows at a time. Checks a plan before
+changing any block, so that a wrong plan leaves all sequences as they were.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ReferenceRunner:
         self._weights = _prepare_all(weights)
         self._blocks = KvBlocks(spec, total_blocks, block_tokens)
         self._flight: Flight[_Step] = Flight(self._limits, spec.vocab_size)
-        self._before: StepResult | None = None  # of the step before; None if that failed
+        self._before: StepResult | None = None  # of the previous step; None if that failed
         self._progress = 0
 
     @property
@@ -97,7 +97,7 @@ class ReferenceRunner:
         return self._run(step) if step.result is None else step.result
 
     def _read(self, plan: StepPlan) -> _Step:
-        """A copy that whoever wrote the plan can't change."""
+        """A copy that does not change with the lists that the plan's author shares."""
         continued = self._flight.check(plan)
         check_blocks(plan, self._limits)
         check_draws(plan, self.spec.vocab_size)
@@ -109,11 +109,11 @@ class ReferenceRunner:
         return _Step(copy, continued)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
     def logits(self, plan: StepPlan) -> list[NDArray[np.float32]]:
-        """For tests: compute a plan that knows its tokens, and give all logits of each row:
-        [tokens, vocab]"""
+        """For tests: compute a plan without PREVIOUS, and return all logits of each row: [tokens,
+        vocab]"""
         check_plan(plan, self._limits, self.spec.vocab_size)
         self._blocks.copy(plan.copies)
         ops = ReferenceOps(self._blocks, plan)
@@ -122,7 +122,7 @@ class ReferenceRunner:
         return np.split(rows, np.cumsum(plan.counts)[:-1])
 
     def _fill_in(self, step: _Step) -> list[int]:
-        """The tokens that the step before drew; rows that go on from one that failed."""
+        """Fill in tokens that the previous step drew. Returns the rows whose token failed."""
         plan, before = step.plan, self._before
         tokens = tokens_before(step.continued, before)
         for row, (at, token) in zip(step.continued.rows, tokens, strict=True):
@@ -165,7 +165,8 @@ class ReferenceRunner:
 
 
 def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
-    """(place in the step, row of the plan, place in that row) of each token whose logits matter."""
+    """(index in the step, row of the plan, index in that row) of each token whose logits are
+    needed."""
     first = 0
     for row, count in enumerate(plan.counts):
         targets = plan.extras.get(row, _NOTHING).targets
@@ -176,7 +177,7 @@ def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
 
 
 def _pool(plan: StepPlan, result: StepResult, hidden: NDArray[np.float32]) -> None:
-    """Each row's sum over its tokens of normed hidden states, where it wants one."""
+    """For rows that ask for it: the sum of normed hidden states over the row's tokens."""
     parts = np.split(hidden, np.cumsum(plan.counts)[:-1])
     for row, extra in plan.extras.items():
         if extra.pool:
@@ -198,14 +199,14 @@ def _answer(
             drawn, logprob = draw(values, params, plan.uniforms[row], asked)
             result.tokens[row], result.logprobs[row] = [drawn], [logprob]
             found.tops = [top] if asked.top_logprobs else []
-    except HeadraceError as error:  # of this row: the other sequences go on
+    except HeadraceError as error:  # fails this row only
         result.tokens[row], result.logprobs[row] = [], []
         found.error, found.is_own_fault = error.cause, isinstance(error, InvalidRequestError)
         result.extras[row] = found
 
 
 def _prepare_all(weights: DecoderWeights[Weight]) -> DecoderWeights[ReferenceWeight]:
-    """Each weight in float32, a tied head sharing the embedding's array."""
+    """Each weight in float32; a tied head shares the embedding's array."""
     tied = weights.head.parts == weights.embed.parts
     embed = prepare(weights.embed)
 
@@ -221,7 +222,7 @@ def _check_limits(limits: RunnerLimits, spec: ModelSpec) -> None:
         if getattr(limits, name) < 1:
             raise ConfigError(
                 f"{name} is {getattr(limits, name)}; expected 1 or more.",
-                f"Use {name} 1 or more.",
+                f"Set {name} to 1 or more.",
                 param=name,
             )
     if not 1 <= limits.context_tokens <= spec.context_tokens:

@@ -1,31 +1,30 @@
 """Drawing a token: the exact order of operations that every backend follows.
 
-Adjusting, where a draw asks for any of it; in float32, one operation after the other:
+Adjusting the logits, as far as a draw asks for it; in float32, one operation after the other:
  1. logit + bias.
  2. Tokens outside `allowed`, those whose bit in `mask` is not set (or that lie past its end), and
     those in `banned` are dropped: their logit is -infinity.
  3. Tokens in `history`: divided by repetition_penalty if above 0, else multiplied by it.
  4. logit - frequency_penalty * count, then - presence_penalty, for tokens of the output, which
-    is `history` past the prompt; count is how often they came. If all are dropped now, or one has
-    left float32's range, the draw fails.
+    is `history` past the prompt; count is how often they occur in it. If all tokens are dropped
+    now, or a logit is beyond float32's range, the draw fails.
 Choosing, in float64:
- 5. temperature 0: the first index of the largest logit; nothing else applies.
+ 5. temperature 0: the argmax, of equals the lowest id; nothing else applies.
  6. Order tokens by (logit descending, id ascending). top_k keeps the first k of them.
- 7. w = exp((logit - largest) / temperature): probabilities but for their sum. Kept are those with
-    w >= min_p (the largest w is 1), and never any below 2**-40: a whole vocabulary of them is
-    drawn less than once in a million, and no backend need look at them again.
+ 7. w = exp((logit - largest) / temperature): unnormalized probabilities. Keeps those with
+    w >= min_p (the largest w is 1), and none below 2**-40: a whole vocabulary of these is drawn
+    less than once in a million, so that backends can skip them.
  8. typical_p keeps the shortest prefix, in order of |logit - mean logit under w| (then that of 6.),
     whose running sum is >= typical_p * (sum of what is kept so far); a typical_p of 1 keeps all.
-    But for a factor of temperature the distance is |-log p - entropy|: locally typical sampling.
+    The distance is |-log p - entropy| times the temperature: locally typical sampling.
  9. top_p keeps the shortest prefix, in order of 6., whose running sum is >= top_p * (sum of what is
     kept so far); a top_p of 1 keeps all.
 10. The token is the first, in order of id, whose running sum is > uniform * (sum of what is kept).
-    By id, and not by likelihood: where logits differ in their last bits, as they do on a GPU from
-    one batch to another, tokens change places in the order of 6., and not in this one.
+    By id, and not by likelihood: if logits differ in their last bits, as they do on a GPU from one
+    batch to another, the order of 6. changes, but this one does not.
 
-Running sums go in the order that is named, one after the other. Log-probabilities given back are
-those of the model, among all tokens, unadjusted and at temperature 1. Knows one row of logits;
-nothing of batches.
+Running sums are sequential, in the order named. Returned log-probabilities are the model's own:
+over all tokens, unadjusted and at temperature 1. Knows one row of logits; nothing of batches.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogpro
 def adjust(
     logits: NDArray[np.floating], params: DrawParams, extra: RowExtra = _NOTHING
 ) -> NDArray[np.floating]:
-    """Bias, allowed, masked and banned tokens, penalties: 1. to 4. The row itself if nothing is
-    asked."""
+    """Bias, allowed, masked and banned tokens, penalties: 1. to 4. Returns the row itself if there
+    is nothing to adjust."""
     if not (params.adjusts or extra.adjusts):
         return logits
     row = logits.astype(np.float32)
@@ -100,7 +99,7 @@ def adjust(
 
 
 def masked_in(mask: bytes, size: int) -> NDArray[np.bool_]:
-    """Which tokens of a vocabulary of `size` a mask lets through."""
+    """Which tokens of a vocabulary of `size` a mask allows."""
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:size]
     allowed = np.zeros(size, bool)
     allowed[: len(bits)] = bits == 1
@@ -161,11 +160,12 @@ def _check_adjusted(logits: NDArray[np.float64]) -> None:
     found = float(np.max(logits))
     if found == -np.inf:
         raise InvalidRequestError(
-            "No token may follow: all that are allowed are banned or masked; expected one or more.",
+            "No token is left to draw: all allowed tokens are banned or masked; expected one or "
+            "more.",
             "Allow more tokens or ban fewer.",
         )
     if found == np.inf:
         raise InvalidRequestError(
-            "Bias and penalties took a logit past the range of float32.",
-            "Choose a repetition_penalty nearer to 1.",
+            "Bias and penalties moved a logit beyond the range of float32.",
+            "Choose a repetition_penalty closer to 1.",
         )

@@ -1,1 +1,1 @@
-"""What backends have in common (plans in flight, answers, the recorder); it knows none of them."""
+"""What backends share (plans in flight, answers, the recorder). Knows no particular backend."""

@@ -1,7 +1,7 @@
-"""Answers of a step by the row: what a sampler found for its wanted rows, put where it belongs.
+"""A step's results by row of the plan: converts what a sampler returned for the wanted rows.
 
-A wanted row is one whose logits matter: one for each target to be scored, then one for the token to
-be drawn, row after row of the plan. Knows no logits.
+A wanted row is one whose logits are needed: for each row of the plan, one per target to be scored,
+then one for the token to be drawn. Knows no logits.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from headrace.core.step import FlatBias, RowResult, StepPlan, StepResult, TopLogprobs
 
 NOT_NUMBERS = -1
-FAILURES = {  # what a sampler gives in place of a token
-    NOT_NUMBERS: "The model gave logits that are not numbers.",
-    -2: "No token may follow: all that are allowed are banned or masked; expected one or more.",
-    -3: "Bias and penalties took a logit past the range of float32.",
+FAILURES = {  # a sampler returns these in place of a token
+    NOT_NUMBERS: "The model's logits are not finite numbers.",
+    -2: "No token is left to draw: all allowed tokens are banned or masked; expected one or more.",
+    -3: "Bias and penalties moved a logit beyond the range of float32.",
 }
 
 
 def answer_rows(
     plan: StepPlan, tokens: list[int], logprobs: list[float], tops: Sequence[TopLogprobs] = ()
 ) -> StepResult:
-    """Of wanted rows in order; `tops` may be empty if nobody asked."""
+    """The result of a plan, from arrays over its wanted rows. `tops` may be empty if no row asked
+    for alternatives."""
     if not plan.extras and len(tokens) == len(plan) and min(tokens, default=0) >= 0:
         return StepResult(
             tokens=[[token] for token in tokens], logprobs=[[logprob] for logprob in logprobs]
@@ -56,11 +57,11 @@ def answer_rows(
 
 
 def flat_ids(ids: Collection[int]) -> NDArray[np.int32]:
-    if isinstance(ids, (np.ndarray, array)):  # no Python number in between
+    if isinstance(ids, (np.ndarray, array)):  # converts all at once
         return np.asarray(ids, np.int32)
     return np.fromiter(ids, np.int32, len(ids))
 
 
 def flat_bias(bias: FlatBias) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Ids and values."""
+    """The ids and values of a bias, as arrays."""
     return np.asarray(bias.flat_ids, np.int32), np.asarray(bias.flat_values, np.float32)

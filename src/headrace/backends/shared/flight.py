@@ -1,8 +1,8 @@
 """Plans in flight: submitted in order, computed in order, collected in order.
 
-Every runner keeps its steps here, whatever a step is to it. Knows which plans are right, how many
-there may be, and which row of the step before a row with PREVIOUS goes on from; neither when a step
-is computed, nor where.
+Every runner keeps its steps here, each with its own type of step. Checks plans, limits how many are
+in flight, and finds the row of the previous step that a row with PREVIOUS continues. Does not know
+when or where a step is computed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from headrace.core.step import PREVIOUS, RowResult, RunnerLimits, StepPlan, Step
 
 Step = TypeVar("Step")
 
-CONTINUES_FAILED = "the step before, which this one continues, failed"
+CONTINUES_FAILED = "the previous step, which this one continues, failed"
 
 
 class Continued(NamedTuple):
-    """Rows whose token the step before will have drawn, in columns."""
+    """The rows that continue from a token drawn by the previous step, in columns."""
 
     rows: list[int]
-    places: list[int]  # of their tokens, among the plan's
-    before: list[int]  # rows of the step before
+    places: list[int]  # index of their token among the plan's tokens
+    before: list[int]  # their rows in the previous step
 
 
 NOBODY = Continued([], [], [])
@@ -43,13 +43,16 @@ class Flight(Generic[Step]):
         return len(self._steps)
 
     def __iter__(self) -> Iterator[Step]:
-        """The oldest first. Any thread may look, while none is added."""
+        """Oldest first. Other threads may iterate while no step is added."""
         return iter(list(self._steps))
 
     def check(self, plan: StepPlan) -> Continued:
-        """Refuse what can't be submitted now; rows that go on from the step before."""
+        """Refuse a plan that can't be submitted now. Returns the rows that continue from the
+        previous step."""
         if self._is_closed:
-            raise HeadraceError("The runner is closed; expected an open one.", "Make a new runner.")
+            raise HeadraceError(
+                "The runner is closed; expected an open one.", "Create a new runner."
+            )
         if len(self._steps) >= self._limits.steps_in_flight:
             raise HeadraceError(
                 f"A plan was submitted with {len(self._steps)} in flight; expected fewer than "
@@ -61,7 +64,7 @@ class Flight(Generic[Step]):
         return NOBODY
 
     def add(self, plan: StepPlan, step: Step) -> None:
-        """A plan that was checked is submitted now."""
+        """Add a step whose plan was checked."""
         self._steps.append(step)
         self._last = plan
 
@@ -75,13 +78,13 @@ class Flight(Generic[Step]):
         return self._steps[0]
 
     def take(self) -> Step:
-        """The oldest, which is collected now."""
+        """Remove and return the oldest step."""
         oldest = self.oldest
         self._steps.popleft()
         return oldest
 
     def close(self) -> None:
-        """Nothing may be submitted any more; what was not collected is lost."""
+        """Refuse new plans from now on, and drop steps that were not collected."""
         self._is_closed = True
         self._steps.clear()
 
@@ -96,11 +99,12 @@ class Flight(Generic[Step]):
                 if plan.counts[row] > 1:
                     raise mistaken(
                         f"PREVIOUS among {plan.counts[row]} tokens of sequence {ids[row]}",
-                        "it as the only one",
+                        "PREVIOUS as a row's only token",
                     )
         if self._limits.steps_in_flight == 1:
             raise mistaken(
-                f"PREVIOUS for sequence {ids[rows[0]]}", "token ids, as only one step is in flight"
+                f"PREVIOUS for sequence {ids[rows[0]]}",
+                "token ids, as only one step may be in flight",
             )
         last = self._last
         everybody = rows is places and len(rows) == len(ids) and ids == last.sequence_ids
@@ -116,13 +120,13 @@ class Flight(Generic[Step]):
         except KeyError as error:
             raise mistaken(
                 f"PREVIOUS for sequence {error.args[0]}",
-                "a token id, as the step before drew none for it",
+                "a token id, as the previous step drew none for it",
             ) from None
 
 
 def failed_rows(continued: Continued, before: StepResult | None) -> list[int]:
-    """Rows that go on from a token that was not drawn. `before` is the result of the step before,
-    None if there is none because all of it failed."""
+    """The rows that continue from a token that was not drawn. `before` is the result of the
+    previous step, or None if all of that step failed."""
     if before is None:
         return continued.rows
     rows = zip(continued.rows, continued.before, strict=True)
@@ -130,8 +134,8 @@ def failed_rows(continued: Continued, before: StepResult | None) -> list[int]:
 
 
 def tokens_before(continued: Continued, before: StepResult | None) -> list[tuple[int, int]]:
-    """(place among the plan's tokens, token) of rows that go on from the step before. One that
-    failed is computed from token 0: nobody else can see its blocks."""
+    """(index among the plan's tokens, token) of rows that continue from the previous step. Token 0
+    stands in for one that failed to be drawn: no other sequence can see its blocks."""
     return [
         (at, 0 if before is None or not before.tokens[source] else before.tokens[source][-1])
         for at, source in zip(continued.places, continued.before, strict=True)
@@ -139,7 +143,7 @@ def tokens_before(continued: Continued, before: StepResult | None) -> list[tuple
 
 
 def fail_rows(result: StepResult, rows: Sequence[int]) -> None:
-    """Rows that went on from what failed have failed too, whatever was computed for them."""
+    """Mark rows that continued from a failed draw as failed, whatever was computed for them."""
     for row in rows:
         result.tokens[row], result.logprobs[row] = [], []
         result.extras[row] = RowResult(error=CONTINUES_FAILED)

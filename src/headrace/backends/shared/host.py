@@ -1,7 +1,6 @@
-"""What the operating system lets this process have: memory, and processor time.
+"""How much memory and processor time the operating system allows this process.
 
-Reads /proc and cgroup files, and on macOS what stands in for them; knows nothing of models and
-kernels.
+Reads /proc and cgroup files, or macOS's equivalents; knows nothing of models and kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cgroup_cpus(root: Path = _CGROUPS, own: str | None = None) -> float | None:
-    """Processors' worth of time the cgroup may use, or None without a limit: the tightest of this
-    cgroup and its parents, cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us)."""
+    """The number of processors whose time the cgroup may use, or None without a limit: the lowest
+    limit of this cgroup and its parents, cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us)."""
     limits: list[float] = []
     for folder, kind in _cgroup_folders("cpu", root, own):
         limits += _quota(folder, kind)
@@ -26,15 +25,15 @@ def cgroup_cpus(root: Path = _CGROUPS, own: str | None = None) -> float | None:
 
 
 def cgroup_memory(root: Path = _CGROUPS, own: str | None = None) -> tuple[int, int] | None:
-    """The tightest limit of this cgroup and its parents, and the least that is left below any;
-    None without a limit. Cgroup v2 (memory.max) or v1 (memory.limit_in_bytes)."""
+    """The lowest limit of this cgroup and its parents, and the least free memory under any of these
+    limits; None without a limit. Cgroup v2 (memory.max) or v1 (memory.limit_in_bytes)."""
     found: list[tuple[int, int]] = []
     for folder, kind in _cgroup_folders("memory", root, own):
         names = ("max", "current") if kind == 2 else ("limit_in_bytes", "usage_in_bytes")
         limit, used = (read_text(folder / f"memory.{name}") for name in names)
         if not limit.isdigit() or not used.isdigit():  # "max", or no such file
             continue
-        # Files that were read and are not in use count as used; the kernel takes them back.
+        # The file cache counts as used, but the kernel reclaims what is not in use.
         field = "inactive_file" if kind == 2 else "total_inactive_file"
         idle = re.search(rf"^{field} (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
         left = int(limit) - int(used) + (int(idle[1]) if idle else 0)
@@ -59,7 +58,7 @@ def _cgroup_folders(controller: str, root: Path, own: str | None) -> Iterator[tu
         else:
             continue
         folder = base / path.lstrip("/")
-        # A container may see its own cgroup at the root: walk up through what exists.
+        # A container may see its own cgroup at the root: walk up through folders that exist.
         for place in (folder, *folder.parents):
             yield place, kind
             if place == base:
@@ -79,7 +78,7 @@ def _quota(folder: Path, kind: int) -> list[float]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Total and available memory, as the kernel sees it and the cgroup allows; 0: not known."""
+    """Total and available memory, within the limits of the cgroup; 0: not known."""
     if sys.platform == "darwin":
         return macos.memory_bytes()
     facts: dict[str, int] = {}

@@ -1,6 +1,6 @@
-"""What macOS says of its machine, where Linux has /proc and /sys: `sysctl` and `vm_stat`.
+"""Facts about a macOS machine from `sysctl` and `vm_stat`, in place of Linux's /proc and /sys.
 
-Gives text and numbers; what they mean for the kernels is processor.py's and machine.py's.
+Returns text and numbers; processor.py and machine.py interpret them for the kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 
 
 def sysctl(*names: str) -> dict[str, str]:
-    """What is known of these names: those that this machine does not have are left out."""
+    """The values of these names, without those that this machine does not have."""
     return facts_of(_output_of("/usr/sbin/sysctl", *names))
 
 
@@ -21,8 +21,8 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def physical_cores() -> tuple[int, str]:
-    """Cores of the fast kind, where there are two: an operation waits for its slowest thread. And
-    what they are called; 0: not known."""
+    """The number of performance cores where there are two kinds (an operation waits for its slowest
+    thread), and what they are called; 0: not known."""
     fast, all_ = "hw.perflevel0.physicalcpu", "hw.physicalcpu"
     found = sysctl(fast, all_)
     if found.get(fast, "").isdigit():
@@ -36,7 +36,7 @@ def facts_of(text: str) -> dict[str, str]:
 
 
 def available_bytes(vm_stat: str) -> int:
-    """Pages that nobody uses and those that the system takes back without writing them out."""
+    """Free pages, and pages that the system can reclaim without writing them out."""
     page = re.search(r"page size of (\d+) bytes", vm_stat)
     if page is None:
         return 0

@@ -1,8 +1,8 @@
-"""Whether a plan is one that a runner can compute, found before it touches anything.
+"""Checks that a runner can compute a plan, before it changes anything.
 
-`check_plan` is quick enough for every step: it looks at columns, not at tables. A runner whose
-kernels would not notice looks at tables and at the ids in draws besides (`check_blocks`,
-`check_draws`); the others check these where they read them. Whatever is found is our own mistake.
+`check_plan` is fast enough for every step: it looks at columns, not at block tables. Runners
+that do not check tables and the ids in draws where they read them also call `check_blocks` and
+`check_draws`. A wrong plan is always a bug in Headrace.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> bool:
     if rows > limits.max_sequences:
         raise mistaken(f"{rows} rows", f"at most {limits.max_sequences}")
     if len(set(plan.sequence_ids)) != rows:
-        raise mistaken("a sequence in more than one row", "one row a sequence")
+        raise mistaken("a sequence in more than one row", "one row per sequence")
     if min(plan.counts) < 1 or sum(plan.counts) != len(tokens):
-        raise mistaken(f"{len(tokens)} tokens for counts of {plan.counts}", "1 or more a row")
+        raise mistaken(f"{len(tokens)} tokens for counts of {plan.counts}", "1 or more per row")
     last = max(plan.starts) if len(tokens) == rows else max(map(add, plan.starts, plan.counts)) - 1
     if min(plan.starts) < 0 or last >= limits.context_tokens:
         raise mistaken(
@@ -57,7 +57,7 @@ def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> bool:
 def _check_extras(plan: StepPlan, vocab_size: int) -> None:
     for row, extra in plan.extras.items():
         if not 0 <= row < len(plan):
-            raise mistaken(f"extras of a row {row}", f"0 to {len(plan) - 1}")
+            raise mistaken(f"extras for row {row}", f"rows 0 to {len(plan) - 1}")
         who = f"sequence {plan.sequence_ids[row]}"
         if extra.targets is not None:
             if len(extra.targets) != plan.counts[row]:

@@ -1,10 +1,10 @@
 """The decoder's operations as data: what is computed from what, and how long each value lives.
 
-The decoder runs over `RecordingOps` once, and out comes a list of instructions. A value is rows
-that do not exist yet. A backend joins instructions by rules of its own (`join`), says which ones
-may write over an input (`write_in_place`), gives each value a slot (`assign_slots`) and lowers the
-instructions to its kernels. Nothing is computed here, and no array is made. Weights are opaque:
-only a table's `columns` and a matrix's `outputs` are read.
+The decoder runs over `RecordingOps` once, which records a list of instructions. A `Value` stands
+for rows that will be computed later. A backend joins instructions by its own rules (`join`), says
+which ones may overwrite an input (`write_in_place`), gives each value a slot (`assign_slots`) and
+lowers the instructions to its kernels. Nothing is computed here, and no array is made. Weights are
+opaque: only a table's `columns` and a matrix's `outputs` are read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec
 
-Weight = Any  # as a backend prepared it, or its shape alone
+Weight = Any  # as a backend prepared it, or only its shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """Rows of `width` numbers; `head` values have only the rows whose logits are wanted."""
+    """Rows of `width` numbers. `head` values have only the rows whose logits are wanted."""
 
     width: int
     head: bool = False
@@ -30,7 +30,7 @@ class Value:
 
     @property
     def kind(self) -> tuple[int, bool, bool]:
-        """Values of one kind can take the same slot, one after the other."""
+        """Values of the same kind can use the same slot at different times."""
         return self.width, self.head, self.is_logits
 
 
@@ -43,7 +43,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input(Instruction):
-    """Rows that someone else writes before a run; for trying single operations."""
+    """Rows that the caller writes before a run; for tests of single operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +178,9 @@ def join(
     result: Value,
     rule: Callable[[Instruction, Instruction], Instruction | None],
 ) -> list[Instruction]:
-    """Pairs as one instruction, where the second alone wants what the first makes, as its last
-    input. `rule(first, second)` is both as one, with the second's output, or None where nothing
-    computes both; the joined instruction may be the first of the next pair."""
+    """Joins pairs of instructions, if the first one's output is the second one's last input and
+    nothing else reads it. `rule(first, second)` returns one instruction for both, with the second's
+    output, or None if there is none. A joined instruction may be the first of the next pair."""
     instructions = list(instructions)
     uses = Counter(value for instruction in instructions for value in instruction.inputs)
     uses[result] += 1
@@ -200,8 +200,9 @@ def write_in_place(
     result: Value,
     target: Callable[[Instruction], Value | None],
 ) -> list[Instruction]:
-    """`target` names the input that an instruction can write over. It does where nobody wants that
-    input afterwards, it is one input only, and the output is of its kind."""
+    """Lets instructions overwrite an input. `target` names the input that an instruction may
+    overwrite; it does if that input is not read afterwards, is only one of its inputs, and has the
+    same kind as the output."""
     last_use = last_uses(instructions, result)
     found: list[Instruction] = []
     for number, instruction in enumerate(instructions):
@@ -229,8 +230,8 @@ def last_uses(instructions: list[Instruction], result: Value) -> dict[Value, int
 
 
 def assign_slots(instructions: list[Instruction], result: Value) -> dict[Value, int]:
-    """A slot for each value, from 0; values in one slot are of one kind and never alive together.
-    A value that nobody reads keeps its slot."""
+    """A slot number for each value, from 0. Values in one slot have the same kind and are never
+    alive at the same time. A value that is never read keeps its slot."""
     last_use = last_uses(instructions, result)
     slots: dict[Value, int] = {}
     free: dict[tuple[int, bool, bool], list[int]] = {}

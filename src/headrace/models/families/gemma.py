@@ -1,5 +1,6 @@
 """Gemma 2 (soft caps, every second layer windowed) and Gemma 3 text (head norms, five windowed
-layers to one full, two rotary bases). Both: norms before and after, weights stored less one."""
+layers to one full, two rotary bases). Both have norms before and after attention and MLP, whose
+weights are stored minus one."""
 
 from __future__ import annotations
 
@@ -38,15 +39,15 @@ from headrace.models.rope import (
 )
 from headrace.models.spec import Activation, ModelSpec, RopeSpec
 
-# Gemma's own files leave out what equals these.
+# Defaults: Gemma's files leave these out.
 _GEMMA2 = HubDefaults(vocab_size=256_000, heads=8, kv_heads=4, head_dim=256, context_tokens=8_192)
 _GEMMA3 = HubDefaults(vocab_size=262_208, heads=8, kv_heads=4, head_dim=256, context_tokens=131_072)
 _WINDOW = 4096
 _PATTERN = 6  # Gemma 3: each sixth layer sees everything
 _LOCAL_BASE = 10_000.0
 _GLOBAL_BASE = 1_000_000.0
-# Layers of the 27B models, whose scores are scaled by hidden size over heads and not by head size;
-# GGUF does not say, llama.cpp tells them by this too.
+# Layer counts of the 27B models, whose scores are scaled by hidden size / heads instead of head
+# size. GGUF files do not say so; llama.cpp also goes by the number of layers.
 _LAYERS_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -140,7 +141,7 @@ def _periodic(layers: int, window: int | None, period: int) -> list[int | None]:
 
 
 def _softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """A null is no cap, absent is the family's own; GGUF writes none as 0."""
+    """null means no cap, absent means the family's default; GGUF writes 0 for no cap."""
     if not fields.has(name):
         return None if fields.has_key(name) else default
     return fields.number(name, low=-1e-9) or None
@@ -149,7 +150,7 @@ def _softcap(fields: Fields, name: str, default: float | None) -> float | None:
 def _two_ropes(
     config: Fields, dims: Dims, windows: Sequence[int | None], context_tokens: int | None
 ) -> tuple[list[RopeSpec], int]:
-    """Windowed layers rotate by their own base, never stretched; full layers by the scaled one."""
+    """Windowed layers have their own, unscaled base; full layers use the scaled one."""
     served = served_context(dims.context_tokens, context_tokens)
     both = rope_section(config)
     local, everywhere = both.section("sliding_attention"), both.section("full_attention")

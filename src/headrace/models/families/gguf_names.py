@@ -1,7 +1,7 @@
 """The metadata keys and tensor names that GGUF files share.
 
-Knows what llama.cpp's converter did to the weights on the way: Gemma's norms have their one added,
-llama's query and key rows are reordered for interleaved rotation, tied heads are left out.
+Knows how llama.cpp's converter changes weights: Gemma's norms have one added, llama's query and key
+rows are reordered for interleaved rotation, tied heads are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROPE_FREQS = "rope_freqs.weight"
 ROPE_FACTORS_LONG = "rope_factors_long.weight"
 ROPE_FACTORS_SHORT = "rope_factors_short.weight"
 
-# May be one number or one a layer; we run models whose layers agree.
+# One number, or one per layer; we support models whose layers have the same.
 _PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 
 
@@ -168,7 +168,7 @@ def _vocab_size(metadata: Fields, tensor_shapes: Mapping[str, tuple[int, ...]]) 
     shape = tensor_shapes.get("token_embd.weight", ())
     if len(shape) == 2 and 1 <= shape[0] <= MAX_VOCAB:
         return shape[0]
-    if not shape and metadata.has("vocab_size"):  # the loader will say what is wrong with it
+    if not shape and metadata.has("vocab_size"):  # the loader will report what is wrong with it
         return metadata.integer("vocab_size", high=MAX_VOCAB)
     raise WeightsError(
         f"GGUF: the tensor token_embd.weight is {f'of shape {shape}' if shape else 'missing'}; "

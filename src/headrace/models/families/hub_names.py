@@ -1,6 +1,6 @@
 """The field and tensor names that hub checkpoints (config.json + safetensors) share.
 
-Families differ in a few switches; what a switch means is theirs to know.
+Families differ in a few switches, and know what these mean.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ACTIVATIONS = {
     "swish": Activation.SILU,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
-# Buffers that old checkpoints carry and that follow from the config.
+# Buffers in old checkpoints that can be computed from the config.
 _DERIVED = ("rotary_emb.inv_freq",)
 
 
@@ -45,8 +45,8 @@ class HubNames:
 
 
 def find_names(tensor_names: Collection[str]) -> HubNames:
-    """The prefix under which this checkpoint has a decoder; the plain one where none is found, so
-    that the loader's error names a tensor."""
+    """The prefix of this checkpoint's decoder; the plain one if none is found, so that the loader's
+    error names a tensor."""
     prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in tensor_names), _PREFIXES[0])
     head = next((name for name in _HEADS if name in tensor_names), _HEADS[0])
     return HubNames(prefix, head)
@@ -54,7 +54,7 @@ def find_names(tensor_names: Collection[str]) -> HubNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubDefaults:
-    """What a family's configs may leave out, as its transformers class has it."""
+    """Defaults for fields that a family's configs may leave out, as in its transformers class."""
 
     vocab_size: int | None = None
     heads: int | None = None
@@ -99,7 +99,7 @@ def read_activation(config: Fields, name: str = "hidden_act", default: str = "si
 
 
 def read_window(config: Fields, default: int | None = None) -> int | None:
-    """`sliding_window`; null is none, absent is the family's default."""
+    """`sliding_window`; null means none, absent means the family's default."""
     if not config.has("sliding_window"):
         return None if config.has_key("sliding_window") else default
     return config.integer("sliding_window", high=MAX_CONTEXT)
@@ -125,7 +125,7 @@ def hub_weights(
 ) -> DecoderWeights[WeightRef]:
     """References to a standard decoder's tensors.
 
-    `fused`: one qkv_proj and one gate_up_proj (Phi-3). `post_norms`: Gemma's four norms a layer,
+    `fused`: one qkv_proj and one gate_up_proj (Phi-3). `post_norms`: Gemma's four norms per layer,
     where `post_attention_layernorm` is what its name says and not the MLP's norm.
     """
 

@@ -1,4 +1,4 @@
-"""Phi-3 (and 3.5, 4-mini): fused projections, LongRoPE, a part of each head rotated."""
+"""Phi-3 (and 3.5, 4-mini): fused projections, LongRoPE, only a part of each head is rotated."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def from_gguf(
 
 
 def _windows(config: Fields, layers: int) -> list[int | None]:
-    """Windows are written into most configs, and off in nearly all of them."""
+    """Most configs have a window, but nearly all of them turn it off."""
     if not config.flag("use_sliding_window", default=False):
         return [None] * layers
     window = read_window(config, 4096)

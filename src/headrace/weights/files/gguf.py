@@ -28,7 +28,7 @@ MIN_ALIGNMENT, MAX_ALIGNMENT = 8, 1 << 20
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # a name's length, its shortest text, a type, the shortest value
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # the same, dims, one dim, type, offset
 
-# GGUF's type numbers -> names: all of them, so that a message can name what we don't read.
+# GGUF's type numbers -> names, including those we don't read, for error messages.
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "Q4_2", 5: "Q4_3", 6: "Q5_0", 7: "Q5_1",
     8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
@@ -38,7 +38,7 @@ TYPE_NAMES = {
     39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
-# Plain numbers that no decoder weight is made of: such a tensor is left out, and the file is read.
+# Plain numbers that no decoder weight uses: such tensors are skipped.
 _LEFT_OUT_FORMATS = {
     f.name: f
     for f in (
@@ -53,7 +53,7 @@ _LEFT_OUT_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class _Info:
-    """A tensor as the header describes it; dims innermost first, as GGUF has them."""
+    """A tensor as the header describes it; dims innermost first, as in GGUF."""
 
     name: str
     dims: tuple[int, ...]
@@ -70,7 +70,7 @@ class _Info:
 
 
 class GgufFile:
-    """An open GGUF. Tensors are views of the map; those that someone holds outlive `close`."""
+    """An open GGUF. Tensors are views of the mapped file, and stay valid after `close`."""
 
     def __init__(self, file: MappedFile) -> None:
         self.path = file.path
@@ -92,7 +92,7 @@ class GgufFile:
                 self._add(info)
             else:
                 self.left_out[info.name] = info.format.name
-        file.release(0, cursor.at)  # the vocabulary is Python's now
+        file.release(0, cursor.at)  # the vocabulary was copied into Python objects
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -143,7 +143,7 @@ def _read_counts(cursor: Cursor, file: MappedFile) -> tuple[int, int]:
         )
     cursor.at = len(MAGIC)
     version = cursor.u32("version")
-    if version and version & 0xFFFF == 0:  # 3 written the other way round is 0x03000000
+    if version and version & 0xFFFF == 0:  # 3 with swapped bytes is 0x03000000
         raise UnsupportedModelError(
             f"{file.path}: a big-endian GGUF; expected a little-endian one.",
             "Fetch the usual little-endian file, or convert this one with gguf_convert_endian.",
@@ -163,7 +163,7 @@ def _refuse_split(path: Path, metadata: dict[str, MetadataValue]) -> None:
         )
     if parts > 1:
         raise UnsupportedModelError(
-            f"{path}: one of {parts} parts of a split GGUF (split.count); expected a whole one.",
+            f"{path}: one of {parts} parts of a split GGUF (split.count); expected a single file.",
             "Join the parts first: llama-gguf-split --merge FIRST-PART OUTPUT.gguf",
         )
 
@@ -219,7 +219,7 @@ def _format(path: Path, field: str, number: int) -> TensorFormat:
 
 
 def _check_spans(cursor: Cursor, infos: list[_Info], alignment: int, data_bytes: int) -> None:
-    """Every tensor lies aligned, inside the file and apart from the others."""
+    """Every tensor is aligned, inside the file, and does not overlap others."""
     end_before, before = 0, ""
     for info in sorted(infos, key=lambda info: info.offset):
         if info.offset % alignment:

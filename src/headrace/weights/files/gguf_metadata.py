@@ -1,7 +1,7 @@
-"""Walks a GGUF header: integers, strings and the typed metadata values.
+"""Reads a GGUF header: integers, strings and the typed metadata values.
 
-Nothing in the file is believed: a count or length is compared with the bytes that are left before
-anything is read or allocated from it. Knows nothing of tensors or of what the keys mean.
+Nothing in the file is trusted: a count or length is compared with the bytes that are left before
+anything is read or allocated. Knows nothing of tensors or of what the keys mean.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace.weights.files.mapped import DAMAGED, MappedFile, shown
 
 MetadataValue: TypeAlias = "bool | int | float | str | list[MetadataValue]"
 
-MAX_KEY_BYTES = 65_535  # the GGUF specification's
+MAX_KEY_BYTES = 65_535  # from the GGUF specification
 MAX_ARRAY_DEPTH = 4
-# In all of a file's arrays together. The largest vocabularies need about one million; a Python
-# list takes many times the bytes of the file, so this is what bounds memory.
+# In all arrays of a file together. The largest vocabularies need about one million. This bounds
+# memory, as a Python list takes many times the bytes of the file.
 MAX_ARRAY_VALUES = 8_000_000
 
 _U32 = struct.Struct("<I")
@@ -48,7 +48,7 @@ _SMALLEST = {
 
 
 class Cursor:
-    """A place in a mapped file that moves forward; reads past the end raise WeightsError."""
+    """A read position in a mapped file; reading past the end raises WeightsError."""
 
     def __init__(self, file: MappedFile) -> None:
         self.at = 0
@@ -80,12 +80,12 @@ class Cursor:
         return int(value)
 
     def count(self, field: str, least_bytes_each: int, most: int) -> int:
-        """A number of things to follow, each of which takes at least some bytes."""
+        """A count of items that follow, each of at least `least_bytes_each` bytes."""
         count = self.u64(field)
         fit = min((self._end - self.at) // least_bytes_each, most)
         if count > fit:
             raise self.malformed(
-                field, count, f"at most {fit}, by the bytes that are left and Headrace's limits"
+                field, count, f"at most {fit} (by the bytes left in the file and Headrace's limits)"
             )
         return count
 
@@ -145,7 +145,7 @@ class Cursor:
         return numbers
 
     def _strings(self, field: str, count: int) -> list[MetadataValue]:
-        """As `string`, with nothing in the loop that can stay outside it: vocabularies are long."""
+        """As `string`, with a tight loop: vocabularies are long."""
         view, at, end, unpack = self._view, self.at, self._end, _U64.unpack_from
         strings: list[MetadataValue] = []
         try:

@@ -1,4 +1,4 @@
-"""JSON out of files nobody vouches for: bounded in size and nesting, no key twice, an object.
+"""Reads JSON objects from untrusted files: bounded in size and nesting, without duplicate keys.
 
 Knows nothing of what the objects mean.
 """
@@ -13,16 +13,16 @@ from pathlib import Path
 from headrace.core.errors import WeightsError
 from headrace.weights.files.mapped import DAMAGED, MappedFile, shown
 
-# Python takes some twenty times the bytes of a JSON text in the worst case.
+# Parsed JSON takes up to about twenty times the bytes of its text.
 MAX_JSON_BYTES = 32 << 20
 MAX_NESTING = 32
 
-# A string, a quote that no string ends, or a bracket. The possessive *+ keeps it linear.
+# A string, an unterminated string's quote, or a bracket. The possessive *+ keeps it linear.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|["\[\]{}]', re.DOTALL)
 
 
 def parse_object(text: bytes | memoryview, path: Path, field: str) -> dict[str, object]:
-    """The JSON object that `text` is; `field` says which part of `path` it is, for messages."""
+    """Parses a JSON object; `field` names the part of `path` for error messages."""
     if len(text) > MAX_JSON_BYTES:
         raise _malformed(path, field, f"{len(text)} bytes of JSON", f"at most {MAX_JSON_BYTES}")
     raw = bytes(text)
@@ -39,16 +39,18 @@ def parse_object(text: bytes | memoryview, path: Path, field: str) -> dict[str, 
 
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except ValueError as error:  # JSON's and UTF-8's own errors, and numbers of absurd length
+    except ValueError as error:  # errors of JSON and UTF-8, and numbers with too many digits
         reason = shown(str(error))
-        raise _malformed(path, field, f"what is not JSON ({reason})", "JSON in UTF-8") from None
+        raise _malformed(
+            path, field, f"text that is not JSON ({reason})", "JSON in UTF-8"
+        ) from None
     if not isinstance(value, dict):
         raise _malformed(path, field, f"a JSON {type(value).__name__}", "a JSON object")
     return value
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object that a whole file is."""
+    """Reads a file that is one JSON object."""
     file = MappedFile.open(path)
     try:
         return parse_object(file.view, path, "content")
@@ -57,8 +59,8 @@ def read_object(path: Path) -> dict[str, object]:
 
 
 def _nests_too_deep(text: bytes) -> bool:
-    """Looked at before parsing, whose own limit is the interpreter's stack. Stops at a string
-    without an end, which the parser will refuse."""
+    """Checked before parsing, because the parser is only limited by the interpreter's stack. Stops
+    at an unterminated string, which the parser will refuse."""
     depth = 0
     for match in _STRUCTURE.finditer(text):
         token = match[0]

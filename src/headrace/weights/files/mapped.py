@@ -1,7 +1,7 @@
-"""A file mapped read-only into memory, and what a file that is not ours looks like.
+"""A file mapped read-only into memory, and a guess at what a wrong file is.
 
-Knows nothing of formats. Bytes reach memory when they are read and leave it again by `release`,
-so a model's file never counts twice beside a backend's packed copy of it.
+Knows nothing of formats. Pages are loaded when they are read and dropped by `release`, so that a
+model is not in memory twice, in its file and as a backend's packed copy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from headrace.core.errors import WeightsError
 
 DAMAGED = "The file is damaged or incomplete: fetch it again."
 
-# First bytes of what people hand over by mistake -> what to call it.
+# First bytes of files that people pass by mistake -> how to describe them.
 _MAGICS = (
     (b"GGUF", "a GGUF file"),
-    (b"PK\x03\x04", "a zip archive (PyTorch checkpoints are such; they hold pickles)"),
+    (b"PK\x03\x04", "a zip archive (as PyTorch checkpoints are; they contain pickles)"),
     (b"\x80\x02", "a Python pickle"),
     (b"\x80\x03", "a Python pickle"),
     (b"\x80\x04", "a Python pickle"),
@@ -48,7 +48,7 @@ def describe_content(head: bytes) -> str:
 
 
 def _start(head: bytes) -> str:
-    """A file's first bytes for a person: as text where they are text, or else in hexadecimal."""
+    """A file's first bytes for an error message: as text if they are text, else in hexadecimal."""
     text = head[:16].split(b"\n")[0].rstrip(b"\r")
     if len(text) >= 4 and text.isascii() and text.decode().isprintable():
         return text.decode()
@@ -56,13 +56,13 @@ def _start(head: bytes) -> str:
 
 
 def shown(name: str) -> str:
-    """A name out of a file as it may appear in a message: quoted, escaped and not too long."""
+    """A name from a file in a form that is safe in a message: quoted, escaped and shortened."""
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 
 class MappedFile:
-    """The whole file as one read-only view. Cutting the file short while it is mapped is beyond
-    our reach: the operating system then ends the process on the next read."""
+    """The whole file as one read-only view. If the file is truncated while it is mapped, the
+    operating system ends the process on the next read; we can't prevent that."""
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
@@ -75,7 +75,9 @@ class MappedFile:
         try:
             found = path.stat()
             if not stat.S_ISREG(found.st_mode):  # opening a named pipe would wait forever
-                raise WeightsError(f"{path}: not a regular file.", "Give the path of a model file.")
+                raise WeightsError(
+                    f"{path}: not a regular file; expected a model file.", "Give another path."
+                )
             if found.st_size == 0:
                 raise WeightsError(f"{path}: the file is empty.", DAMAGED)
             with path.open("rb") as file:
@@ -91,9 +93,9 @@ class MappedFile:
         return bytes(self.view[:64])
 
     def release(self, start: int, size: int) -> None:
-        """Give back the memory of the pages that hold these bytes.
+        """Free the memory of the pages that hold these bytes.
 
-        Rounded outwards: a page that is also someone else's comes back by itself when read.
+        Rounded up to whole pages: a page that also holds other data is loaded again when read.
         """
         if self._mapping is None or size == 0 or not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -101,7 +103,7 @@ class MappedFile:
         self._mapping.madvise(mmap.MADV_DONTNEED, first, start + size - first)
 
     def close(self) -> None:
-        """Unmap, or where views are still held, leave that to the last of them."""
+        """Unmap the file, or if views of it still exist, let the last of them do so."""
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
             with contextlib.suppress(BufferError):

@@ -23,7 +23,7 @@ _LENGTH_BYTES = 8
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
-# Bytes a value of dtypes that we don't read, so that their spans are checked all the same.
+# Bytes per value of dtypes that we don't read: their offsets are checked too.
 _OTHER_DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
     "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
@@ -32,7 +32,7 @@ _OTHER_DTYPE_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor as the header describes it: begin and end count from the end of the header."""
+    """A tensor as the header describes it: offsets count from the end of the header."""
 
     name: str
     dtype: str
@@ -42,8 +42,8 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """One mapped file. `left_out` has the tensors whose dtype has no values for us; those of them
-    that a quantized checkpoint may keep its codes in are in `codes` too."""
+    """One mapped file. `left_out` has the tensors whose dtype is not a float type; those whose
+    dtype quantized checkpoints use for codes are also in `codes`."""
 
     def __init__(self, file: MappedFile) -> None:
         self.path = file.path
@@ -88,7 +88,7 @@ class SafetensorsFile:
 
 
 class SafetensorsFolder:
-    """config.json and the weights beside it, whole or in shards."""
+    """config.json and the weights beside it, in one file or in shards."""
 
     def __init__(self, path: Path, config: dict[str, object]) -> None:
         self.path = path
@@ -150,7 +150,7 @@ class SafetensorsFolder:
             if not path.exists():
                 raise WeightsError(
                     f"{path}: missing; {_INDEX} says that it holds {len(names)} tensors.",
-                    "Fetch the shards that are missing.",
+                    "Fetch the missing shards.",
                 )
             file = SafetensorsFile.open(path)
             self._files.append(file)
@@ -188,7 +188,7 @@ def _header_bytes(file: MappedFile) -> int:
 
 
 def _read_entries(path: Path, header: dict[str, object], data_bytes: int) -> list[_Entry]:
-    """All entries in the order of their bytes, which they share out among them without a gap."""
+    """All entries in order of their offsets, which must be without gaps."""
     header.pop("__metadata__", None)
     entries = sorted(
         (_read_entry(path, name, value) for name, value in header.items()),
@@ -238,9 +238,9 @@ def _read_entry(path: Path, name: str, value: object) -> _Entry:
 
 
 def _naturals(path: Path, field: str, value: object) -> tuple[int, ...]:
-    # The limit is that of the library's own 64-bit numbers; it keeps the products short.
+    # The limit is the safetensors library's own: it uses 64-bit numbers.
     if not isinstance(value, list) or not all(type(n) is int and 0 <= n < 2**64 for n in value):
-        raise _malformed(path, field, shown(str(value)[:100]), "a list of whole numbers from 0 on")
+        raise _malformed(path, field, shown(str(value)[:100]), "a list of non-negative integers")
     return tuple(value)
 
 
@@ -265,7 +265,7 @@ def _only_file(folder: Path) -> Path:
         names = ", ".join(file.name for file in files[:4]) + (", ..." if len(files) > 4 else "")
         raise WeightsError(
             f"{folder}: {len(files)} safetensors files ({names}) and no {_INDEX}.",
-            f"Add the {_INDEX} that belongs to them.",
+            f"Add their {_INDEX}.",
         )
     pickles = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in folder.glob(kind))
     if pickles:
@@ -298,7 +298,7 @@ def _read_index(path: Path) -> dict[str, list[str]]:
 
 
 def _is_plain_name(name: str) -> bool:
-    """A file's name and nothing that could lead out of its folder, on any system."""
+    """Only a file's name, without anything that could leave its folder on any system."""
     return (
         name.endswith(".safetensors") and len(name) <= 255 and not any(c in name for c in "/\\:\0")
     )

@@ -1,8 +1,8 @@
-"""AWQ as AutoAWQ's "gemm" version saves it: four-bit codes, a scale and a zero point a group.
+"""AWQ as AutoAWQ's "gemm" version saves it: 4-bit codes, one scale and zero point per group.
 
 For a module of `in` inputs and `out` outputs, with groups of g inputs:
 
-    qweight  I32 [in, out / 8]       eight outputs a word
+    qweight  I32 [in, out / 8]       eight outputs per word
     qzeros   I32 [in / g, out / 8]   as qweight
     scales   F16 [in / g, out]
 
@@ -45,7 +45,7 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 class AwqMethod:
     """Implements `quantized.Method`."""
 
-    group_size: int  # -1: all inputs share a scale
+    group_size: int  # -1: one scale per output channel
 
     @classmethod
     def from_config(cls, config: Fields) -> AwqMethod:
@@ -93,7 +93,7 @@ class AwqMethod:
 def _outputs(words: Tensor) -> NDArray[np.uint8]:
     """[n, out / 8] words -> [out, n] codes"""
     count, across = words.shape
-    # Turned while two codes are one byte: the rest goes along rows.
+    # Transposed while a byte still holds two codes: the rest works along rows.
     packed = np.ascontiguousarray(as_bytes(words).reshape(count, -1).T).reshape(across, -1, count)
     codes = np.empty((across, WORD_CODES, count), np.uint8)
     codes[:, _ORDER[0::2]] = packed & 15
@@ -104,12 +104,12 @@ def _outputs(words: Tensor) -> NDArray[np.uint8]:
 def read_group_size(config: Fields) -> int:
     size = config.integer("group_size", low=-1, high=1 << 20)
     if size == 0:
-        raise config.malformed("group_size", "-1, or how many inputs share a scale")
+        raise config.malformed("group_size", "-1, or the number of inputs per scale")
     return size
 
 
 def packed_module(ref: TensorRef, file: QuantizedFile) -> str | None:
-    """The module whose matrix is packed, or None where it is kept in float (or is a vector)."""
+    """The module whose matrix is packed, or None if it is stored in float (or is a vector)."""
     module, _, last = ref.name.rpartition(".")
     is_packed = last == "weight" and len(ref.shape) == 2 and f"{module}.qweight" in file.codes
     return module if is_packed and ref.name not in file.tensors else None
@@ -118,8 +118,8 @@ def packed_module(ref: TensorRef, file: QuantizedFile) -> str | None:
 def plain_packed_names(
     file: QuantizedFile, names: Collection[str], beside: Collection[str]
 ) -> list[str]:
-    """Names with each "x.qweight" as "x.weight" and without what lies `beside` it. Biases of
-    zeros, which some packers write for every module, are left out too."""
+    """Names with each "x.qweight" as "x.weight", and without the tensors `beside` it. Biases of
+    zeros, which some tools write for every module, are left out too."""
     packed = {name.rpartition(".")[0] for name in names if name.endswith(".qweight")}
     plain: list[str] = []
     for name in names:

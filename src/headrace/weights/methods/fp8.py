@@ -1,12 +1,12 @@
-"""Weights of eight bits a value: float8 (e4m3) or int8 codes beside a scale a tensor, an output, a
-block or a group. As DeepSeek, Qwen, AutoFP8, FBGEMM and compressed-tensors save them:
+"""8-bit weights: float8 (e4m3) or int8 codes, with one scale per tensor, output channel, block or
+group. As DeepSeek, Qwen, AutoFP8, FBGEMM and compressed-tensors save them:
 
     weight                            F8_E4M3 or I8 [out, in]
     weight_scale or weight_scale_inv  [], [1], [1, 1], [out], [out, 1], [out / b, in / c] rounded up
-    weight_zero_point                 I8, as the scale (int8 that is not symmetric)
+    weight_zero_point                 I8, shaped as the scale (asymmetric int8)
 
-Both scales multiply, whatever "inv" says. Scales of activations and of keys and values that lie
-beside them are not used: Headrace takes those from the values themselves.
+Values are multiplied by either scale, despite the "inv". Stored scales for activations and for keys
+and values are not used: Headrace computes them from the values.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _COMPRESSED = ("float-quantized", "int-quantized", "naive-quantized")
 _MAX_BLOCK = 1 << 20
 
 T = TypeVar("T", bound=np.generic)
-Block = tuple[int, int]  # outputs, inputs that share a scale
+Block = tuple[int, int]  # (outputs, inputs) that share a scale
 
 
 @dataclass(frozen=True, slots=True)
 class EightBitMethod:
-    """Implements `quantized.Method`. A scale's shape tells what it is of; `blocks` are those
-    that the config allows beside one a tensor and one an output."""
+    """Implements `quantized.Method`. A scale's shape tells what it applies to; `blocks` are the
+    block shapes that the config allows besides one scale per tensor and one per output channel."""
 
     blocks: frozenset[Block] = frozenset()
 
@@ -66,7 +66,7 @@ class EightBitMethod:
 
     @classmethod
     def from_compressed(cls, config: Fields) -> EightBitMethod:
-        """quant_method compressed-tensors, in its formats of a code a byte."""
+        """quant_method compressed-tensors, in its formats with one code per byte."""
         _refuse_compressed(config)
         groups = config.section("config_groups")
         if groups is None:
@@ -115,7 +115,7 @@ class EightBitMethod:
 
         outputs, inputs = ref.shape
         rows, columns = shapes[scale.shape]
-        # What all outputs share is written for each: nobody has to know of scales a tensor.
+        # One scale per tensor is repeated for each output, so that readers need no extra case.
         group_rows, group_columns = 1 if rows >= outputs else rows, min(columns, inputs)
 
         def decode() -> QuantizedMatrix:
@@ -143,8 +143,8 @@ class EightBitMethod:
         )
 
     def _scale_shapes(self, outputs: int, inputs: int) -> dict[tuple[int, ...], Block]:
-        """Each shape that a scale may have here, and what one of its values is for. Where two
-        kinds have one shape, the config's own comes first."""
+        """Each shape that a scale may have, and the (outputs, inputs) that share one value. If two
+        kinds have the same shape, the config's own comes first."""
         shapes: dict[tuple[int, ...], Block] = {
             (-(-outputs // rows), -(-inputs // columns)): (rows, columns)
             for rows, columns in sorted(self.blocks)
@@ -156,7 +156,7 @@ class EightBitMethod:
 
 
 def _spread(values: NDArray[T], outputs: int, rows: int) -> NDArray[T]:
-    """[groups of outputs, groups of inputs]; one group of outputs: a row for each of them."""
+    """[groups of outputs, groups of inputs]. A single group of outputs is repeated per output."""
     if rows < outputs:
         return values.reshape(-(-outputs // rows), -1)
     return np.repeat(values.reshape(1, -1), outputs, axis=0)
@@ -165,12 +165,12 @@ def _spread(values: NDArray[T], outputs: int, rows: int) -> NDArray[T]:
 def _block(config: Fields, name: str) -> Block:
     sizes = config.integers(name)
     if len(sizes) != 2 or not all(1 <= size <= _MAX_BLOCK for size in sizes):
-        raise config.malformed(name, "how many outputs and inputs share a scale")
+        raise config.malformed(name, "the numbers of outputs and inputs per scale")
     return sizes[0], sizes[1]
 
 
 def _refuse_compressed(config: Fields) -> None:
-    """What a checkpoint may have on top of its codes, and what would change their meaning."""
+    """Refuses options of a checkpoint that would change the meaning of its codes."""
     if config.text("format") not in _COMPRESSED:
         raise config.unsupported("format", ", ".join(_COMPRESSED))
     sparsity = config.section("sparsity_config")

@@ -1,14 +1,14 @@
-"""GPTQ as AutoGPTQ and GPTQModel save it: codes of four or eight bits, a scale and a zero point a
-group, and perhaps inputs that were quantized in another order than they have (act-order).
+"""GPTQ as AutoGPTQ and GPTQModel save it: 4- or 8-bit codes, one scale and zero point per group,
+and possibly inputs that were quantized in another order (act-order).
 
-For a module of `in` inputs and `out` outputs, with groups of g inputs and n codes a word:
+For a module of `in` inputs and `out` outputs, with groups of g inputs and n codes per word:
 
-    qweight  I32 [in / n, out]       n inputs a word, the first one lowest
-    qzeros   I32 [in / g, out / n]   n outputs a word, the first one lowest
+    qweight  I32 [in / n, out]       n inputs per word, the first one lowest
+    qzeros   I32 [in / g, out / n]   n outputs per word, the first one lowest
     scales   F16 [in / g, out]
     g_idx    I32 [in]                the group of each input; without it, groups in order
 
-The checkpoint format "gptq" stores a zero point less one, in its bits; "gptq_v2" as it is.
+The checkpoint format "gptq" stores zero points minus one (modulo the bits); "gptq_v2" as they are.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class GptqMethod:
     """Implements `quantized.Method`."""
 
     bits: int
-    group_size: int  # -1: all inputs share a scale
+    group_size: int  # -1: one scale per output channel
     act_order: bool
-    less_one: bool  # zero points are stored so
+    less_one: bool  # zero points are stored minus one
 
     @classmethod
     def from_config(cls, config: Fields) -> GptqMethod:
@@ -125,7 +125,7 @@ class GptqMethod:
     ) -> QuantizedMatrix:
         values = self._codes(as_bytes(codes).transpose(1, 0, 2))
         points = self._codes(as_bytes(zeros)).T
-        if self.less_one:  # as it was packed: a zero point of 0 is stored as the largest code
+        if self.less_one:  # a zero point of 0 is stored as the largest code
             points = points + np.uint8(1) & np.uint8((1 << self.bits) - 1)
         permutation = None if order is None else _permutation(file, order, group)
         if permutation is not None:
@@ -133,7 +133,7 @@ class GptqMethod:
         kind, zero = CodeKind.INT4, INT4_ZERO
         kept: Codes = values
         kept_points: Codes = points
-        if self.bits == 8:  # both less 128, as bytes with a sign
+        if self.bits == 8:  # both minus 128, as signed bytes
             kind, zero = CodeKind.INT8, 0
             kept, kept_points = ((v ^ np.uint8(128)).view(np.int8) for v in (values, points))
         return QuantizedMatrix(
@@ -148,18 +148,18 @@ class GptqMethod:
 
     @property
     def _symmetric_byte(self) -> int:
-        """Of zero points that are all the middle code, as they are stored."""
+        """The stored byte of zero points that are all the middle code."""
         code = (1 << self.bits - 1) - self.less_one
         return code if self.bits == 8 else code * 0x11
 
     def _codes(self, words: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """[a, b, bytes of a word] -> [a, b * codes of a word]"""
+        """[a, b, bytes per word] -> [a, b * codes per word]"""
         split = nibbles(words) if self.bits == 4 else np.ascontiguousarray(words)
         return split.reshape(len(split), -1)
 
 
 def _permutation(file: QuantizedFile, order: Tensor, group: int) -> NDArray[np.int32] | None:
-    """The inputs with those of a group side by side, groups in order; None: they are already."""
+    """The inputs sorted by group; None if they already are."""
     owners = np.frombuffer(order.data, "<i4")
     groups = len(owners) // group
     where = f"{file.path}: tensor {shown(order.name)}"
@@ -172,7 +172,7 @@ def _permutation(file: QuantizedFile, order: Tensor, group: int) -> NDArray[np.i
     if (members != group).any():
         raise UnsupportedModelError(
             f"{where}: group {int(np.argmax(members != group))} has "
-            f"{members[np.argmax(members != group)]} inputs; supported is {group} in each.",
+            f"{members[np.argmax(members != group)]} inputs; expected {group} in each group.",
             ANOTHER_COPY,
         )
     permutation = np.argsort(owners, kind="stable").astype(np.int32)
@@ -180,8 +180,8 @@ def _permutation(file: QuantizedFile, order: Tensor, group: int) -> NDArray[np.i
 
 
 def _refuse_rules(config: Fields) -> None:
-    """GPTQModel's rules a module: those that leave one out are seen in the tensors, the others
-    would change its bits or groups."""
+    """Refuses GPTQModel's per-module rules, except those that leave a module unquantized: these
+    show in the tensors. Others would change the module's bits or groups."""
     rules = config.section("dynamic")
     if rules is not None and not all(name.startswith("-:") for name in rules.names()):
         raise config.unsupported("dynamic", "rules that leave modules out (-:)")

@@ -1,6 +1,6 @@
 """From config.json's quantization_config to the method that reads such a checkpoint.
 
-The one entry to the methods. Knows their names; how each lays its tensors out is theirs to know.
+The one entry to the methods. Knows their names, but not how they lay their tensors out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METHODS: dict[str, Callable[[Fields], Method]] = {
 
 
 def read_method(config: Mapping[str, object]) -> Method | None:
-    """How the checkpoint beside this config is quantized; None: it is not."""
+    """How the checkpoint of this config is quantized; None: it is not."""
     fields = Fields(config, "config.json").section(FIELD)
     if fields is None:
         return None

@@ -1,7 +1,7 @@
-"""A quantized matrix of a hub checkpoint: what its codes mean, whichever method wrote them.
+"""A quantized matrix of a hub checkpoint: what its codes mean, independent of the method.
 
-awq.py, gptq.py and fp8.py know how each method lays its tensors out and give back this one shape.
-No arithmetic on activations here, and no packing for a machine: backends do that.
+awq.py, gptq.py and fp8.py know how each method lays its tensors out, and return this one form.
+No arithmetic on activations here, and no packing for a device: backends do that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class QuantizedMatrix:
 
         (codes[o, k] - zeros[o // group_rows, k // group_columns]) * scales[the same]
 
-    with codes as numbers (FP8: as the floats that their bits are). `permutation` None: input k.
+    with codes as numbers (FP8: the floats with these bits). `permutation` None: input k.
     `zeros` None: symmetric, with the kind's own zero.
     A product may gather its input rows by the permutation once: x[:, permutation] @ values.T.
     """
@@ -59,27 +59,27 @@ class QuantizedMatrix:
     scales: Floats  # [ceil(out / group_rows), ceil(in / group_columns)]
     zeros: Codes | None  # shaped as scales, of the codes' type
     permutation: NDArray[np.int32] | None  # [in], each input once
-    group_rows: int  # 1, but for scales a block
-    group_columns: int  # as many as there are inputs: a scale an output
+    group_rows: int  # 1, except for block scales
+    group_columns: int  # the number of inputs for per-channel scales
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beside:
-    """What lies beside the codes and decides who can read them, found without reading those."""
+    """What decides which kernels can read the codes, found without reading the codes."""
 
-    has_zeros: bool  # whether `unpack` will give any
+    has_zeros: bool  # whether `unpack` returns zero points
     permutation: NDArray[np.int32] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedTensor:
-    """A part of a Weight in the place of a Tensor: sources checked against the header, not read."""
+    """A part of a Weight in place of a Tensor. Its sources were checked, but not read."""
 
-    name: str  # as a float checkpoint has it: "….weight"
+    name: str  # as in an unquantized checkpoint: "….weight"
     kind: CodeKind
     shape: tuple[int, int]  # [out, in]
-    sources: tuple[Tensor, ...]  # as they lie in the file, for whoever releases or counts them
-    group_rows: int  # as `unpack` will give them
+    sources: tuple[Tensor, ...]  # the tensors of the file, to release or to count them
+    group_rows: int  # as in the result of `unpack`
     group_columns: int
     decode: Callable[[], QuantizedMatrix]
     look: Callable[[], Beside]
@@ -93,13 +93,13 @@ class QuantizedTensor:
         return self.shape[0] * self.shape[1]
 
     def unpack(self) -> QuantizedMatrix:
-        """Read the codes; an error where they contradict themselves (an input's group that is not
-        there)."""
+        """Read the codes. Raises an error if they are inconsistent (an input in a group that does
+        not exist)."""
         return self.decode()
 
 
 class QuantizedFile(Protocol):
-    """What a method needs of an open folder."""
+    """The part of an open folder that a method uses."""
 
     @property
     def path(self) -> Path: ...
@@ -112,21 +112,21 @@ class QuantizedFile(Protocol):
 
 
 class Method(Protocol):
-    """One way to quantize, with what a checkpoint's config says about it. Which modules are
-    quantized is read off the tensors that are there, so lists of exceptions are not needed."""
+    """A quantization method with the parameters from a checkpoint's config. The tensors that exist
+    show which modules are quantized, so lists of exceptions are not needed."""
 
     def plain_names(self, file: QuantizedFile, names: Collection[str]) -> list[str]:
         """The names that an unquantized copy of this checkpoint would have."""
         ...
 
     def find(self, role: str, ref: TensorRef, file: QuantizedFile) -> QuantizedTensor | None:
-        """The matrix that `ref` names, or None where this checkpoint keeps it in float."""
+        """The matrix that `ref` names, or None if this checkpoint stores it in float."""
         ...
 
 
 def value_rows(matrix: QuantizedMatrix, first: int, end: int) -> Floats:
-    """The values of some outputs in float32, inputs in their own order: the exact truth but for
-    the one rounding of a product of a code and a float32 scale."""
+    """The values of some outputs in float32, with inputs in their original order: exact except for
+    one rounding, of the product of a code and a float32 scale."""
     groups = np.arange(first, end) // matrix.group_rows
     columns = np.arange(matrix.codes.shape[1]) // matrix.group_columns
     codes = matrix.codes[first:end]
@@ -144,7 +144,7 @@ def value_rows(matrix: QuantizedMatrix, first: int, end: int) -> Floats:
 
 
 def zero_points(zeros: Codes, symmetric: int) -> Codes | None:
-    """None where all of them are the kind's own zero."""
+    """None if all of them are the kind's own zero."""
     return None if (zeros == symmetric).all() else zeros.copy(order="C")
 
 
@@ -154,7 +154,7 @@ def has_other_bytes(tensor: Tensor, byte: int) -> bool:
 
 def _e4m3_values() -> Floats:
     """Sign, four bits of exponent (bias 7), three of mantissa; no infinities, 0x7f and 0xff are
-    not numbers."""
+    NaN."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
@@ -178,7 +178,7 @@ def find_stored(
     where = f"{file.path}: tensor {shown(name)} ({role})"
     if tensor is None:
         raise WeightsError(
-            f"{where}: missing, or of a type that is not read; expected {' or '.join(dtypes)}.",
+            f"{where}: missing, or of an unsupported type; expected {' or '.join(dtypes)}.",
             "The file lacks part of a quantized matrix: fetch it again.",
         )
     if tensor.format.name not in dtypes:
@@ -194,17 +194,17 @@ def find_stored(
 
 
 def check_divides(file: QuantizedFile, ref: TensorRef, what: str, size: int, by: int) -> None:
-    """Refuse a matrix that would end inside a word or a group."""
+    """Refuse a matrix whose size is not a multiple of the word or group size."""
     if size % by:
         raise UnsupportedModelError(
-            f"{file.path}: tensor {shown(ref.name)}: {what}: found {size}; supported is a "
+            f"{file.path}: tensor {shown(ref.name)}: {what}: found {size}; expected a "
             f"multiple of {by}.",
             ANOTHER_COPY,
         )
 
 
 def as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """The bytes of a tensor of words, those of a word along a new last axis."""
+    """The bytes of a tensor of words, with the bytes of a word along a new last axis."""
     raw = np.frombuffer(tensor.data, np.uint8)
     return raw.reshape(*tensor.shape, tensor.format.block_bytes)
 

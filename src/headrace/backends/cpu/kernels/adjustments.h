@@ -1,4 +1,4 @@
-// Which wanted rows have their logits adjusted before drawing, and how, as Python passes it: sparse
+// Which wanted rows have their logits adjusted before drawing, and how, as passed from Python: sparse
 // parts are (offsets, ids) or (offsets, ids, values) over the adjusted rows. Checked here.
 #pragma once
 
@@ -42,8 +42,8 @@ class Adjustments {
     }
   }
 
-  // Point the params of rows that are adjusted at what is to be done with them. `drawn` is where
-  // the params of each row's draw are, or -1.
+  // Point the params of adjusted rows at their adjustments. `drawn` is the index of the params of
+  // each row's draw, or -1.
   void attach(std::vector<DrawParams>& params, const std::vector<int32_t>& drawn,
               int vocabulary) const {
     const char* message = "a draw names a token outside the vocabulary";
@@ -60,7 +60,7 @@ class Adjustments {
   }
 
  private:
-  // Bits of `limited`: what a row may draw is named by ids, by a mask, by both or by neither.
+  // Bits of `limited`: whether a list of ids and whether a mask limits what a row may draw.
   enum Limits { ALLOWED = 1, MASKED = 2 };
 
   template <typename Part>
@@ -83,7 +83,7 @@ class Adjustments {
   Ids allowed_, banned_, seen_;
   Valued counts_;
   Masks masks_;
-  std::vector<Adjustment> made_;  // their spans are of the arrays above
+  std::vector<Adjustment> made_;  // their spans point into the arrays above
 };
 
 }  // namespace headrace

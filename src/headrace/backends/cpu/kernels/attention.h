@@ -4,9 +4,9 @@
 // sum; values lie [16 tokens][head_dim]. Several queries (rows, and heads that share a KV head) go
 // through a block together: each key and value is read and widened once for all of them. Scores of
 // all seen positions are kept, the softmax is taken over them, and the values are added in the
-// order of positions: the same operations for a query, whoever comes with it.
+// order of positions: the same operations for a query, whatever queries are computed with it.
 //
-// Int8 keys and values are codes with one scale a token. A key's scale multiplies its finished
+// Int8 keys and values are codes with one scale per token. A key's scale multiplies its finished
 // score, a value's scale its softmax weight, so codes are widened in registers and nowhere else.
 #pragma once
 
@@ -18,8 +18,8 @@
 namespace headrace {
 namespace {
 
-// Sums that grow at once, of sixteen floats each: enough that none waits for its last addition, and
-// not more than the registers hold beside what is added to them.
+// Independent sums of sixteen floats each: enough to hide the latency of an addition, and no more
+// than fit into registers together with their operands.
 #if defined(__AVX512F__)
 constexpr int SUMS_TOGETHER = 12;
 #else
@@ -55,7 +55,7 @@ HEADRACE_INLINE float write_codes(const float* x, int n, int8_t* codes, int step
   }
   const float largest = max_lanes(top);
   const bool finite = largest < INFINITY;
-  // Below TINY the inverse may overflow, and nobody can tell the values from 0.
+  // Below TINY the inverse may overflow, and the values are practically 0.
   constexpr float TINY = 1e-30f;
   const Floats inverse = splat(finite && largest > TINY ? 127.0f / largest : 0.0f);
   for (int d = 0; d < n; d += LANES) {
@@ -142,8 +142,8 @@ HEADRACE_INLINE void in_pass(int at, int n, F f, std::integer_sequence<int, N...
   (void)((n == N + 1 && (f(at, std::integral_constant<int, N + 1>{}), true)) || ...);
 }
 
-// Calls f with so many queries from `at` on as a compile-time number, until all have had their turn:
-// as evenly as can be, 8 is 4 + 4 where 6 fit.
+// Calls f with a number of queries (a compile-time constant) from `at` on, until all are done. The
+// numbers are as even as possible: if 6 fit, 8 is 4 + 4.
 template <typename F>
 HEADRACE_INLINE void in_passes(int at, int count, F f) {
   for (int passes = (count + MAX_QUERIES - 1) / MAX_QUERIES; passes > 0; --passes) {
@@ -164,7 +164,7 @@ HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
   for (int i = 0; i < B; ++i)
     for (int p = 0; p < PARTS; ++p)
       for (int j = 0; j < Q; ++j) sums[i][p][j] = splat_register(0.0f);
-  // One row: its keys and values come from far away. Its values are next, and the next blocks' keys.
+  // A single row is bound by memory: prefetch its values, and the keys of the next blocks.
   const bool ahead = span.a.rows == 1;
   constexpr int line = 64 / (BLOCK_TOKENS * sizeof(T));  // dimensions in a cache line
   const T* values[B];
@@ -206,8 +206,8 @@ HEADRACE_INLINE void score(const Span& span, int q) {
   for (; b < span.end; ++b) score_blocks<T, Q, 1>(span, q, b);
 }
 
-// Scores of query q at positions [first, last] become weights, up to a common factor, which is
-// returned. Those around them in the same blocks are not to be used.
+// Turns the scores of query q at positions [first, last] into weights, up to a common factor, which is
+// returned. The other positions of the same blocks must not be used.
 static float weigh(const Span& span, int q, int first, int last) {
   const Floats factor = splat(span.a.scale);
   const float cap = span.a.softcap;
@@ -236,7 +236,7 @@ static float weigh(const Span& span, int q, int first, int last) {
   return 1.0f / sum_lanes(total);
 }
 
-// A part of the keys that the next task begins with, while block b is added here.
+// Prefetches a part of the next task's first keys, while block b is added here.
 template <typename T>
 HEADRACE_INLINE void ask_next(const Attend& a, int b, size_t first, size_t values) {
   if (!a.next_table || b < a.next_first || b >= a.next_end) return;
@@ -246,8 +246,8 @@ HEADRACE_INLINE void ask_next(const Attend& a, int b, size_t first, size_t value
     __builtin_prefetch(keys + first * sizeof(T) + at, 0, 2);
 }
 
-// Weighted values of positions [from, to), in their order, added to what Q queries from q on have
-// of C registers of dimensions from d on.
+// Adds the weighted values of positions [from, to), in order, to the sums of Q queries from q on, for
+// C registers of dimensions from d on.
 template <typename T, int Q, int C>
 HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d) {
   const int head_dim = span.a.head_dim;
@@ -275,7 +275,7 @@ HEADRACE_INLINE void add_chunks(const Span& span, int q, int from, int to, int d
     for (int c = 0; c < C; ++c) store_register(span.out[q + j] + d + c * PART_LANES, sums[j][c]);
 }
 
-// The last dimensions of a head that no register fits: never reads past the last token.
+// The last dimensions of a head, which do not fill a register: never reads past the last token.
 template <typename T>
 static void add_last(const Span& span, int q, int from, int to, int d) {
   float sums[PART_LANES] = {}, values[PART_LANES];
@@ -309,8 +309,8 @@ HEADRACE_INLINE void add_values(const Span& span, int q, int count, int from, in
   in_passes(q, count, [&](int at, auto n) { add_values<T, decltype(n)::value>(span, at, from, to); });
 }
 
-// Int8: a value's scale goes to its weight. Those of positions that are not seen may be another
-// sequence's: their products are never used.
+// Int8: multiplies each weight by its value's scale. Scales of positions that are not seen may belong
+// to another sequence: their products are never used.
 HEADRACE_INLINE void scale_weights(const Span& span) {
   for (int b = span.first; b < span.end; ++b) {
     const Floats scales = load_scales(span.values<int8_t>(b), span.a.head_dim);
@@ -332,8 +332,8 @@ HEADRACE_INLINE void attend_span(const Span& span) {
     std::memset(span.out[q], 0, sizeof(float) * a.head_dim);
   }
   if constexpr (has_scales<T>) scale_weights(span);
-  // What only some rows see, at either end, is added row by row: a weight of 0 would not keep out
-  // a value that is not a number.
+  // Positions that only some rows see, at either end, are added row by row: a weight of 0 would not
+  // keep out a NaN.
   const int from = a.first(a.rows - 1), to = a.last(0) + 1;
   if (from < to) {
     for (int r = 0; r < a.rows; ++r)

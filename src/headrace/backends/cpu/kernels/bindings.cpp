@@ -1,4 +1,4 @@
-// What Python sees of the native module: packed weights, a pool of KV blocks, and programs.
+// The native module's Python interface: packed weights, a pool of KV blocks, and programs.
 //
 // Arguments are checked here; behind this file everything is trusted. The GIL is released wherever
 // real work is done.

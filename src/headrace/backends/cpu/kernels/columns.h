@@ -15,12 +15,12 @@ namespace headrace {
 
 using Ints = std::vector<int32_t>;
 
-// What few sequences ask for: a row of the plan, tokens to be scored (none, or one for each of its
-// tokens), and how many of the likeliest tokens to give with each answer.
+// What only few sequences ask for: a row of the plan, tokens to be scored (none, or one for each of its
+// tokens), and how many of the likeliest tokens to return with each answer.
 using Asked = std::tuple<int, Ints, int>;
 
 // For each wanted row, in order: a token or a Failure, its log-probability, and the likeliest tokens
-// with theirs (nothing at all if nobody asked). Wanted are a sequence's targets, then its draw.
+// with theirs (empty if no row asks for them). Wanted rows are a sequence's targets, then its draw.
 using Tops = std::vector<std::vector<std::pair<int32_t, float>>>;
 using Answers = std::tuple<Ints, std::vector<float>, Tops>;
 
@@ -65,7 +65,7 @@ class StepColumns {
     top_logprobs_.resize(top_offsets_.back());
   }
 
-  // Every token and every block is there: fewer than so many of each; 0 tokens: nobody looks.
+  // Checks that every token id is below `tokens` and every block below `blocks`; 0 tokens: no check.
   void check(int tokens, int blocks) const {
     for (int32_t token : tokens_)
       require(!tokens || (token >= 0 && token < tokens), "a token id is outside the vocabulary");
@@ -103,7 +103,7 @@ class StepColumns {
   }
 
  private:
-  // One row a table, the shorter ones filled up with 0.
+  // One row per table, the shorter ones padded with 0.
   void lay_tables(const std::vector<Ints>& tables) {
     for (const Ints& table : tables) width_ = std::max(width_, table.size());
     tables_.resize(tables.size() * width_);

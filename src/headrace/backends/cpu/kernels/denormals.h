@@ -1,5 +1,5 @@
-// Denormal scales and activations make products 20 times slower, and nobody can tell them from 0:
-// they are taken as 0 while one of these lives, on the thread that made it.
+// Denormal scales and activations make products 20 times slower, and are practically 0: they are
+// treated as 0 while an object of this class exists, on the thread that created it.
 #pragma once
 
 #include <cstdint>

@@ -139,7 +139,7 @@ static void log_sum_exp(const float* x, int n, float* highest, double* log_sum) 
   for (i = 0; i < n;) {
     Floats part = splat(0.0f);
     for (int run = 0; run < 64 && i < n; ++run, i += LANES) {
-      // exponential() bottoms out at exp(-87): nothing beside a sum of at least 1.
+      // exponential() is at least exp(-87): negligible in a sum of at least 1.
       const Floats v = i + LANES <= n ? load(x + i) : load_part(x + i, n - i, low);
       part += exponential(v - shift);
     }

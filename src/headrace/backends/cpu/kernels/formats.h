@@ -18,7 +18,7 @@ struct FormatFacts {
   int block_bytes;
   int bits;      // of a code as packed: 4 or 8; 0 for floats
   int group;     // values that share a scale: 32 or 16
-  bool minimum;  // has a minimum a group; otherwise a fixed zero
+  bool minimum;  // has a minimum per group; otherwise a fixed zero
   int zero;
 };
 

@@ -40,7 +40,7 @@ struct Tile {
   float* out[MAX_TILE_BLOCKS];         // row 0, the block's first output
   const float* added[MAX_TILE_BLOCKS];  // likewise, of what the product is added to; or null
   int lanes[MAX_TILE_BLOCKS];          // outputs that exist: 16 but for the last block
-  // What will be read after this tile, asked for meanwhile: `ahead_lines` cache lines of each
+  // What will be read after this tile, to be prefetched meanwhile: `ahead_lines` cache lines of each
   // stream for each record of this one.
   const uint8_t* ahead[MAX_TILE_BLOCKS];
   int ahead_lines;
@@ -98,7 +98,7 @@ struct Attend {
   float scale;
   float softcap;          // 0: none
   float* scratch;         // [QUERIES_TOGETHER][head_dim + positions rounded out to blocks]
-  // Whose keys will be wanted next: asked for while this one's values are added. Null: nobody's.
+  // The task whose keys are needed next: prefetched while this one's values are added. Null: none.
   const int32_t* next_table;
   size_t next_key_offset;
   int next_first, next_end;  // its blocks
@@ -158,7 +158,7 @@ const Kernels& avx2_kernels();
 const Kernels& avxvnni_kernels();
 const Kernels& avx512_kernels();
 const Kernels& amx_kernels();
-// Asks the operating system, which keeps the unit's registers for those who do, and tries it once.
+// Asks the operating system to save the unit's registers for this process, and tries the unit once.
 bool may_use_amx();
 #elif defined(__aarch64__)
 const Kernels& neon_kernels();

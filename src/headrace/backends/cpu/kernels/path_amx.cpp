@@ -207,7 +207,7 @@ namespace {
 
 sigjmp_buf after_fault;
 
-// Whether the unit does what it is there for. A virtual machine may announce it and not have it.
+// Whether the unit really works: a virtual machine may announce it without having it.
 bool multiplies() {
   struct sigaction before, here = {};
   here.sa_handler = [](int) { siglongjmp(after_fault, 1); };

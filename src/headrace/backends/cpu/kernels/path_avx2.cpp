@@ -1,4 +1,4 @@
-// The AVX2 path: 8 outputs a register. Products of bytes go through 16-bit pairs, which never
+// The AVX2 path: 8 outputs per register. Products of bytes go through 16-bit pairs, which never
 // overflow: 4-bit codes are small, 8-bit codes are made signed and their magnitude is multiplied.
 #include "unit_256.h"
 

@@ -1,4 +1,4 @@
-// The AVX-512 VNNI path: 16 outputs a register, four int8 products a lane and instruction.
+// The AVX-512 VNNI path: 16 outputs per register, four int8 products per lane and instruction.
 #include <immintrin.h>
 
 #include "kernels.h"

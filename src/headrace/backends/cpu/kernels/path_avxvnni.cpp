@@ -1,4 +1,4 @@
-// The AVX-VNNI path, for processors with int8 products but without AVX-512: 8 outputs a register.
+// The AVX-VNNI path, for processors with int8 products but without AVX-512: 8 outputs per register.
 #include "unit_256.h"
 
 namespace headrace {

@@ -1,5 +1,5 @@
 // The NEON path for processors with dot products of bytes (Armv8.2's FEAT_DotProd: Graviton 2 and
-// newer, Apple's M1 and newer): four int8 products a lane and instruction.
+// newer, Apple's M1 and newer): four int8 products per lane and instruction.
 #include "unit_neon.h"
 
 namespace headrace {

@@ -1,4 +1,4 @@
-// What the machine can do at most, measured: the yardstick for a profile.
+// The measured peak rates of the machine, to compare a profile with.
 #pragma once
 
 #include "kernels.h"
@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-// Of all threads of a pool together, a second: the best of several short tries of each.
+// Per second, of all threads of a pool together: the best of several short measurements of each.
 struct Peaks {
   double dots;    // int8 multiply-adds
   double floats;  // float32 multiply-adds

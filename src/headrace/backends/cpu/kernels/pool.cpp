@@ -21,17 +21,17 @@ using Clock = std::chrono::steady_clock;
 // a thread costs tens of microseconds, and more where its core is a virtual one. Short enough that
 // an idle engine does not burn a core.
 constexpr std::chrono::microseconds SPIN_FOR_WORK{400};
-// How long the leader looks at one who is not done, before it asks whether that one runs at all. If
-// not, it has lost its core, and may be waiting for ours.
+// How long the leader polls a helper that is not done, before it asks whether that helper is running
+// at all. If not, the helper has lost its core, and may be waiting for ours.
 constexpr std::chrono::microseconds SPIN_FOR_OTHERS{100};
-// Of that time, what someone must have been away for to be taken for gone.
+// The part of that time in which a helper must not have run to count as gone.
 constexpr double AWAY_S = 50e-6;
-// What the leader then sleeps between two looks: little beside the time slice that it waits for.
+// How long the leader then sleeps between two polls: short compared with a time slice.
 constexpr std::chrono::microseconds NAP{100};
 constexpr int SPINS_BETWEEN_CLOCKS = 64;
-// A helper that was woken is woken again after so many turns, should it have fallen asleep unseen.
+// A helper is woken again after this many turns, in case it fell asleep unnoticed.
 constexpr uint32_t TURNS_BETWEEN_CALLS = 64;
-// Whether someone may come back is looked at so rarely: it takes a clock.
+// How often (in turns) helpers are checked for coming back: rarely, as reading a clock takes time.
 constexpr uint32_t TURNS_BETWEEN_LOOKS = 32;
 
 inline void pause() {
@@ -46,7 +46,7 @@ double seconds(Clock::time_point at) {
   return std::chrono::duration<double>(at.time_since_epoch()).count();
 }
 
-// Looks at whether `is_there()` until it is, for so long at most. Whether it became so.
+// Polls `is_there()` until it is true or the time is over; returns whether it became true.
 template <typename IsThere>
 bool spin(Clock::duration longest, IsThere is_there) {
   for (int i = 0; i < SPINS_BETWEEN_CLOCKS; ++i) {
@@ -98,7 +98,7 @@ void Pool::run_job(Job job, const void* work) {
       if (helper->rank.load(std::memory_order_relaxed)) await(*helper);
 }
 
-// Sees to it that those who are there have ranks, and that the others are woken.
+// Gives ranks to the helpers that are awake, and wakes the others.
 void Pool::gather() {
   ++turn_;
   if (any_out_ && turn_ % TURNS_BETWEEN_LOOKS == 0) look_for_returns();
@@ -117,7 +117,7 @@ void Pool::gather() {
 }
 
 void Pool::set_ranks() {
-  // Odd until the next notice: whoever has a rank now must not take it for one of the last notice's.
+  // Odd until the next notice: a helper must not take its new rank for one of the last notice.
   notice_.version.store(notice_.version.load(std::memory_order_relaxed) | 1,
                         std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
@@ -155,7 +155,7 @@ void Pool::await(Helper& helper) {
     if (is_done()) return;
     pause();
   }
-  // Someone with more to do is waited for; what counts is the time in which it did not run.
+  // A helper with more work is waited for; only the time in which it did not run counts against it.
   double lost = 0;
   for (;;) {
     const double began = seconds(Clock::now()), ran = cpu_seconds(helper);
@@ -176,7 +176,7 @@ void Pool::await(Helper& helper) {
   }
 }
 
-// How long a helper has run, as the operating system counts; 0 where it does not tell.
+// A helper's CPU time, from the operating system; 0 if that is not available.
 double Pool::cpu_seconds(const Helper& helper) {
 #if defined(__linux__)
   timespec time{};
@@ -202,7 +202,7 @@ void Pool::help(Helper& helper, int thread) {
     if (version == seen) continue;
     seen = version;
     const int rank = helper.rank.load(std::memory_order_relaxed);
-    // Whoever has a rank reads what stays until he is done; others may see the ranks of the next notice.
+    // What a helper with a rank reads does not change until it is done; others may see the next ranks.
     std::atomic_thread_fence(std::memory_order_acquire);
     if (rank == 0 || notice_.version.load(std::memory_order_relaxed) != version) continue;
     do_share(notice_.job, notice_.work, Share{thread, rank, notice_.members}, helper.worked_s);
@@ -210,7 +210,7 @@ void Pool::help(Helper& helper, int thread) {
   }
 }
 
-// The version of the next notice, or of the last one again; sleeps where none comes for long.
+// The version of the next notice, or of the last one again; sleeps if none comes for long.
 uint32_t Pool::await_notice(Helper& helper, uint32_t seen) {
   uint32_t version = seen;
   const auto is_new = [&] {
@@ -221,7 +221,7 @@ uint32_t Pool::await_notice(Helper& helper, uint32_t seen) {
   const uint32_t calls = helper.calls.load();
   helper.awake.store(false);
   changes_.fetch_add(1);
-  // A leader who has just seen us awake calls when he has waited for long: it is enough to look once.
+  // A leader that has just seen us awake wakes us if it waits for long: checking once is enough.
   while (!is_new() && !stopping_.load() && helper.calls.load() == calls) helper.calls.wait(calls);
   helper.awake.store(true);
   changes_.fetch_add(1);

@@ -1,10 +1,10 @@
-// Threads that do one piece of work together, then the next: hundreds a step.
+// Threads that compute one operation together, then the next: hundreds per step.
 //
-// The thread that calls run() leads: it hands out shares to the helpers that are awake at that
-// moment, does one itself, and waits for the others. Handing out and waiting spin, as a wake-up would
-// cost more than most pieces of work take; whoever waits for long sleeps, so that others can run. A
-// helper that sleeps, or that lost its core too often (attendance.h), gets no share: nobody waits for
-// it. How many work together changes nothing but the time. Knows nothing of models.
+// The thread that calls run() is the leader: it gives shares to the helpers that are awake at that
+// moment, does one itself, and waits for the others. Both sides spin, as a wake-up would take longer
+// than most operations; a thread that waits for long sleeps, so that others can run. A helper that
+// sleeps, or that lost its core too often (attendance.h), gets no share, and is not waited for. The
+// number of threads changes only the time, never a result. Knows nothing of models.
 #pragma once
 
 #include <time.h>
@@ -19,7 +19,7 @@
 
 namespace headrace {
 
-// What a thread is to do of a piece of work.
+// A thread's share of an operation.
 struct Share {
   int thread;   // its number in the pool: for memory of its own
   int rank;     // its number among those that work on this
@@ -35,15 +35,15 @@ class Pool {
 
   int threads() const { return threads_; }
 
-  // Calls work(share) on all threads that are there at once, on the caller as rank 0; returns when all
-  // have done theirs. Alone where there is not more than one unit to be done. One caller at a time.
+  // Calls work(share) on all threads that are awake, on the caller as rank 0; returns when all are done.
+  // Uses only the caller if there is not more than one unit of work. One caller at a time.
   template <typename Work>
   void run(int units, const Work& work) {
     if (units <= 1 || threads_ == 1) return run_alone(work);
     run_job([](const void* w, const Share& share) { (*static_cast<const Work*>(w))(share); }, &work);
   }
 
-  // Said by the caller of run() when it has done some more, also from within its own share.
+  // Called by the caller of run() when it has made progress, also from within its own share.
   void advance() { progress_.fetch_add(1, std::memory_order_relaxed); }
   // Any thread may read it while work is done: as long as it moves, something is being done.
   uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
@@ -59,8 +59,8 @@ class Pool {
  private:
   using Job = void (*)(const void* work, const Share& share);
 
-  // What helpers look at, on a line of its own. `version` is odd once ranks were changed; the
-  // rest is read by those who have a rank, and stays until they are done.
+  // What helpers poll, on its own cache line. `version` is odd once ranks have changed; the rest is
+  // read by helpers with a rank, and does not change until they are done.
   struct alignas(64) Notice {
     std::atomic<uint32_t> version{0};
     int members = 1;
@@ -74,7 +74,7 @@ class Pool {
     alignas(64) std::atomic<int> rank{0};  // 0: it has no share
     std::atomic<uint32_t> calls{0};        // changes when it is to wake up
     uint32_t called_at = 0;                // the turn of the last call
-    bool out = false;                      // of no use for now
+    bool out = false;                      // left out for now (attendance.h)
     Attendance attendance;
     alignas(64) std::atomic<bool> awake{false};  // written by the helper, seldom
 #if defined(__linux__)

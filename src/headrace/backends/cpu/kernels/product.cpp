@@ -9,17 +9,17 @@ namespace {
 constexpr size_t SHARED_BYTES = 480 << 10;
 // With so few rows each thread quantizes them for itself, which saves waiting for each other.
 constexpr int ROWS_QUANTIZED_ALONE = 4;
-// Row tiles of a panel from which on it pays to take its nibbles apart once for all.
+// Number of row tiles of a panel from which on it is faster to unpack its nibbles once for all.
 constexpr int UNPACKING_TILES = 3;
 // Rows from which on a matrix unit is faster than tiles in vector registers, also while another
 // hyperthread shares the core (docs/decisions/0007).
 constexpr int MATRIX_MIN_ROWS = 96;
-// How far ahead in its own stream a tile of few rows asks for weights.
+// How far ahead in its own stream a tile of few rows prefetches weights.
 constexpr int STREAM_AHEAD_BYTES = 2048;
 constexpr int CACHE_LINE_BYTES = 64;
-// The least that a thread takes at once of a product of few rows: some tens of microseconds.
+// The smallest unit of a product of few rows: some tens of microseconds of work.
 constexpr size_t UNIT_BYTES = 512 << 10;
-// What a matrix unit reads of a tile's 32 inputs, however few rows it has: at the end, past them.
+// What a matrix unit reads of a tile's 32 inputs, even if it has fewer rows: it reads past the last one.
 constexpr size_t MATRIX_BYTES = MATRIX_ROWS * QUANTIZED_GROUP;
 
 int max_tile_rows(const TileKernel (&tiles)[MAX_TILE_ROWS]) {
@@ -90,7 +90,7 @@ class Blocks {
       return;
     }
     if (tiles_.count == 1 && table_[3][tiles_.rows - 1]) {
-      // Bound by memory: four streams far apart keep more of it busy than one.
+      // Bound by memory: four distant streams use more of its bandwidth than one.
       const int quarter = (last - first) / 4;
       for (int i = 0; i < quarter; ++i) {
         Tile tile = make(0, 4, {b + i, b + quarter + i, b + 2 * quarter + i, b + 3 * quarter + i});
@@ -154,7 +154,7 @@ class Blocks {
     return tile;
   }
 
-  // Each row tile asks for its part of the blocks that come next.
+  // Each row tile prefetches its part of the next blocks.
   void look_ahead(Tile& tile, int i, int next, int blocks) const {
     if (!is_quantized(m_.kind)) return;
     tile.ahead_lines = (record_lines() + tiles_.count - 1) / tiles_.count;
@@ -259,7 +259,7 @@ void multiply(const Kernels& kernels, Pool& pool, const ProductScratch& scratch,
           blocks.run_panel(2 * panel, 2 * (panel + direction));
         });
       } else {
-        // Few rows wait for memory, which comes best in long runs; a unit has its part of every matrix.
+        // Few rows are bound by memory, which is fastest in long runs; a unit has a part of every matrix.
         const int pieces = tiles.count > 1
                                ? least_blocks / 2
                                : static_cast<int>(weight_bytes(weight) / UNIT_BYTES);

@@ -35,16 +35,16 @@ struct ProductRows {
   int rows;
   const float* x;  // [rows][inputs]
   size_t x_stride;
-  // Instead of x, for a weight that is quantized all through: writes one row, when it is needed.
+  // Instead of x, for a weight that is wholly quantized: writes one row when it is needed.
   std::function<void(int row, float* to)> make;
   float* out;  // [rows][outputs]
   size_t out_stride;
   const float* added;  // [rows][outputs], out_stride apart: what the product is added to; or null
 };
 
-// Units of work that threads take as they can: neighbours share a run of units and take from its two
-// ends; whoever finds its own run used up takes from the others'. One who lost its core holds up the
-// unit that it had begun, and no other.
+// Units of work that threads take dynamically: two neighbouring threads share a run of units and take
+// from its two ends; a thread whose run is used up takes from the others'. A thread that loses its
+// core delays only the unit that it has begun.
 class Units {
  public:
   explicit Units(int threads) : runs_((threads + 1) / 2) {}
@@ -85,7 +85,7 @@ class Units {
   struct alignas(64) Run {
     std::atomic<uint64_t> taken{0};  // from the front in the lower half, from the back in the upper
   };
-  std::vector<Run> runs_;  // one a pair of threads
+  std::vector<Run> runs_;  // one per pair of threads
 };
 
 // Memory that products need: one shared area, and one for each thread.

@@ -1,7 +1,7 @@
 // Where a step's time goes, operation by operation. Off unless asked for.
 //
-// Whoever leads the others through a step notes how long an instruction took, what all threads worked
-// on it, and what it had to do. Knows operations by name only.
+// The leading thread records how long an instruction took, how long all threads worked on it, and the
+// amount of work. Knows operations by name only.
 #pragma once
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class Profile {
     n.cost.bytes += cost.bytes;
   }
 
-  // What was noted since the last time, and from nothing again.
+  // Returns what was recorded since the last call, and starts over.
   std::vector<OperationTime> take() {
     std::vector<OperationTime> times;
     for (size_t i = 0; i < notes_.size(); ++i)

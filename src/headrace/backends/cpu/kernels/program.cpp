@@ -9,7 +9,7 @@
 
 namespace headrace {
 
-// Parts of a step's attention for each thread: one that is late leaves the rest of its own to others.
+// Parts of a step's attention per thread: other threads take over the rest of a late thread's parts.
 constexpr int ATTENTION_PARTS = 4;
 
 // A part of a step's attention, one of so many. Rows of one sequence at consecutive positions go together
@@ -273,7 +273,7 @@ void Program::attend(int in, int out, const AttentionShape& shape, int dtype, co
     a.scale = shape.scale;
     a.softcap = shape.softcap;
     a.scratch = scores_.floats() + share.thread * scores_stride_;
-    // Single rows look at blocks that nobody looked at before: their memory is far away.
+    // Single rows read blocks that are not in the cache yet.
     a.next_table = nullptr;
     if (next && rows == 1 && next->rows == 1) {
       const int position = step.positions[next->row];
@@ -283,7 +283,7 @@ void Program::attend(int in, int out, const AttentionShape& shape, int dtype, co
       a.next_end = position / BLOCK_TOKENS + 1;
     }
     kernels_.attend[dtype](a);
-    if (share.rank == 0) pool_->advance();  // many rows that look far back take seconds
+    if (share.rank == 0) pool_->advance();  // many rows with long contexts take seconds
   });
 }
 
@@ -388,7 +388,7 @@ void Program::run(const Step& step) {
     for (const Instruction& instruction : head_) {
       const Clock::time_point before = Clock::now();
       perform(instruction, extent);
-      if (&instruction == &head_.back())  // the last one draws
+      if (&instruction == &head_.back())  // the last instruction draws
         sample_s_ += std::chrono::duration<double>(Clock::now() - before).count();
     }
   }

@@ -26,7 +26,7 @@ namespace headrace {
 struct KvPool {
   KvPool(int blocks, int layers, int kv_heads, int head_dim, KvDtype dtype);
 
-  // A whole block over another. Both numbers are the caller's to check.
+  // Copies a whole block over another. The caller checks both numbers.
   void copy(int from, int to);
 
   int blocks, layers, kv_heads, head_dim;
@@ -173,13 +173,13 @@ class Program {
   std::shared_ptr<KvPool> kv_;
   const Kernels& kernels_;
   const int max_rows_, max_wanted_;
-  const size_t scores_stride_;  // floats of attention scratch a thread
+  const size_t scores_stride_;  // floats of attention scratch per thread
   Buffer scores_;
   std::vector<Slot> slots_;
   std::vector<RopeTable> ropes_;
   std::vector<Instruction> body_, head_;
   Profile profile_;
-  std::vector<Sampler> samplers_;  // one a thread
+  std::vector<Sampler> samplers_;  // one per thread
   std::unique_ptr<ProductScratch> scratch_;
   int max_inputs_ = 0;
   int logits_ = -1;

@@ -8,8 +8,8 @@ namespace {
 
 // One group of 32 values (two vectors) of row r in a tile of `rows` rows.
 HEADRACE_INLINE void quantize_group(Floats a, Floats b, int r, int rows, uint8_t* group) {
-  // Magnitudes compare like their bits, and there a NaN is above everything: what is not a number
-  // becomes the group's scale, and shows in the product.
+  // Magnitudes compare like their bits, and a NaN's bits are above all others: a NaN becomes the
+  // group's scale, and so shows in the product.
   const Ints magnitude = splat(0x7fffffff);
   const int32_t top_bits =
       max_lanes(maximum(as_bits(a) & magnitude, as_bits(b) & magnitude));

@@ -1,7 +1,7 @@
-// Candidates in an order that is never written down: where a running sum in that order crosses a
-// threshold, found by histograms of the key instead of sorting. Linear in the number of candidates.
+// Finds where the running sum of candidates, in order of a key, crosses a threshold: by histograms of
+// the key instead of sorting. Linear in the number of candidates.
 //
-// Knows keys, ties and sums; what they mean (top_k, nucleus, typical set) is sampling.cpp's.
+// Knows keys, ties and sums; sampling.cpp knows what they mean (top_k, nucleus, typical set).
 #pragma once
 
 #include <cstddef>

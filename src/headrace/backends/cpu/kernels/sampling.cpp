@@ -146,7 +146,7 @@ void Sampler::top(int n, int32_t* tokens, float* logprobs) {
   }
 }
 
-// In float, one operation after the other, as the reference does it: the same bits come out.
+// In float, one operation after the other, as in the reference: the results have the same bits.
 void Sampler::adjust(const Adjustment& a) {
   adjusted_.resize(vocabulary_);
   if (a.limited) {
@@ -162,7 +162,7 @@ void Sampler::adjust(const Adjustment& a) {
   for (const int id : a.banned) adjusted_[id] = -INFINITY;
   if (!a.seen.empty()) {
     if (penalized_.empty()) penalized_.resize(vocabulary_);
-    if (++row_number_ == 0) {  // went round
+    if (++row_number_ == 0) {  // wrapped around
       std::fill(penalized_.begin(), penalized_.end(), 0);
       row_number_ = 1;
     }
@@ -208,7 +208,7 @@ void Sampler::keep_masked(std::span<const uint8_t> mask) {
 
 int Sampler::choose(const float* logits, float highest, const DrawParams& params) {
   weights_.resize(vocabulary_);
-  // A temperature next to nothing must not become infinity: 0 * infinity is no number.
+  // The inverse of a tiny temperature must stay finite: 0 * infinity is NaN.
   const float sharpness = static_cast<float>(std::min(1.0 / params.temperature, 1e30));
   kernels_.exponentials(logits, highest, sharpness, vocabulary_, weights_.data());
   const float least = static_cast<float>(std::clamp(params.min_p, LEAST_WEIGHT, 1.0));
@@ -234,9 +234,9 @@ int Sampler::choose(const float* logits, float highest, const DrawParams& params
   return candidates_.back().id;
 }
 
-// Most distributions have most of their mass in few tokens. Those above some weight are a prefix of
-// the order; where top_k or top_p can be seen to end among them, the others are only summed. Gives the
-// sum of all whose weight is at least `least`, where no filter but top_p follows; otherwise nothing.
+// Most distributions have most of their mass in few tokens. The tokens above some weight are a prefix
+// of the order; if top_k or top_p are sure to end among them, the others are only summed. Returns the
+// sum of all weights of at least `least`, if no filter but top_p follows; otherwise nothing.
 double Sampler::collect_enough(const float* logits, float least, const DrawParams& params) {
   const bool by_count = params.top_k > 0, needs_all = !by_count && params.typical_p < 1;
   const double sum = by_count || needs_all ? 0 : total_of(weights_.data(), vocabulary_, least);

@@ -16,7 +16,7 @@ namespace headrace {
 struct Adjustment {
   struct Valued {
     std::span<const int32_t> ids;
-    std::span<const float> values;  // one an id
+    std::span<const float> values;  // one per id
   };
   float repetition, presence, frequency;
   bool limited;  // only `allowed` may be drawn
@@ -44,16 +44,16 @@ inline DrawParams draw_of(const Filters& filters, double uniform, int vocabulary
   return {temperature, top_p, min_p, typical_p, uniform, kept, nullptr};
 }
 
-// In place of a token, where there is none to draw.
+// Returned in place of a token if none can be drawn.
 enum Failure : int32_t { NOT_NUMBERS = -1, NOTHING_LEFT = -2, OUT_OF_RANGE = -3 };
 
 class Sampler {
  public:
   Sampler(const Kernels& kernels, int vocabulary);
 
-  // The row that everything below is about; false if its logits are not numbers.
+  // Sets the row for all functions below; false if its logits are not finite.
   bool read(const float* logits);
-  // Under the distribution as the model gave it.
+  // Under the model's own distribution, without adjustments.
   float logprob(int token) const;
   // A token, or a Failure.
   int32_t draw(const DrawParams& params);

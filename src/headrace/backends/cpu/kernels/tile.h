@@ -14,7 +14,7 @@
 //     static Sums start(int32_t);
 //     static Sums dot(Sums, Codes weights, Codes activations);   // of 8-bit codes
 //     static Sums dot4(Sums, Codes weights, Codes activations);  // of 4-bit ones
-//     static Values factors(const uint16_t*);  // halves, one an output
+//     static Values factors(const uint16_t*);  // halves, one per output
 //     static Values times(Values, float);
 //     static Values scaled(Sums, Values, Values sums);  // sums + whole * scale
 //     static Values added(Values, float, Values sums);  // sums + minimum * scaled sum
@@ -168,7 +168,7 @@ template <Kind K>
 using Weight = std::conditional_t<K == Kind::F32, float,
                                   std::conditional_t<K == Kind::F16, Half, Bfloat>>;
 
-// Float kinds: [inputs][16] weights, one multiply-add an input.
+// Float kinds: [inputs][16] weights, one multiply-add per input.
 template <Kind K, int B, int R>
 HEADRACE_INLINE void float_tile(const Tile& t) {
   FloatRegister sums[B][R][PARTS];

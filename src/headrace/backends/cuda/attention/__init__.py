@@ -1,1 +1,1 @@
-"""Attention: rotation, the plan of a step's tiles, and the kernels that work through it."""
+"""Attention: rotation, the work list of a step's tiles, and the kernels."""

@@ -4,21 +4,21 @@ How a runner uses it (numpy side: plan.py):
 
     shape = WorkShape(kv_heads=8, group=4, multiprocessors=132, max_sequences=256)
     workspace = AttentionWorkspace(shape, head_dim=128, device)     # one for all layers
-    kernel = AttentionKernel(spec, shape, block_tokens, workspace)  # one a layer
+    kernel = AttentionKernel(spec, shape, block_tokens, workspace)  # one per layer
     tile = kernel.tile(shape.tile_rows(counts.max()))               # by what the step holds
     n = shape.capacity(row_bucket, tile)                            # fixed in a graph
     plan_attention(starts, counts, items_host[:n], shape, tile, window=spec.window)
     items_device[:n].copy_(items_host[:n])                          # [>= n, FIELDS] int32
     kernel.launch(qkv, kv_layer, block_tables, items_device, n, tile, out)
 
-`launch` reads rotated queries from qkv [rows, qkv_width] and keys and values, this step's too, from
-kv_layer [2, total_blocks, kv_heads, block_tokens, head_dim]; it writes out [rows, q_width] for the
-rows that items name, and nothing else. Its grid is n * kv_heads programs; everything that varies
-within a graph is in `items` and `block_tables`.
+`launch` reads rotated queries from qkv [rows, qkv_width], and all keys and values, including this
+step's, from kv_layer [2, total_blocks, kv_heads, block_tokens, head_dim]. It writes only the rows
+of out [rows, q_width] that items name. Its grid is n * kv_heads programs; everything that varies
+between replays of a graph is in `items` and `block_tables`.
 
-Queries of one tile are rows [token, head of the group]: row r is token r // group. Scores are kept
-in base 2. Partial results of a tile that was cut go to the workspace; whichever program comes last
-(an atomic counter tells) adds them up and sets the counter back to zero.
+Queries of one tile are rows [token, head of the group]: row r is token r // group. Scores are in
+base 2. Partial results of a split tile go to the workspace; the program that finishes last (by an
+atomic counter) adds them up and resets the counter to zero.
 
 Knows nothing of scheduling, of how queries were rotated, or of other layers.
 """
@@ -48,7 +48,7 @@ from headrace.backends.cuda.launch import (
 from headrace.models.spec import AttentionSpec
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-# By rows, for head_dim up to 128: what benchmarks/cuda/attention.py found fastest on an H200.
+# By rows, for head_dim up to 128: the fastest on an H200 in benchmarks/cuda/attention.py.
 _TILES = {
     16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=4),
     32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
@@ -62,12 +62,12 @@ _WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into
 
 
 def default_tile(rows: int, head_dim: int) -> Tile:
-    """The tile for so many rows: 16, 32, 64 or 128."""
+    """The tile for 16, 32, 64 or 128 rows."""
     return (_TILES if head_dim <= 128 else _WIDE_TILES)[rows]
 
 
 class AttentionWorkspace:
-    """Partial results and counters; layers run one after the other, so that one serves them all."""
+    """Partial results and counters. Layers run one after the other, so they share one workspace."""
 
     def __init__(self, shape: WorkShape, head_dim: int, device: torch.device) -> None:
         rows = shape.partial_rows * shape.kv_heads
@@ -78,7 +78,7 @@ class AttentionWorkspace:
 
 
 class AttentionKernel:
-    """One layer's attention. `kv_scale` is what stored keys and values are multiplied by (fp8)."""
+    """One layer's attention. Stored keys and values are multiplied by `kv_scale` (for fp8)."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class AttentionKernel:
         *,
         kv_scale: float = 1.0,
         dependent: bool = False,
-        prefetch: bool | None = None,  # ask for keys before the launch before has ended; dependent
+        prefetch: bool | None = None,  # fetch keys before the previous kernel has ended
     ) -> None:
         self._prefetch = dependent if prefetch is None else prefetch
         self._workspace = workspace
@@ -126,7 +126,7 @@ class AttentionKernel:
     ) -> None:
         one_byte = kv_layer.element_size() == 1
         descriptor = tile.descriptor and tile.keys <= kv_layer.shape[3] and not one_byte
-        # Small tiles read values of one byte in pairs; large ones need room to widen them.
+        # Small tiles read one-byte values in pairs; large ones need registers to widen them.
         pairs = one_byte and tile.rows < 64
         warps = max(8, tile.warps) if one_byte and tile.rows == 128 else tile.warps
         launch = self._launches.get((tile, kv_layer.dtype))
@@ -161,8 +161,8 @@ class AttentionKernel:
         )
 
     def _describe(self, kv_layer: torch.Tensor, tile: Tile) -> TensorDescriptor:
-        """The pool as lines of head_dim values, for the copy engine to fetch tiles from; kept, for
-        a pool's address never changes."""
+        """The pool as lines of head_dim values, for the tensor memory accelerator. Cached, as a
+        pool's address never changes."""
         key = (kv_layer.data_ptr(), tile.keys)
         if key not in self._descriptors:
             self._descriptors[key] = TensorDescriptor.from_tensor(
@@ -172,7 +172,8 @@ class AttentionKernel:
         return self._descriptors[key]
 
 
-# Inputs of a step lie wherever its shape says: nothing is assumed of their alignment.
+# The position of a step's inputs in their buffer depends on the step's shape: no alignment is
+# assumed.
 @triton.jit(
     do_not_specialize=["value_lines", "table_stride"],
     do_not_specialize_on_alignment=["items", "tables"],
@@ -241,7 +242,7 @@ def _attention_kernel(
     columns = (head * GROUP + r % GROUP)[:, None] * HEAD_DIM + dims[None, :]
     line = (row + token).to(tl.int64)[:, None]
     q = tl.load(qkv + line * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + columns, mask=held, other=0.0)
-    # Values of one byte take part in products as halves, which hold them exactly.
+    # One-byte values are multiplied as float16, which represents them exactly.
     KIND: tl.constexpr = kv.dtype if DESCRIPTOR else kv.dtype.element_ty
     ONE_BYTE: tl.constexpr = PAIRS or KIND.primitive_bitwidth == 8
     DOT_TYPE: tl.constexpr = tl.float16 if ONE_BYTE else KIND
@@ -253,9 +254,9 @@ def _attention_kernel(
         score_scale = kv_scale * (SCALE * 1.4426950408889634)
 
     total = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
-    best = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a row that sees nothing stays a number
+    best = tl.full([BLOCK_M], -1.0e30, tl.float32)  # finite: a row that sees no key must not be NaN
     weight = tl.zeros([BLOCK_M], tl.float32)
-    # Keys that every row sees need no mask. Small tiles wait for memory anyway: one loop does.
+    # Keys that every row sees need no mask. Small tiles are bound by memory: one loop is enough.
     plain_from = begin
     plain_to = begin
     if BLOCK_M >= 64:

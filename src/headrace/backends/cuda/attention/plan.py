@@ -1,10 +1,10 @@
-"""Which program of an attention launch does what: a step's work list, in numpy.
+"""A step's work list for attention: which program of a launch computes what, in numpy.
 
-A work list is int32 [capacity, FIELDS], one row an item; rows past the last item are zero and their
-programs end at once, so that a launch's size depends on `capacity` alone. An item is a tile of
+A work list is int32 [capacity, FIELDS], one row per item; rows past the last item are zero and
+their programs end at once, so that a launch's size depends only on `capacity`. An item is a tile of
 queries (some tokens of one sequence times the heads that share a key/value head) against a range of
-the sequence's keys; every item is done once for each key/value head. A tile whose range was cut
-into several items leaves partial results that the last of them adds up.
+the sequence's keys; every item is computed once for each key/value head. If a tile's keys are split
+into several items, they leave partial results, which the last of them adds up.
 
 Knows starts and counts of sequences and how many programs run at once; knows no tensors, no blocks
 and no layers. Layers that differ in `window` need a list each.
@@ -28,28 +28,28 @@ FIELDS = 8  # of an item, as below
 # partial result; SPLIT: this range's number, plus 65536 times how many ranges the tile has.
 ROW, TOKENS, POSITION, SEQUENCE, BEGIN, END, PARTIAL, SPLIT = range(FIELDS)
 
-_WHOLE = 65536  # SPLIT of a tile that was not cut
+_WHOLE = 65536  # SPLIT of a tile that was not split
 
 _TILE_ROWS = (16, 32, 64, 128)
 _INVARIANT_ROWS = 64
-LONG_TOKENS = 1024  # of a chunk, from which on the largest tile pays
-_ITEM_COST = 1.5  # of starting and ending an item, in key tiles
-_JOIN_COST = 0.2  # of adding up partial results, for each of a tile's, in key tiles
-# How many ranges the longest tile may be cut into: close together where a range more or less
-# decides whether the last programs run alone.
+LONG_TOKENS = 1024  # the chunk length from which on the largest tile is faster
+_ITEM_COST = 1.5  # of starting and ending an item, in units of one key tile
+_JOIN_COST = 0.2  # of adding up one partial result, in units of one key tile
+# Numbers of ranges to try for the longest tile: dense where one more or less decides whether the
+# last programs run alone.
 _CUTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """The shape in which one attention kernel works."""
+    """The tile sizes of one attention kernel."""
 
     rows: int  # queries (tokens times heads of a group): a power of two, 16 or more
     keys: int  # a power of two, 16 or more
     warps: int = 4
     stages: int = 3
     programs_per_sm: int = 2  # that run at once on one multiprocessor
-    descriptor: bool = False  # fetch by the copy engine, where a block holds `keys` or more
+    descriptor: bool = False  # fetch by tensor descriptor, if a block holds `keys` or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,14 @@ class WorkShape:
     group: int  # query heads of one key/value head
     multiprocessors: int
     max_sequences: int
-    # Every query is computed in the same tile, and its keys are never cut: so that what it gives
-    # does not depend on what else a step computes.
+    # Use the same tile for every query and never split its keys, so that a result does not depend
+    # on what else is in the step.
     batch_invariant: bool = False
 
     @property
     def partial_rows(self) -> int:
-        """Rows of the partial results that a launch may leave, for each key/value head: enough to
-        cut a decode step's work four times as finely as programs run."""
+        """Rows of partial results that a launch may leave, per key/value head: enough to split a
+        decode step into four times as many items as programs run at once."""
         return 16 * 16 * -(-self.multiprocessors // self.kv_heads)
 
     def tile_rows(self, most_tokens: int) -> int:
@@ -81,16 +81,16 @@ class WorkShape:
         if self.batch_invariant:
             return max(_INVARIANT_ROWS, least)
         wanted = most_tokens * self.group
-        # The largest tile pays for long chunks alone: beside them, decode rows would fill it badly.
+        # The largest tile is only faster for long chunks: decode rows would fill little of it.
         most = _TILE_ROWS[-1] if most_tokens >= LONG_TOKENS else _TILE_ROWS[-2]
         return next(
             (rows for rows in _TILE_ROWS if least <= rows and wanted <= rows), max(most, least)
         )
 
     def extra_items(self, rows: int, tile: Tile) -> int:
-        """How many items a step of `rows` rows may have beyond its tiles, from cutting."""
+        """How many more items than tiles a step of `rows` rows may have, due to splitting."""
         wave = -(-self.multiprocessors * tile.programs_per_sm // self.kv_heads)
-        # A wave more evens out any lengths; every item that is not there still costs a launch.
+        # One more wave is enough to balance any lengths; every empty item still costs a program.
         return min(wave + 3 * min(rows, wave // 8), self.partial_rows // tile.rows // 2)
 
     def capacity(self, rows: int, tile: Tile) -> int:
@@ -125,7 +125,7 @@ def plan_attention(
     if room < 0:
         raise HeadraceError(
             f"A step's attention has {total} tiles; its work list holds {len(items)}.",
-            "Please report this: the list was sized for another step.",
+            "This is a mistake in Headrace: please report it.",
         )
     key_tiles = -(-(end - begin) // tile.keys)
     splits = None
@@ -149,7 +149,7 @@ def plan_attention(
     for field, column in enumerate(columns):
         real[:, field] = column
     items[written:] = 0
-    if written > 1:  # longest first: the last to end are short
+    if written > 1:  # longest first, so that the last ones to finish are short
         real[:] = real[np.argsort(real[:, BEGIN] - real[:, END], kind="stable")]
     return written
 
@@ -157,7 +157,7 @@ def plan_attention(
 def _cut_into_tiles(
     starts: NDArray[np.integer], counts: NDArray[np.integer], tile_tokens: int
 ) -> tuple[Longs, Longs, Longs, Longs]:
-    """Of each tile: its first row, its tokens, its first token's position, its sequence."""
+    """For each tile: its first row, its tokens, its first token's position, its sequence."""
     start, count = starts.astype(np.int64), counts.astype(np.int64)
     first_row = np.cumsum(count) - count
     sequence = np.arange(len(count), dtype=np.int64)
@@ -173,10 +173,10 @@ def _cut_into_tiles(
 def _choose_splits(
     key_tiles: Longs, room: int, kv_heads: int, tile: Tile, multiprocessors: int
 ) -> Longs | None:
-    """Into how many ranges each tile is cut, if any is: what should end soonest among a few ways.
+    """Into how many ranges each tile is split, if any: the fastest of a few ways, by estimate.
 
-    Each way caps a range's length. Items run in waves of `slots`: as long as the full ones take,
-    and as all of them take if they were alike.
+    Each way limits the length of a range. Items run in waves of `slots`; the time is estimated from
+    full-length ranges and from the average.
     """
     longest = int(key_tiles.max(initial=0))
     if longest <= 2 or room < 1:
@@ -184,7 +184,7 @@ def _choose_splits(
     slots = multiprocessors * tile.programs_per_sm
     caps = np.unique(-(-longest // _CUTS))[:, None]
     ways = -(-key_tiles // caps)  # [caps, tiles]
-    # Evened out, the last ranges of a tile may be left with nothing: count those that are not.
+    # With even lengths, the last ranges of a tile may be empty: count only those that are not.
     even = -(-key_tiles // ways)
     ways = -(-key_tiles // even)
     items = ways.sum(axis=1)
@@ -195,5 +195,5 @@ def _choose_splits(
     most = ways.max(axis=1)
     cost = cost + np.where(most > 1, 1.0 + _JOIN_COST * most, 0.0)
     cost[items - len(key_tiles) > room] = np.inf
-    best = int(np.argmin(cost))  # the first of `caps` cuts most, the last nothing
+    best = int(np.argmin(cost))  # the first of `caps` splits most, the last nothing
     return None if most[best] == 1 else ways[best]

@@ -1,13 +1,13 @@
 """Between the qkv product and attention, one launch: head norms, rotation, and the write to blocks.
 
     table = rope_table(spec.rope, context_tokens, device)     # one for each distinct RopeSpec
-    kernel = RopeKernel(spec, block_tokens, table, q_norm=None, k_norm=None)    # one a layer
+    kernel = RopeKernel(spec, block_tokens, table, q_norm=None, k_norm=None)    # one per layer
     kernel.launch(qkv, kv_layer, positions, slots, rows)
 
-Queries are normed (where the model does) and rotated in place in qkv [rows, qkv_width]; keys, so
-treated, and values go to kv_layer [2, total_blocks, kv_heads, block_tokens, head_dim] at their
-slots. A row whose slot is -1 is padding: nothing of it is read or written. Keys and values within
-qkv stay as they were. Knows nothing of sequences or of attention.
+Queries are normed (if the model does) and rotated in place in qkv [rows, qkv_width]. Keys, treated
+the same way, and values are written to kv_layer [2, total_blocks, kv_heads, block_tokens, head_dim]
+at their slots. A row with slot -1 is padding: nothing of it is read or written. Keys and values in
+qkv are not changed. Knows nothing of sequences or of attention.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _POSITIONS_AT_ONCE = 8192  # in float64 on the host
 def rope_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> torch.Tensor:
     """Cosines, then sines, of every position: [context_tokens, 2 * len(inv_freq)] float32.
 
-    Angles are rounded to float32 and then exact, as in the reference: what a device's own sine
-    makes of an angle of 100,000 is not what models were trained with.
+    Angles are rounded to float32, and sines and cosines computed in float64 on the host, as in the
+    reference: a GPU's own sine of an angle of 100,000 is not what models were trained with.
     """
     half = len(rope.inv_freq)
     table = torch.empty((context_tokens, 2 * half), dtype=torch.float32, device=device)
@@ -49,7 +49,7 @@ def rope_table(rope: RopeSpec, context_tokens: int, device: torch.device) -> tor
 
 
 class RopeKernel:
-    """One layer's. `kv_scale` is what stored keys and values are multiplied by when read (fp8)."""
+    """One layer's kernel. Stored keys and values are multiplied by `kv_scale` when read (fp8)."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class RopeKernel:
 
 @triton.jit
 def stored(x, unscale, KIND: tl.constexpr):
-    """As the pool's type; one byte holds up to 448, and more must not become NaN."""
+    """Converts to the pool's type. FP8 holds up to 448; larger values must not become NaN."""
     if KIND.primitive_bitwidth == 8:
         x = tl.minimum(tl.maximum(x * unscale, -448.0), 448.0)
     return x.to(KIND)
@@ -132,7 +132,8 @@ def _normed(x, rows_inverse, q_norm, k_norm, at, held, is_key):
     return x * rows_inverse * tl.where(is_key, k_weight[None, :], q_weight[None, :])
 
 
-# Inputs of a step lie wherever its shape says: nothing is assumed of their alignment.
+# The position of a step's inputs in their buffer depends on the step's shape: no alignment is
+# assumed.
 @triton.jit(
     do_not_specialize=["value_lines"], do_not_specialize_on_alignment=["positions", "slots"]
 )
@@ -160,8 +161,8 @@ def _rope_kernel(
     BLOCK_TOKENS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """A program does one row's key/value head and the query heads that share it: GROUP rows of
-    queries and one of the key, in one tile."""
+    """Each program computes one key/value head of one row and the query heads that share it: GROUP
+    rows of queries and one row of the key, in one tile."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     KIND: tl.constexpr = kv.dtype.element_ty
     row = tl.program_id(0) // KV_HEADS

@@ -1,8 +1,8 @@
-"""What attention kernels are made of: a tile of queries against ranges of keys, and the end of it.
+"""Parts of attention kernels: a tile of queries against ranges of keys, and writing the results.
 
-Device functions alone. A tile is BLOCK_M queries of one sequence and one key/value head; scores are
-in base 2. They know where keys lie (blocks of a table) and what partial results are; not which
-queries they were given, or by whom.
+Only device functions. A tile is BLOCK_M queries of one sequence and one key/value head; scores are
+in base 2. They know where keys are (blocks of a table) and what partial results are; not which
+queries they compute.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def tanh(x):
 @triton.jit
 def _load_tile(
     pool,
-    lines,  # [BLOCK_N] of HEAD_DIM values; with DESCRIPTOR the first alone
+    lines,  # [BLOCK_N] of HEAD_DIM values; with DESCRIPTOR only the first
     exists,  # [BLOCK_N]
     MASKED: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_PAD: tl.constexpr,
 ):
-    """Keys or values [BLOCK_N, HEAD_PAD]. Where MASKED, those that don't exist are 0: they were
-    never written and may be NaN, which a weight of 0 would not undo."""
+    """Keys or values [BLOCK_N, HEAD_PAD]. With MASKED, those that don't exist are 0: they were
+    never written and may be NaN, and 0 * NaN is NaN."""
     dims = tl.arange(0, HEAD_PAD)[None, :]
     if DESCRIPTOR:
         tile = pool.load([lines, 0])
@@ -58,7 +58,7 @@ def _find_lines(
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Where keys n = at, at + 1, ... of the sequence lie, in lines of HEAD_DIM values."""
+    """The line (of HEAD_DIM values) of each key n = at, at + 1, ... of the sequence."""
     if BLOCK_TOKENS >= BLOCK_N:  # tiles begin at multiples of BLOCK_N: one block holds them
         block = tl.load(table + at // BLOCK_TOKENS)
         line = (block * KV_HEADS + head) * BLOCK_TOKENS + at % BLOCK_TOKENS
@@ -83,7 +83,7 @@ def prefetch_keys(
     BLOCK_N: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Keys and values of a tile, asked for into the second-level cache."""
+    """Prefetches the keys and values of a tile into the L2 cache."""
     STEP: tl.constexpr = 128 // (pool.dtype.element_ty.primitive_bitwidth // 8)
     if at < end:
         n = tl.minimum(at + tl.arange(0, BLOCK_N), end - 1)
@@ -98,7 +98,7 @@ def prefetch_keys(
 
 @triton.jit
 def _capped(scores, score_scale, SOFTCAP: tl.constexpr):
-    """Scores, and the factor that is left for the exponent, where it costs nothing."""
+    """The scores, and a factor still to be applied in the exponent, where it costs nothing."""
     factor = score_scale
     if SOFTCAP > 0:
         scores = tanh(scores * score_scale)
@@ -117,7 +117,7 @@ def _hidden(scores, n, exists, positions, WINDOW: tl.constexpr):
 
 @triton.jit
 def _weigh(scores, factor, best):
-    """Weights of this tile's keys, the greatest score from here on, what older sums shrink by."""
+    """The weights of this tile's keys, the new maximum score, and the factor for older sums."""
     new_best = tl.maximum(best, tl.max(scores, 1) * factor)
     return tl.exp2(scores * factor - new_best[:, None]), new_best, tl.exp2(best - new_best)
 
@@ -149,7 +149,7 @@ def attend_keys(
     DOT_TYPE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Keys [first, last) in tiles; MASKED where some may be hidden from some rows."""
+    """Attends to keys [first, last), tile by tile; MASKED if some rows may not see all of them."""
     for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         n = at + tl.arange(0, BLOCK_N)
         exists = n < end
@@ -170,12 +170,12 @@ def attend_keys(
 
 @triton.jit
 def _halves_of(pairs, INTERPRETED: tl.constexpr):
-    """Two e4m3 values in each int16, as two tensors of halves: the low bytes', the high bytes'.
+    """Splits int16 with two e4m3 values each into two float16 tensors: low bytes and high bytes.
 
-    The instruction that does it takes two bytes side by side; the compiler's own way from bytes to
-    the operand of a product fetches them one by one.
+    The conversion instruction takes two adjacent bytes; the compiler's own conversion would load
+    them one by one.
     """
-    if INTERPRETED:  # the bits, moved: a half's exponent begins 8 higher
+    if INTERPRETED:  # shifts the bits: float16's exponent bias is larger by 8
         low = ((pairs & 0x80) << 8) | ((pairs & 0x7F) << 7)
         high = (pairs & -0x8000) | ((pairs & 0x7F00) >> 1)
         low = (low.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256).to(tl.float16)
@@ -219,7 +219,7 @@ def attend_pairs(
     STAGES: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """attend_keys for keys and values of one byte, MASKED: even and odd places of a head apart."""
+    """attend_keys for one-byte keys and values, MASKED: even and odd dimensions are separate."""
     BLOCK_M: tl.constexpr = q.shape[0]
     WIDTH: tl.constexpr = HEAD_PAD // 2
     q_even, q_odd = tl.split(tl.reshape(q.to(tl.float16), [BLOCK_M, WIDTH, 2]))
@@ -256,7 +256,7 @@ def _join(
     KV_HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """The partial results of one tile and key/value head, from its first on, added up."""
+    """Adds up the partial results of one tile and key/value head, starting at its first."""
     r = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PAD)
     total = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
@@ -265,10 +265,10 @@ def _join(
     mine = r < rows
     held = mine[:, None] & (dims < HEAD_DIM)[None, :]
     cells = r[:, None] * HEAD_DIM + dims[None, :]
-    # Several loads under way at once, as far as registers go.
+    # As many loads at once as the registers allow.
     for split in tl.range(0, splits, loop_unroll_factor=4 if BLOCK_M * HEAD_PAD <= 2048 else 1):
         at = split * KV_HEADS * BLOCK_M
-        # From the second-level cache: other multiprocessors wrote these.
+        # From the L2 cache: other multiprocessors wrote these.
         b = tl.load(weights + 2 * at + r, mask=mine, other=-1.0e30, cache_modifier=".cg")
         w = tl.load(weights + 2 * at + BLOCK_M + r, mask=mine, other=0.0, cache_modifier=".cg")
         part = tl.load(sums + at * HEAD_DIM + cells, mask=held, other=0.0, cache_modifier=".cg")
@@ -307,7 +307,8 @@ def finish(
     HEAD_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Write a tile's results; where it was cut, leave this range's, and add up all if last."""
+    """Write a tile's results. If it was split, store this range's partial result, and if this is
+    the last range, add up all of them."""
     r = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_PAD)
     held = (r < rows)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -317,7 +318,7 @@ def finish(
         tl.store(sums + at * HEAD_DIM + cells, total, mask=held)
         tl.store(weights + 2 * at + r, best)
         tl.store(weights + 2 * at + BLOCK_M + r, weight)
-        tl.debug_barrier()  # all warps have stored before one of them counts
+        tl.debug_barrier()  # all warps must have stored before the counter changes
         counter = counters + partial * KV_HEADS + head
         before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
         if before == splits - 1:

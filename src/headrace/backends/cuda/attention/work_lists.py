@@ -1,9 +1,9 @@
-"""Attention's work lists from step to step: one for each window, planned anew or moved on by one.
+"""Attention's work lists from step to step: one for each window, planned again or advanced by one.
 
-While the same sequences compute a token each, a list stays what it was but for one more key at the
-end of each sequence: planning it again (plan.py), which costs more than all else of a
-step's inputs, can wait. Ranges grow uneven meanwhile, which costs the device a little: they are cut
-anew every few steps. Knows no tensors and no blocks.
+While the same sequences decode one token each, a list only changes by one more key at the end of
+each sequence. So it is not planned again (plan.py) in every step, which would cost more than all
+other inputs of a step. Ranges become uneven meanwhile, which costs the device a little time, so
+they are planned again every few steps. Knows no tensors and no blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from headrace.backends.cuda.attention.plan import (
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
-# Of one plan. A range is then at most so much longer than when it was cut, less than the keys that
-# a program takes at one time.
+# Steps that one plan is used for. Ranges grow by at most this, which is less than one key tile.
 STEPS_MOVED = 15
 
 
@@ -38,8 +37,8 @@ class WorkLists:
     def write(
         self, lists: Sequence[Ints], starts: Longs, counts: Longs, table_rows: Ints, tile: Tile
     ) -> None:
-        """Into `lists`, one for each window. `table_rows`: the sequences' rows of the block
-        tables."""
+        """Writes into `lists`, one for each window. `table_rows` are the sequences' rows in the
+        block tables."""
         is_decode = len(counts) == int(counts.sum())
         for work, items in zip(self._lists, lists, strict=True):
             if is_decode and work.can_move(len(items), starts, table_rows, tile):
@@ -50,7 +49,7 @@ class WorkLists:
 
 
 class _WorkList:
-    """The last step's list, and what it was made for."""
+    """The last step's list, and the step that it was made for."""
 
     def __init__(self, window: int | None, shape: WorkShape) -> None:
         self._window = window
@@ -58,8 +57,8 @@ class _WorkList:
         self._tile: Tile | None = None
         self._next_starts: Longs = np.empty(0, np.int64)
         self._table_rows: Ints = np.empty(0, np.int32)
-        self._left = 0  # steps that it may still be moved on by
-        self._one_more: Ints = np.empty((0, 0), np.int32)  # what a step adds to the real items
+        self._left = 0  # steps for which it may still be advanced
+        self._one_more: Ints = np.empty((0, 0), np.int32)  # what a step adds to its items
         self.items: Ints = np.empty((0, 0), np.int32)
 
     def can_move(self, size: int, starts: Longs, table_rows: Ints, tile: Tile) -> bool:
@@ -86,14 +85,14 @@ class _WorkList:
         *,
         is_decode: bool,
     ) -> None:
-        self._left = 0  # until it is whole
+        self._left = 0  # until it is complete
         if size != len(self.items):
             self.items = np.zeros((size, FIELDS), np.int32)
         items = self.items
         written = plan_attention(starts, counts, items, self._shape, tile, window=self._window)
         sequences = items[:, SEQUENCE].copy()
         items[:, SEQUENCE] = table_rows[sequences]
-        # A window moves with its token, and with it where a list begins: those are planned anew.
+        # With a window the first key moves too: those lists are planned again in every step.
         if not is_decode or self._window is not None:
             return
         real = items[:written]

@@ -1,9 +1,9 @@
 """The kernel that adjusts rows of logits before tokens are drawn: masks and penalties.
 
-It writes adjusted copies, and each copy's largest and smallest logit by piece as
-logits_kernels.py does for the model's own. What a sequence has said is kept as a number for each
-token of the vocabulary: how often it came in the output, and PROMPTED if it is in the prompt. A
-step's own input token is added to it on the way: the host need not know it. Knows rows, and slots
+It writes adjusted copies, and the largest and smallest logit of each piece of a copy, as
+logits_kernels.py does for the model's logits. A sequence's history is one number per token of the
+vocabulary: how often it occurs in the output, and PROMPTED if it is in the prompt. The kernel adds
+the step's own input token to it, so that the host need not know that token. Knows rows, and slots
 of masks and histories; nothing of sequences.
 """
 
@@ -18,10 +18,10 @@ from headrace.backends.cuda.draws.draw_rows import ASKED, KIND, NOTHING
 from headrace.backends.cuda.launch import exact_floats
 
 PROMPTED = -32768  # the sign of an int16
-_MOST = tl.constexpr(32767)  # a token that came so often has long been penalized enough
-_BLOCK = 512  # a lane's logits and counts are then the same ones: nothing is exchanged
+_MOST = tl.constexpr(32767)  # counts saturate here
+_BLOCK = 512  # each lane then has the logits and counts of the same tokens: no exchange
 
-# In a row of what is asked: float32, then int32. A slot of -1 is none.
+# Offsets in a row of parameters: float32, then int32. Slot -1 means none.
 REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(i) for i in (12, 13, 14))
 HISTORY, ADVANCE, MASK = (tl.constexpr(i) for i in (18, 19, 20))
 
@@ -60,7 +60,7 @@ def _adjust_kernel(
         said = tl.where(advance > 0, said, -1)
         first = part * PIECE
         end = tl.minimum(first + PIECE, vocab)
-        # For each lane its own: the program looks at all of them once, at the end.
+        # Per lane: reduced over all lanes once, at the end.
         best = tl.full((BLOCK,), float("-inf"), tl.float32)
         worst = tl.full((BLOCK,), float("inf"), tl.float32)
         index = first + tl.arange(0, BLOCK)
@@ -100,10 +100,10 @@ def _adjust_kernel(
 
 def launch_adjust(
     logits: Any,  # f32 [rows, vocab]
-    adjusted: Any,  # f32 [rows, vocab]: written, where anything is asked
+    adjusted: Any,  # f32 [rows, vocab]: written for rows that are adjusted
     asked: Any,  # i32 [rows, ASKED]
     histories: Any,  # i16 [slots, vocab]
-    masks: Any,  # u8 [slots, bytes]: a bit a token, the lowest first
+    masks: Any,  # u8 [slots, bytes]: one bit per token, the lowest first
     wanted: Any,  # i32 [rows]: which row of the step each is
     inputs: Any,  # i32: the step's input tokens
     scratch: Any,  # f32 [4, rows or more, pieces]

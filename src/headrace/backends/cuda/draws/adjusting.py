@@ -1,9 +1,9 @@
-"""Adjusted copies of logits: bias, masks and penalties, by what is kept on the device.
+"""Adjusted copies of logits: bias, masks and penalties, with state that is kept on the device.
 
-A sequence that is adjusted has a slot, with a history (how often each token came) that goes on from
-step to step on the device, and a mask that is sent when it is another one. So most steps send
-nothing but slots. Bias and banned tokens are added to the logits in place, and taken back after the
-copy was made. Knows what draws ask for; nothing of blocks.
+Each adjusted sequence has a slot with a history (how often each token occurred), which the device
+updates from step to step, and a mask, which is sent when it changes. So most steps send only slot
+numbers. Bias and banned tokens are added to the logits in place, and undone after the copy is made.
+Knows the parameters of draws; nothing of blocks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MOST_COUNTED = 32767  # of one token: an int16
 
 @dataclass(slots=True)
 class _Slot:
-    """Of one sequence: what the device has of it."""
+    """What the device holds for one sequence."""
 
     number: int
-    counted: int = -1  # positions before this one are in its history; -1: it has none
-    # The very objects that its mask and bias were made of, held so that no other can take their
-    # identity.
+    counted: int = -1  # positions before this are in its history; -1: there is none
+    # The objects that its mask and bias were made from. They are compared by identity, and held so
+    # that no other object can get the same id.
     params: DrawParams | None = None
     mask: bytes | None = None
     has_mask: bool = False
@@ -73,8 +73,8 @@ class Adjusting:
         inputs: torch.Tensor,
         scratch: torch.Tensor,
     ) -> None:
-        """Copies of all rows that are drawn from, those in `wanted.adjusting` adjusted. What is
-        asked of the rows is completed in `host` and then sent."""
+        """Copies all rows that are drawn from, and adjusts those in `wanted.adjusting`. Completes
+        the rows' parameters in `host` and sends them."""
         end = offset + len(logits)
         some = [(number, row) for number, row in wanted.adjusting if offset <= number < end]
         try:
@@ -149,7 +149,7 @@ class Adjusting:
         ids, values = slot.bias_ids, slot.bias_values
         if len(banned_ids):
             banned = _checked(np.unique(flat_ids(banned_ids)), self._vocab)
-            others = ~np.isin(ids, banned)  # each token once: its logit is put back afterwards
+            others = ~np.isin(ids, banned)  # each token only once: its logit is restored afterwards
             ids = np.concatenate([ids[others], banned])
             dropped = np.full(len(banned), -np.inf, np.float32)
             values = np.concatenate([values[others], dropped])
@@ -164,7 +164,7 @@ class Adjusting:
         return slot
 
     def _forget(self) -> None:
-        """A plan was refused, perhaps half-way: everything is sent anew."""
+        """A plan was refused, perhaps half-way: everything is sent again."""
         self._free += [slot.number for slot in self._slots.values()]
         self._slots.clear()
 
@@ -175,7 +175,7 @@ class _Changes:
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
         self._mask_bytes = -(-vocab // 8)
-        self._new: list[int] = []  # slots whose histories begin anew
+        self._new: list[int] = []  # slots whose histories are reset
         self._history_at: list[NDArray[np.int64]] = []
         self._histories: list[NDArray[np.int16]] = []
         self._mask_slots: list[int] = []
@@ -219,8 +219,8 @@ class _Changes:
 
 
 def _follow(slot: _Slot, extra: RowExtra, share: tuple[int, int, bool], changes: _Changes) -> bool:
-    """Whether the device has the history but for the row's own token, which it adds. `share` is
-    the row's start, its count, and whether its token is PREVIOUS."""
+    """Whether the device has all of the history except the row's own token, which the kernel adds.
+    `share` is the row's start, its count, and whether its token is PREVIOUS."""
     start, count, is_previous = share
     before, slot.counted = slot.counted, start + count
     if before == start and count == 1 and start >= extra.prompt_tokens:
@@ -230,7 +230,7 @@ def _follow(slot: _Slot, extra: RowExtra, share: tuple[int, int, bool], changes:
 
 
 def _checked(ids: Ints, vocab: int) -> Ints:
-    """A kernel must not meet a token that is not there."""
+    """Refuses ids outside of the vocabulary: a kernel would write out of bounds."""
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab):
         raise mistaken("a draw that names a token outside the vocabulary", f"0 to {vocab - 1}")
     return ids

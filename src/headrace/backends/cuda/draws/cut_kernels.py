@@ -1,7 +1,7 @@
-"""Kernels that find where top_k and top_p cut a row, and what it weighs: draw_kernels.py says in
-which order.
+"""Kernels that find where top_k and top_p cut a row off, and sum up its weights. draw_kernels.py
+describes their order.
 
-Knows rows of logits and what is asked of each; nothing of the token that is drawn.
+Knows rows of logits and their parameters; nothing of the token that is drawn.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def spread_kernel(
 
 @triton.jit
 def _layer(row, by_k, top_k, top_p, masses, pieces, MOST_PIECES: tl.constexpr):
-    """Where the cut lies, as far as `spread` can say: the number of the depth above it, what weighs
-    more than that, and what the cut leaves."""
+    """Where the cut is, as far as `spread` can tell: the index of the depth above it, the weight
+    above that depth, and the weight that the cut keeps."""
     each = tl.arange(0, MOST_PIECES)[:, None]
     steps = tl.arange(0, 8)
     at = (row * pieces + each) * 8 + steps[None, :]
@@ -162,7 +162,7 @@ def count_kernel(
 
 @triton.jit
 def _first(condition, bins, otherwise):
-    """The first bin for which it holds."""
+    """The first bin for which the condition holds."""
     return tl.min(tl.where(condition, bins, otherwise), 0)
 
 
@@ -206,7 +206,7 @@ def choose_kernel(
         at = (row * pieces + each[:, None]) * BINS + bins[None, :]
         by_piece = tl.load(counts + at, mask=each[:, None] < pieces, other=0)
         count = tl.sum(by_piece, 0)
-        # What a token weighs at the top of its bin, at its end, and on the average.
+        # The weight of a token at the top of its bin, at its end, and on average.
         nats = tl.load(numbers + INVERSE) / scale.to(tl.float64)
         bin_nats = (STEP_DEPTHS / BINS) * nats
         heaviest = tl.exp(-((top + bins * (STEP_DEPTHS / BINS)).to(tl.float64) * nats))
@@ -217,7 +217,7 @@ def choose_kernel(
         lightest = tl.where(lightest < tl.load(numbers + LEAST), 0.0, lightest * (1.0 - 1e-5))
         lightest = tl.where(by_k, 1.0, lightest)
         many = count.to(tl.float64)
-        slack = tl.where(by_k, 0.0, 1e-6 * left)  # float32 sums were compared with
+        slack = tl.where(by_k, 0.0, 1e-6 * left)  # for the rounding of float32 sums
         first = _first(above + tl.cumsum(many * heaviest, 0) >= left - slack, bins, BINS - 1)
         last = _first(above + tl.cumsum(many * lightest, 0) >= left + slack, bins, BINS - 1)
         if tl.sum(tl.where((bins >= first) & (bins <= last), count, 0), 0) > CANDIDATES:
@@ -230,7 +230,7 @@ def choose_kernel(
         high = top + (last + 1) * (STEP_DEPTHS / BINS)
         before = tl.where(by_k, above, 0.0).to(tl.int32)
         before += tl.sum(tl.where(bins < first, count, 0), 0)
-        if by_k & by_p:  # whatever lies above is to be cut once more: all are candidates
+        if by_k & by_p:  # what is above is cut again: all of it are candidates
             of_piece += tl.where(each == 0, before, 0)
             low = low * 0.0
             before = before * 0
@@ -288,8 +288,8 @@ def weigh_kernel(
                 depth = depth_of(x, largest, scale)
                 tl.store(sums + at, sum_of(tl.where(depth < low, weight, 0.0), BLOCK))
                 all_weights += tl.sum(tl.reshape(weight, (BLOCK // 4, 4)), 1).to(tl.float64)
-                # Each candidate takes the next place. In which order does not matter: what they
-                # weigh is much the same, so that sums of it are exact.
+                # Each candidate takes the next place. The order does not matter: their weights are
+                # nearly equal, so that their sums are exact.
                 inside = (depth >= low) & (depth < high)
                 places = tl.atomic_add(next_place + ids * 0, 1, mask=inside, sem="relaxed")
                 inside = inside & (places < CANDIDATES)

@@ -1,22 +1,22 @@
-"""Kernels that draw a token of each row, in the order of backends/reference/sampling.py, without
-sorting and with many programs a row.
+"""Kernels that draw one token per row, in the order of backends/reference/sampling.py, without
+sorting and with many programs per row.
 
-A token's depth is how far its logit lies below the largest, in 2**30 steps down to the least that
-may be drawn. Where top_k or top_p cut a row:
+A token's depth is how far its logit is below the largest, in 2**30 steps down to the lowest that
+may be drawn. If top_k or top_p cut a row off:
 
-    spread   what the tokens weigh above each of 8 depths; for top_k each weighs 1
-    count    how many tokens lie in each of 64 bins between the two depths where the cut must lie
-    choose   the bins in which it lies, by what a bin's tokens weigh at least and at most; where
-             that leaves too many, by what they weigh on the average
-    weigh    what each block of the row weighs above those bins; the tokens in them are written out
-             as candidates
-    take     where among the candidates the row ends; the block that the draw falls into, in order
-             of id; the token
+    spread   sums up the weights of tokens above each of 8 depths; for top_k each token weighs 1
+    count    counts the tokens in each of 64 bins between the two depths that the cut is between
+    choose   finds the bins that the cut can be in, by the lowest and highest weight of a bin's
+             tokens; if that leaves too many tokens, by their average weight
+    weigh    sums up each block of the row above those bins, and writes the tokens in them out as
+             candidates
+    take     finds where among the candidates the row is cut off, then the block that the draw falls
+             into, in order of id, and then the token
 
-Rows that are not cut need only `weigh` and `take`. Where the candidates do not decide (more tokens
-of one depth than there is room for; top_p after a large top_k), `search` walks the row again and
-again: slow, and rare. Weights are float32, as on the CPU, and their sums float64, in a fixed
-order or exact. Knows rows of logits and what is asked of each; nothing of steps and sequences.
+Rows that are not cut need only `weigh` and `take`. If the candidates are not enough (more tokens of
+one depth than there is space for, or top_p after a large top_k), `search` makes several passes over
+the row: slow, and rare. Weights are float32, as on the CPU, and their sums float64, in a fixed
+order or exact. Knows rows of logits and their parameters; nothing of steps and sequences.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from headrace.backends.cuda.draws.draw_rows import (
 BLOCK = 2048  # tokens
 BINS = 64
 DEPTHS = 8
-WIDE = 4 * BLOCK  # tokens that are counted together: a histogram costs much by itself
-MOST_PIECES = 16  # of a row: the programs that count and weigh it
-CANDIDATES = 2048  # most of a cut; twice as many where a vocabulary is large
+WIDE = 4 * BLOCK  # tokens per histogram: each histogram has a high fixed cost
+MOST_PIECES = 16  # of a row: the programs that count and weigh its tokens
+CANDIDATES = 2048  # at most, per cut; twice as many for a large vocabulary
 LARGE_VOCAB = 1 << 17
 EDGES = 2  # float32 likewise
-# Of each kernel's programs, as measured on an H200 (benchmarks/cuda/draws.py).
+# Warps of each kernel's programs, as measured on an H200 (benchmarks/cuda/draws.py).
 WARPS = {"spread": 8, "count": 8, "choose": 4, "weigh": 8, "take": 8, "search": 16}
 
 
@@ -100,7 +100,7 @@ def _take_kernel(
     row = tl.program_id(0).to(tl.int64)
     state = states + row * STATE
     mode = tl.load(state + MODE)
-    # A row of logits that are not numbers has failed before.
+    # A row whose logits are not finite has already failed.
     if (mode != NOTHING) & (mode != SEARCH) & (tl.load(tokens + row) >= 0):
         parts = row * PIECES + tl.arange(0, PIECES)
         each = tl.load(maxima + parts)
@@ -218,7 +218,7 @@ def _take_kernel(
 
 @triton.jit
 def _sum_from(row, largest, sharpness, least, low_key, vocab, BLOCK: tl.constexpr):
-    """How many tokens that count have a key of at least `low_key`, and what they weigh."""
+    """How many tokens of sufficient weight have a key of at least `low_key`, and their weight."""
     total = tl.zeros((BLOCK // 4,), tl.float64)
     count = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, vocab, BLOCK):
@@ -294,7 +294,7 @@ def _search_kernel(
             start = low
         target = tl.load(numbers + UNIFORM) * whole
         target = tl.minimum(target, whole * (1.0 - 2.220446049250313e-16))
-        # The block that the draw falls into; the last that has anything if rounding kept it below.
+        # The block that the draw falls into; the last non-empty one if rounding kept the sum below.
         passed = tl.zeros((), tl.float64)
         chosen = tl.zeros((), tl.int32)
         before = tl.zeros((), tl.float64)
@@ -321,7 +321,7 @@ def _search_kernel(
 
 
 def pieces_of(rows: int) -> int:
-    """Programs for each row: enough for a GPU, and no more tables than are worth it."""
+    """Programs per row: enough to fill a GPU, without making the tables too large."""
     return MOST_PIECES if rows <= 64 else 8 if rows <= 128 else 4
 
 
@@ -330,23 +330,23 @@ def candidates_of(vocab: int) -> int:
 
 
 def most_pieces(rows: int) -> int:
-    """Of all rows together, of as many as that or fewer."""
+    """The most pieces of all rows together, for up to `rows` rows."""
     return max(some * pieces_of(some) for some in (64, 128, rows) if some <= max(rows, 64))
 
 
 def blocks_of(vocab: int) -> int:
-    """Of a row, rounded up to a power of two."""
+    """Blocks of a row, rounded up to a power of two."""
     return int(triton.next_power_of_2(triton.cdiv(vocab, BLOCK)))
 
 
 def launch_draws(
     logits: Any,  # f32 [rows, vocab], adjusted
-    original: Any,  # f32 [rows, vocab], as the model gave them: logprobs are of these
+    original: Any,  # f32 [rows, vocab], the model's own, for logprobs
     asked: Any,  # i32 [rows, ASKED]
     scratch: Any,  # f32 [4, rows, PIECES]: of the adjusted logits
     work: Any,  # DrawWork
     log_sums: Any,
-    tokens: Any,  # i32 [rows], written where asked; one below 0 stays
+    tokens: Any,  # i32 [rows], written where asked; a failure (below 0) is kept
     logprobs: Any,  # f32 [rows], likewise
     row_pieces: int,  # of `scratch`
 ) -> None:

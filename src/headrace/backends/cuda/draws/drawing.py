@@ -1,7 +1,7 @@
-"""What is asked of each row that a token is drawn of, sent in one copy, and the draws' launches.
+"""The parameters of each row that a token is drawn from, sent in one copy, and the draws' launches.
 
-The launches read nothing but device memory, so that a graph can hold them for any mix of requests.
-Knows arrays of what is wanted (wanted.py) and rows of logits; nothing of sequences.
+The launches read only device memory, so that one CUDA graph works for any mix of requests. Knows
+arrays of what is wanted (wanted.py) and rows of logits; nothing of sequences.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.backends.cuda.draws.logits_kernels import pieces_of as scratch_pie
 from headrace.backends.cuda.draws.wanted import Wanted
 
 LEAST_WEIGHT = 2.0**-40
-_MOST_INVERSE = 1e300  # of a temperature: one next to nothing must not become infinity
+_MOST_INVERSE = 1e300  # of a temperature: keeps the inverse of a tiny one finite
 _ASKED: int = draw_rows.ASKED.value
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 
 
 class AskedRows:
-    """Rows of what is asked on the host: the same memory as float64, float32 and int32."""
+    """Rows of parameters on the host: the same memory as float64, float32 and int32."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.tensor = torch.zeros(
@@ -33,13 +33,13 @@ class AskedRows:
         self.f64: NDArray[np.float64] = self.i32.view(np.float64)
 
     def write(self, wanted: Wanted, some: slice, offset: int) -> None:
-        """The draws `some` of `wanted`, whose logits begin at its row `offset`; nothing is
-        adjusted until someone says so."""
+        """Writes the draws `some` of `wanted`, whose logits begin at its row `offset`. Rows are not
+        adjusted unless that is set afterwards."""
         self.i32[:] = 0
         at = wanted.sampled[some] - offset
         temperature, top_p, min_p, typical_p, top_k = wanted.draws[some].T
         is_typical = typical_p < 1
-        # What is typical is found first, and with it what top_k and min_p leave.
+        # typical.py runs first, and applies top_k and min_p as well.
         least = np.maximum(np.where(is_typical, 0.0, min_p), LEAST_WEIGHT)
         with np.errstate(divide="ignore", over="ignore"):
             inverse = np.minimum(1.0 / temperature, _MOST_INVERSE)
@@ -53,7 +53,7 @@ class AskedRows:
 
 
 class DrawWork:
-    """Device memory that the kernels of one step of draws share: for `rows` rows at a time."""
+    """Device memory shared by the kernels that draw, for `rows` rows at a time."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device, candidates: int) -> None:
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -90,8 +90,8 @@ class Drawing:
         return self.asked.nbytes + self._work.nbytes
 
     def next_host(self, *, again: bool) -> AskedRows:
-        """Where to write what is asked. `again`: another one of the same step, of which there may
-        be any number."""
+        """The next host buffer for parameters. `again`: one more for the same step, which may need
+        any number of them."""
         if again:
             return AskedRows(len(self.asked), self._device)
         self._turn = (self._turn + 1) % _HOST_BUFFERS
@@ -109,7 +109,7 @@ class Drawing:
         tokens: torch.Tensor,
         logprobs: torch.Tensor,
     ) -> None:
-        """Tokens and logprobs of all rows of which one is asked; the others stay as they are."""
+        """Writes the tokens and logprobs of all rows that draw; the others are not changed."""
         pieces, _ = scratch_pieces(self._vocab)
         launch_draws(
             logits,

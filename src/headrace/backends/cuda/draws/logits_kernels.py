@@ -1,8 +1,8 @@
-"""Kernels over rows of float32 logits: the largest and the log of the sum, and a soft cap.
+"""Kernels over rows of float32 logits: argmax, log-sum-exp and a soft cap.
 
-One pass gives the first index of the largest logit and log(sum(exp)); it is cut into pieces that
-run beside each other, since a single row would leave a GPU idle. Knows rows; nothing of steps and
-sequences.
+One pass computes the argmax (of equals the first) and log(sum(exp)). A row is split into pieces
+that run in parallel, as one program per row would leave a GPU idle. Knows rows; nothing of steps
+and sequences.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _pieces_kernel(
         here = tl.min(tl.where(x == largest, offsets, 2147483647), 0)
         index = tl.where(largest > best, here, index)
         new = tl.maximum(best, largest)
-        # An infinity less itself is no number: nothing else has come so far, or the row fails.
+        # inf - inf is NaN: either only -inf was seen so far, or the row fails.
         base = tl.where(tl.abs(new) == float("inf"), 0.0, new)
         total = total * tl.exp(best - base) + tl.sum(tl.exp(x - base), 0)
         best = new
@@ -83,7 +83,7 @@ def _join_kernel(maxima, indexes, sums, tokens, logprobs, log_sums, PIECES: tl.c
 def _softcap_kernel(x, count, cap, BLOCK: tl.constexpr):
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offsets, mask=offsets < count, other=0.0).to(tl.float32) / cap
-    # tanh by one exponential of a number that is not positive: it can't overflow.
+    # tanh by one exponential of a non-positive number, which can't overflow.
     size = tl.abs(value)
     low = tl.exp(-2.0 * size)
     capped = cap * (1.0 - low) / (1.0 + low)
@@ -91,15 +91,15 @@ def _softcap_kernel(x, count, cap, BLOCK: tl.constexpr):
 
 
 def pieces_of(vocab: int) -> tuple[int, int]:
-    """Into how many pieces a row is cut, and the tokens of each."""
+    """Into how many pieces a row is split, and the tokens of each."""
     pieces = min(PIECES, triton.next_power_of_2(triton.cdiv(vocab, _BLOCK)))
     return pieces, triton.cdiv(triton.cdiv(vocab, pieces), 16) * 16
 
 
 def launch_largest(logits: Any, scratch: Any, tokens: Any, logprobs: Any, log_sums: Any) -> None:
-    """logits [rows, vocab] -> the first index of the largest (NOT_NUMBERS where there is none),
-    its log-probability, and log(sum(exp)). `scratch` is float32 [4, rows or more, PIECES]: by
-    piece the largest, its index, the sum, and the smallest that is a number."""
+    """logits [rows, vocab] -> the argmax (NOT_NUMBERS if it is not finite), its log-probability,
+    and log(sum(exp)). `scratch` is float32 [4, rows or more, PIECES]: for each piece the largest
+    logit, its index, the sum, and the smallest finite logit."""
     launch_pieces(logits, scratch)
     rows, vocab = logits.shape
     pieces, _ = pieces_of(vocab)

@@ -1,10 +1,10 @@
 """Drawing and scoring tokens on the device, in the order of backends/reference/sampling.py.
 
-Every wanted row gets the largest logit's token and its log-probability by two launches that a graph
-can hold. Rows that draw get another token by a few more (drawing.py), which a graph can hold too;
-if some of them are adjusted (adjusting.py) or want typical tokens (typical.py), copies of their
-logits are made first. Targets and alternatives come last. Nothing waits for the device. Knows
-arrays of what is wanted (wanted.py); nothing of blocks.
+Two launches compute the argmax and its log-probability for every wanted row. A few more
+(drawing.py) replace it by a drawn token for rows that sample. A CUDA graph can contain all of
+these. If rows are adjusted (adjusting.py) or use typical_p (typical.py), their logits are copied
+first. Targets and alternatives come last. Nothing waits for the device. Knows arrays of what is
+wanted (wanted.py); nothing of blocks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from headrace.backends.cuda.draws.tops_kernels import MOST, launch_tops
 from headrace.backends.cuda.draws.typical import keep_typical
 from headrace.backends.cuda.draws.wanted import Wanted
 
-ROWS_TOGETHER = 32  # whose alternatives are looked for at one time: keys of whole rows take memory
+ROWS_TOGETHER = 32  # whose alternatives are found at one time: sort keys of whole rows take memory
 _TYPICAL_TOGETHER = 8  # likewise, with more of it
-# Of a row's token meanwhile: copy, key, and what the library needs to find the largest keys.
+# Temporary bytes per token of a row: a copy, a key, and torch's memory to find the largest keys.
 SCRATCH_ROW_BYTES = 48
 
 
@@ -43,7 +43,7 @@ class Sampler:
     ) -> None:
         self.device = device
         self.vocab_size = vocab_size
-        # Tokens, and logprobs beside them, so that one copy brings both to the host.
+        # Tokens and logprobs in one tensor, so that one copy brings both to the host.
         self.results = torch.zeros((2, results), dtype=torch.int32, device=device)
         self.tokens = self.results[0]
         self.logprobs = self.results[1].view(torch.float32)
@@ -58,7 +58,7 @@ class Sampler:
         return own + self._drawing.nbytes + self._adjusting.nbytes
 
     def launch(self, logits: torch.Tensor, offset: int = 0) -> None:
-        """For every row its likeliest token: results from `offset` on."""
+        """The argmax of every row, written to the results from `offset` on."""
         end = offset + len(logits)
         launch_largest(
             logits,
@@ -69,7 +69,8 @@ class Sampler:
         )
 
     def warm_up(self, logits: torch.Tensor) -> None:
-        """Compile what no graph holds and only some requests need: nobody should wait for it."""
+        """Compile the kernels that no graph contains and only some requests need, so that no
+        request has to wait for that."""
         none = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
         self._adjusting.launch_kernel(logits, self._drawing.asked, none, none, self._scratch)
         launch_tops(logits, none[:1].long(), self._log_sums, 1)
@@ -82,9 +83,9 @@ class Sampler:
         inputs: torch.Tensor,
         offset: int = 0,
     ) -> bool:
-        """What `launch_draws` needs of rows offset.. of `wanted`, over their logits: whether copies
-        were made to draw from. `step_rows` says where in the step's `inputs`, its tokens, each row
-        is."""
+        """Prepares `launch_draws` for rows from `offset` on of `wanted`, over their logits. Returns
+        whether copies were made to draw from. `step_rows` is the index of each row in the step's
+        tokens, `inputs`."""
         drawn = _between(wanted.sampled, offset, offset + len(logits))
         host = self._drawing.next_host(again=offset > 0)
         host.write(wanted, drawn, offset)
@@ -115,7 +116,7 @@ class Sampler:
         return True
 
     def launch_draws(self, logits: torch.Tensor, is_adjusted: bool, offset: int = 0) -> None:
-        """The tokens that are drawn, in the place of the likeliest ones."""
+        """Replaces the argmax by the drawn token in rows that draw."""
         end = offset + len(logits)
         self._drawing.launch(
             self._adjusting.adjusted[: len(logits)] if is_adjusted else logits,
@@ -127,14 +128,14 @@ class Sampler:
         )
 
     def finish(self, wanted: Wanted, logits: torch.Tensor, offset: int = 0) -> Tops | None:
-        """Targets of rows offset.. of `wanted`, over their logits; and the alternatives."""
+        """Scores the targets of rows from `offset` on of `wanted`; returns the alternatives."""
         end = offset + len(logits)
         if len(wanted.scored):
             self._score(wanted, logits, offset, end)
         return self._find_tops(wanted, logits, offset, end) if wanted.most_tops else None
 
     def send(self, values: NDArray[np.generic]) -> torch.Tensor:
-        """An array to the device; the host goes on."""
+        """Copies an array to the device without waiting."""
         tensor = torch.from_numpy(np.ascontiguousarray(values))
         if self.device.type == "cpu":
             return tensor
@@ -143,7 +144,7 @@ class Sampler:
     def _keep_typical(
         self, wanted: Wanted, numbers: NDArray[np.int64], rows: int, offset: int
     ) -> None:
-        """Of the draws with these numbers, in their adjusted copies."""
+        """Applies typical_p to the draws with these numbers, in their adjusted copies."""
         adjusted = self._adjusting.adjusted
         for first in range(0, len(numbers), _TYPICAL_TOGETHER):
             some = numbers[first : first + _TYPICAL_TOGETHER]
@@ -182,7 +183,7 @@ class Sampler:
 
 
 class Tops:
-    """Alternatives of some rows: numbers of wanted rows, tokens and logprobs [n, most]."""
+    """Alternatives of some rows: indexes of wanted rows, tokens and logprobs [n, most]."""
 
     def __init__(
         self, rows: NDArray[np.int32], tokens: torch.Tensor, logprobs: torch.Tensor
@@ -191,7 +192,7 @@ class Tops:
         self._host = [to_host(tokens), to_host(logprobs)]
 
     def lists(self, tops: NDArray[np.int32]) -> Iterator[tuple[int, list[tuple[int, float]]]]:
-        """(wanted row, its alternatives); only once the device has come so far."""
+        """(wanted row, its alternatives). Only after the device has finished the copies."""
         for number, tokens, logprobs in zip(
             self.rows.tolist(), self._host[0].tolist(), self._host[1].tolist(), strict=True
         ):
@@ -199,21 +200,21 @@ class Tops:
 
 
 def sort_keys(rows: torch.Tensor) -> torch.Tensor:
-    """int64 whose order, largest first, is (logit descending, id ascending)."""
-    bits = (rows + 0.0).view(torch.int32)  # + 0.0: there is one zero
+    """int64 whose descending order is (logit descending, id ascending)."""
+    bits = (rows + 0.0).view(torch.int32)  # + 0.0: turns -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(rows.shape[1], device=rows.device)
     return (ordered.long() << 32) + (0xFFFFFFFF - ids)
 
 
 def _between(numbers: NDArray[np.int32], first: int, end: int) -> slice:
-    """Where the numbers first..end lie in a rising array of them."""
+    """The slice of a sorted array with the numbers from `first` up to `end`."""
     low, high = np.searchsorted(numbers, (first, end))
     return slice(int(low), int(high))
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """A copy that is there once the device has come so far."""
+    """An asynchronous copy to the host: complete once the device has reached it."""
     if values.device.type == "cpu":
         return values.clone()
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,8 +1,8 @@
 """Kernels that find the likeliest few tokens of rows, of equals the lower id first.
 
-Each piece of a row gives its own few, by looking for the largest again and again with what was
-found left out; a second kernel does the same with those. For MOST tokens or fewer: beyond that
-sorting is cheaper. Knows rows of logits; nothing of what the tokens are for.
+For each piece of a row, the kernel repeatedly takes the largest that was not yet taken; a second
+kernel does the same with the results of all pieces. For up to MOST tokens: for more, sorting is
+cheaper. Knows rows of logits; nothing of what the tokens are for.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _join_tops_kernel(
 
 
 def launch_tops(logits: Any, rows: Any, log_sums: Any, count: int) -> tuple[Any, Any]:
-    """Of the rows with these numbers (i64): tokens (i64) and logprobs (f32), [rows, count]."""
+    """For the rows with these indexes (i64): tokens (i64) and logprobs (f32), [rows, count]."""
     vocab = logits.shape[1]
     pieces, piece = pieces_of(vocab)
     block = int(triton.next_power_of_2(piece))

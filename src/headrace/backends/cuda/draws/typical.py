@@ -1,7 +1,7 @@
 """Locally typical sampling (step 8 of backends/reference/sampling.py), which sorts whole rows.
 
-The one filter without kernels of its own: few ask for it. It drops tokens from rows of logits,
-after top_k and min_p, which it applies as well; what follows draws from what is left. Knows rows.
+The one filter without its own kernels, because few requests use it. It drops tokens from rows of
+logits, after applying top_k and min_p; later steps draw from what is left. Knows rows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from headrace.backends.cuda.draws.drawing import LEAST_WEIGHT
 
 
 def keep_typical(rows: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-    """float32 logits [n, vocab], -infinity where a token is not kept. `asked` is float64 [n, 5]:
-    temperature (of 0: all are kept), top_p, min_p, typical_p, top_k."""
+    """float32 logits [n, vocab], -infinity where a token is dropped. `asked` is float64 [n, 5]:
+    temperature (0 keeps all), top_p, min_p, typical_p, top_k."""
     vocab = rows.shape[1]
     logits, order = torch.sort(rows, dim=1, descending=True, stable=True)
     logits = logits.double()

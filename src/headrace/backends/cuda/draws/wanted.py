@@ -1,9 +1,9 @@
-"""What a plan asks of the logits, as flat arrays: one wanted row for each target to be scored and
-each token to be drawn.
+"""What a plan needs from the logits, as flat arrays: one wanted row for each target to be scored
+and each token to be drawn.
 
-Rows whose logits are adjusted (bias, masks, allowed and banned tokens, penalties) are listed apart,
-so that the others cost nothing more. Does not know what a row's logits are; the order of operations
-is backends/reference/sampling.py's.
+Rows whose logits are adjusted (bias, masks, allowed and banned tokens, penalties) are listed
+separately, so that the others cost nothing extra. Does not see the logits; the order of operations
+is in backends/reference/sampling.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ for _kept in (_EACH, _NO_TARGETS, _NO_TOPS, _NO_ROWS):
 
 
 class Wanted:
-    """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are numbers of wanted rows
-    that need more than the likeliest token: a draw, a target, alternatives. `adjusting` lists those
-    draws that change the logits first: the wanted row, and the plan's."""
+    """A plan's wanted rows, in order. `sampled`, `scored` and `topped` are indexes of wanted rows
+    that need more than the argmax: a draw, a target, alternatives. `adjusting` lists the draws that
+    change the logits first: the wanted row, and the row of the plan."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -75,7 +75,7 @@ class Wanted:
         self.topped = np.flatnonzero(self.tops).astype(np.int32)
 
     def _find_draws(self) -> None:
-        """Those that are more than the likeliest token of the logits as they are."""
+        """The draws that are more than the argmax of the unchanged logits."""
         plan = self.plan
         rows: list[int] = [row for row, draw in enumerate(plan.draws) if draw and draw.samples]
         if plan.extras:
@@ -94,7 +94,7 @@ class Wanted:
 
     @property
     def is_drawn_only(self) -> bool:
-        """Whether every row wants a token and nothing more."""
+        """Whether every row wants only a token."""
         return not (len(self.scored) or len(self.topped))
 
     def draws_within(self, first: int, end: int) -> bool:

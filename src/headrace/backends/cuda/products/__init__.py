@@ -1,1 +1,1 @@
-"""Matrix products: formats of weights, the choice of a kernel, and the kernels."""
+"""Matrix products: formats of weights, the choice of kernels, and the kernels."""

@@ -1,8 +1,8 @@
-"""Which kernel, with which tiles, multiplies a matrix with so many rows.
+"""Which kernel, with which tiles, multiplies a matrix with a given number of rows.
 
-A table measured on the device at hand answers where it has the shape: the one shipped here, then
-the user's own in the cache folder; a rule answers for every other shape. Starts no kernel: tables
-are measured and written by benchmarks/cuda/.
+Shapes that were measured on this GPU model are looked up in a table: the one shipped here, then the
+user's own in the cache folder. A rule decides for every other shape. Launches no kernel: tables are
+measured and written by benchmarks/cuda/.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from headrace.core.errors import ConfigError
 from headrace.fetch.model_folder import cache_folder
 
 SHIPPED = "choices.json"
-MEASURED_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)  # a measured choice serves up to so many rows
+MEASURED_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)  # a choice is used for up to this many rows
 
 KERNELS = ("row", "dot", "library", "widened")
 WIDENED = (
     MatrixFormat.INT4,
     MatrixFormat.INT8,
     MatrixFormat.FP8_BLOCK,
-)  # the library has no product of theirs
+)  # torch has no product for these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoice:
-    """`row`: one row alone. `dot`: tiles on the matrix units. `library`: torch's product.
-    `widened`: the matrix made bf16 first, then the library's product."""
+    """`row`: a single row. `dot`: tiles on the matrix units. `library`: torch's product. `widened`:
+    the matrix is converted to bf16 first, then torch's product."""
 
     kernel: str
     block_m: int = 16
     block_n: int = 64
     block_k: int = 128
-    parts: int = 1  # programs that share a tile, each with some of the columns
+    parts: int = 1  # programs that share a tile, each computing some of the columns (split-K)
     warps: int = 4
     stages: int = 3
     swap: bool = False
     fuse_norm: bool = False  # dense matrices and whole rows, one part
-    whole_rows: bool = False  # of FP8 matrices: the weights are widened, the rows not quantized
-    late: bool = False  # INT4 only: the next kernel may start when the sums are made, not at once
+    whole_rows: bool = False  # FP8 only: weights are converted to bf16, rows are not quantized
+    late: bool = False  # INT4 only: the next kernel may start only when the sums are complete
 
 
 def key_of(format: MatrixFormat, outputs: int, columns: int, rows: int) -> str:
@@ -50,12 +50,12 @@ def key_of(format: MatrixFormat, outputs: int, columns: int, rows: int) -> str:
 
 
 def bucket_of(rows: int) -> int | None:
-    """The measured row count that stands for `rows`; None past them all."""
+    """The measured row count that is used for `rows`; None if it is above all of them."""
     return next((bucket for bucket in MEASURED_ROWS if rows <= bucket), None)
 
 
 class Choices:
-    """Launches by shape: measured ones first, the rule for the rest."""
+    """Choices by shape: measured ones first, the rule for the rest."""
 
     def __init__(self, measured: dict[str, KernelChoice] | None = None) -> None:
         self._measured = dict(measured or {})
@@ -70,7 +70,7 @@ class Choices:
         return cls(found)
 
     def replaced(self, measured: dict[str, KernelChoice]) -> Choices:
-        """These first, then what it has."""
+        """A copy in which these come first."""
         return Choices(self._measured | measured)
 
     def launch(self, matrix: Matrix, rows: int) -> KernelChoice:
@@ -83,8 +83,8 @@ class Choices:
 
 
 class InvariantChoices(Choices):
-    """One launch for any number of rows, whose programs each make whole sums: a row then has the
-    same bits in every step. Tiles of 64 rows: fewer would be other instructions."""
+    """One choice for any number of rows, without split sums: a row then has the same bits in every
+    step. Tiles of 64 rows, as smaller ones would use other instructions."""
 
     def launch(self, matrix: Matrix, rows: int) -> KernelChoice:
         if matrix.format is MatrixFormat.INT4:
@@ -109,13 +109,13 @@ def read_table(text: str, name: str) -> dict[str, dict[str, KernelChoice]]:
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{name} is not a table of kernel choices: {error}.",
-            "Delete it: the choices that Headrace comes with serve without it.",
+            "Delete it: Headrace then uses the choices that it comes with.",
         ) from None
     return table
 
 
 def rule(format: MatrixFormat, outputs: int, columns: int, rows: int) -> KernelChoice:
-    """What the measured shapes have in common, for shapes that were not measured."""
+    """For shapes that were not measured: what the measured ones have in common."""
     if rows == 1 and (format.dense or format is MatrixFormat.FP8):
         return KernelChoice(
             kernel="row", block_n=8, block_k=512 if columns <= 2048 else 1024, stages=1
@@ -134,13 +134,13 @@ def rule(format: MatrixFormat, outputs: int, columns: int, rows: int) -> KernelC
 
 
 def keeps_rows(format: MatrixFormat, outputs: int, columns: int) -> bool:
-    """Whether rows are never quantized for such a matrix: it is FP8, and too small to gain."""
+    """Whether rows are never quantized for this matrix, as it is FP8 and too small to gain."""
     return format in (MatrixFormat.FP8, MatrixFormat.FP8_BLOCK) and is_small(outputs, columns)
 
 
 def _whole_rows(columns: int, rows: int) -> KernelChoice:
-    """Few programs with little to do: latency is what they take, so the sum is shared and the norm
-    needs no launch."""
+    """For few programs with little work, which are bound by latency: the sum is split, and the norm
+    is fused."""
     block_m = min(64, max(16, 1 << (rows - 1).bit_length()))
     return KernelChoice(
         kernel="dot",
@@ -174,7 +174,7 @@ def _skinny(format: MatrixFormat, outputs: int, columns: int, rows: int) -> Kern
 
 
 def _int4(outputs: int, columns: int, rows: int) -> KernelChoice:
-    """About four programs a multiprocessor: what each has on its way is little."""
+    """About four programs per multiprocessor, as each has few loads in flight."""
     block_m = min(128, max(8, 1 << (rows - 1).bit_length()))
     block_n, warps, stages = {8: (64, 2, 4), 16: (64, 2, 4), 32: (64, 2, 4), 64: (128, 4, 3)}.get(
         block_m, (128, 8, 3)

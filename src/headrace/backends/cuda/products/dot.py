@@ -1,11 +1,11 @@
 """A product on the matrix units, for any number of rows: dense, FP8 and INT8 matrices.
 
-One program makes a tile of rows x outputs, or the part of it that some of the columns give
-(PARTS), which the last program of the tile sums up. FP8 and INT8 rows come quantized, with a scale
-each or one for every GROUP columns, unless the FP8 weights are widened (WIDEN): then rows stay
-bf16, where the launch that quantizes them would cost more than it gains. With SWAP the
-weights are the left operand: the wide side of Hopper's instruction, straight from shared memory,
-while the few rows take the narrow side.
+One program computes a tile of rows x outputs, or a part of its columns (PARTS), which the last
+program of the tile sums up. Rows for FP8 and INT8 weights are already quantized, with one scale per
+row or per GROUP columns, unless FP8 weights are converted to bf16 (WIDEN): then rows stay bf16,
+for cases where quantizing them costs more than it gains. With SWAP the weights are the left
+operand: the wide side of Hopper's instruction, straight from shared memory, while the few rows are
+the narrow side.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SCALES_BLOCK = 2
 
 @triton.jit
 def widen_fp8(codes, INTERPRETED: tl.constexpr):
-    """Bytes of e4m3 as bf16, times 2^-120: exponent and mantissa are moved to their places and
-    only the exponent's bias is missing. Sums stay far above where float32 ends."""
+    """e4m3 bytes as bf16, times 2^-120: exponent and mantissa are shifted into place, but the
+    exponent's bias is not corrected. Sums stay far above float32's smallest numbers."""
     if INTERPRETED:
         return codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16)
     else:
@@ -71,22 +71,22 @@ def dot_kernel(
     eps,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # with block scales their columns, with GROUP the same
+    BLOCK_K: tl.constexpr,  # with block scales or GROUP: the columns per scale
     PARTS: tl.constexpr,
     SWAP: tl.constexpr,
     EVEN: tl.constexpr,  # columns are a multiple of BLOCK_K
     SCALES: tl.constexpr,
-    GROUP: tl.constexpr,  # columns of x that share a scale; 0: a row has one
+    GROUP: tl.constexpr,  # columns of x that share a scale; 0: one scale per row
     NORM: tl.constexpr,  # only with one part
     WIDEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,  # tiles of weights to ask for before x is there: a power of two
+    PREFETCH: tl.constexpr,  # tiles of weights to prefetch before x is ready: a power of two
     INTERPRETED: tl.constexpr,
 ):
-    # Tiles that share weights run side by side: all but one find them in the L2 cache.
+    # Tiles that share weights run next to each other: all but the first find them in the L2 cache.
     tile, part = tl.program_id(0), tl.program_id(1)
     tiles_m = tl.cdiv(rows, BLOCK_M)
     row_start, start = (tile % tiles_m) * BLOCK_M, (tile // tiles_m) * BLOCK_N
@@ -95,8 +95,8 @@ def dot_kernel(
 
     m = row_start + tl.arange(0, BLOCK_M)
     n = start + tl.arange(0, BLOCK_N)
-    # Rows that aren't there cost no traffic; past the last output that one is read again (the
-    # store leaves it out), which costs less than a mask.
+    # Rows that don't exist cost no traffic. Past the last output, the last one is read again and
+    # not stored, which costs less than a mask.
     x_lines = x + m.to(tl.int64)[:, None] * x_stride
     m_inside = (m < rows)[:, None]
     n_inside = tl.minimum(n, outputs - 1)
@@ -111,7 +111,7 @@ def dot_kernel(
         gdc_wait()
 
     WHOLE: tl.constexpr = x.dtype.element_ty.is_int()
-    SCALED: tl.constexpr = SCALES == 2 or GROUP != 0  # as they are summed, not after it
+    SCALED: tl.constexpr = SCALES == 2 or GROUP != 0  # scaled while summing, not afterwards
     if SWAP:
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if WHOLE and not SCALED else tl.float32)
     else:

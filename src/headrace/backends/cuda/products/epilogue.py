@@ -1,7 +1,7 @@
-"""What a product does with its sums before they leave: bias, gate, residual; and how the parts
-of a product that several programs shared are summed, always in the same order.
+"""What a product does with its sums before it stores them: bias, gate, residual; and how the parts
+of a product that was split among programs are summed, always in the same order.
 
-Knows a tile of sums and where it goes; not how they were made.
+Knows a tile of sums and where it is stored; not how the sums were computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ACTIVATION_GELU_TANH = 2
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """float32 in, float32 out; tanh through the sigmoid, which a GPU has an instruction for."""
+    """float32 in, float32 out. tanh is computed from the sigmoid, which is faster on a GPU."""
     if ACTIVATION == 1:
         return x * tl.sigmoid(x)
     else:
@@ -30,7 +30,7 @@ def multiply(a, b, total, INTERPRETED: tl.constexpr):
     if INTERPRETED and a.dtype.is_floating():
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
     elif a.dtype.is_fp8():
-        # The matrix units add fp8 products in few bits: out of them once every tile.
+        # The matrix units accumulate fp8 products with few bits: move sums to float32 per tile.
         return tl.dot(a, b, total, max_num_imprecise_acc=a.shape[1])
     elif a.dtype.is_int():
         return tl.dot(a, b, total, out_dtype=tl.int32)
@@ -80,8 +80,8 @@ def finish(
 
 @triton.jit
 def gather_parts(sums, partials, counters, tile, part, PARTS: tl.constexpr):
-    """Puts down this program's part of a tile; the program that comes last gets all of them,
-    summed by number (not by arrival), and True."""
+    """Stores this program's part of a tile. The program that finishes last gets the sum of all
+    parts, added in order of their number (not of arrival), and True."""
     BM: tl.constexpr = sums.shape[0]
     BN: tl.constexpr = sums.shape[1]
     offsets = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
@@ -91,7 +91,7 @@ def gather_parts(sums, partials, counters, tile, part, PARTS: tl.constexpr):
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1
     if last:
         sums = tl.zeros((BM, BN), tl.float32)
-        if BM * BN <= 1024:  # unrolled, all are on their way at once; many would need registers
+        if BM * BN <= 1024:  # unrolled: all loads at once, if they fit into registers
             for other in tl.static_range(PARTS):
                 sums += tl.load(base + other * (BM * BN) + offsets, cache_modifier=".cg")
         else:
@@ -103,8 +103,8 @@ def gather_parts(sums, partials, counters, tile, part, PARTS: tl.constexpr):
 
 @triton.jit
 def prefetch(addresses, INTERPRETED: tl.constexpr):
-    """Asks for lines of weights to come to the L2 cache, before what they are multiplied with
-    is there."""
+    """Prefetches weights into the L2 cache, before the rows that they are multiplied with are
+    ready."""
     if not INTERPRETED:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -118,7 +118,7 @@ def prefetch(addresses, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def finish_kernel(
-    sums,  # [rows, outputs], as the library left them
+    sums,  # [rows, outputs], as computed by torch
     out,
     bias,
     residual,
@@ -134,7 +134,7 @@ def finish_kernel(
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The epilogue alone, after a product that can't do it."""
+    """Only the epilogue, after a product that can't do it."""
     row_start, start = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
     m, n = row_start + tl.arange(0, BLOCK_M), start + tl.arange(0, BLOCK_N)
     if PDL:

@@ -1,14 +1,15 @@
 """A product with INT4 weights on the matrix units, for any number of rows, and their unpacking.
 
-Weights come 128 columns at a time, 32 words of 16 bits for an output: part j of a word (bits 4j to
-4j + 3) is a column of the j-th quarter. A part becomes bf16 in place, under a fixed exponent
-(0x43..: 128 plus the code), two words a register; then 128 and the zero point are taken off:
-exact, and 1.4 instructions a weight. Words lie as the matrix units read 16-bit values, so nothing
-is shuffled on the way, and their rows are the outputs: up to 8 rows of x cost no more than one. A
-group's scale multiplies the group's sums, not its weights.
+Weights are stored in chunks of 128 columns, 32 words of 16 bits per output: part j of a word (bits
+4j to 4j + 3) is a column of the j-th quarter. A part is turned into bf16 in place by a fixed
+exponent (0x43..: 128 plus the code), two words per register; then 128 and the zero point are
+subtracted: exact, and 1.4 instructions per weight. Words are in the order in which the matrix units
+read 16-bit values, so that nothing has to be shuffled, and their rows are the outputs: up to 8 rows
+of x cost no more than one. A group's scale multiplies the group's sums, not its weights.
 
-A group's scale and zero point are one number: both then come with the weights, ahead of use. The
-compiler fetches ahead only what the matrix units read, and that the zero point is.
+A group's scale and zero point are stored in one number, so that both are loaded ahead of use,
+together with the weights: the compiler only pipelines loads of what the matrix units read, which
+the zero point is part of.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SCALE_F16 = tl.constexpr(0)
 SCALE_BF16 = tl.constexpr(1)
 SCALE_F32 = tl.constexpr(2)
 
-# c - point as c + point * -1: there is no difference of bf16 pairs before capability 9.0, where
-# either becomes this instruction.
+# c - point as c + point * -1: before capability 9.0 there is no subtraction of bf16 pairs, and from
+# then on both compile to this instruction.
 _TAKE = (
     "{{ .reg .b32 c, minus; {} lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA; "
     "mov.b32 minus, 0xBF80BF80; fma.rn.bf16x2 $0, $2, minus, c; }}"
@@ -44,7 +45,8 @@ def _taken(words, points, ASM: tl.constexpr):
 
 @triton.jit
 def take_codes(words, points, PART: tl.constexpr, INTERPRETED: tl.constexpr):
-    """The codes in one part of the words, less the zero points (bf16, 128 + zero point): bf16."""
+    """The codes in one part of the words minus the zero points, in bf16. `points` are 128 + zero
+    point, in bf16."""
     if INTERPRETED:
         codes = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32)
         return (codes + 128.0 - points.to(tl.float32)).to(tl.bfloat16)
@@ -75,7 +77,7 @@ def split_factors(both, SCALE: tl.constexpr):
 def int4_kernel(
     x,  # [rows, columns]
     weight,  # [chunks, outputs, 32] words; a chunk: 128 columns
-    factors,  # [groups, outputs]: scale and zero point; as many groups as whole chunks have
+    factors,  # [groups, outputs]: scale and zero point, for whole chunks
     out,
     bias,
     residual,
@@ -98,8 +100,8 @@ def int4_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    LATE: tl.constexpr,  # with PDL: the next kernel may start when the sums are made, not at once
-    PREFETCH: tl.constexpr,  # chunks of weights to ask for before x is there: a power of two
+    LATE: tl.constexpr,  # with PDL: the next kernel may start only when the sums are complete
+    PREFETCH: tl.constexpr,  # chunks of weights to prefetch before x is ready: a power of two
     INTERPRETED: tl.constexpr,
 ):
     WORDS: tl.constexpr = 32
@@ -113,19 +115,19 @@ def int4_kernel(
     first, end = part * steps, tl.minimum((part + 1) * steps, chunks)
 
     m = row_start + tl.arange(0, BLOCK_M)
-    # Outputs past the last are others again, and not stored: cheaper than a mask, and the compiler
-    # still sees that they lie side by side.
+    # Past the last output, other outputs are read again and not stored: cheaper than a mask, and
+    # the compiler still sees that addresses are contiguous.
     n = (start + tl.arange(0, BLOCK_N)) % outputs
     k = tl.arange(0, WORDS)
     x_lines = x + m.to(tl.int64)[:, None] * x_stride + k[None, :]
-    m_inside = (m < rows)[:, None]  # rows that aren't there cost no traffic
+    m_inside = (m < rows)[:, None]  # rows that don't exist cost no traffic
     w_tile = weight + n[:, None] * WORDS + k[None, :]
     f_tile = factors + n
     group_stride = outputs.to(tl.int64)
     chunk_stride = group_stride * WORDS
     if PREFETCH > 0:
         ahead = tl.minimum(first + tl.arange(0, PREFETCH), tl.maximum(end - 1, 0))
-        # Two outputs a line of 128 bytes.
+        # Two outputs per cache line of 128 bytes.
         pairs = (start + tl.arange(0, BLOCK_N // 2) * 2) % outputs
         lines = weight + pairs[:, None] * WORDS + ahead[None, :] * chunk_stride
         prefetch(lines, INTERPRETED)
@@ -191,7 +193,7 @@ def unpack_kernel(
     SCALE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The matrix in bf16, for the library's products of many rows."""
+    """The matrix in bf16, for torch's product of many rows."""
     GROUPS: tl.constexpr = 128 // GROUP
     chunk = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -228,7 +230,7 @@ def widen_kernel(
     BLOCKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """An FP8 or INT8 matrix in bf16, for the library's products of many rows."""
+    """An FP8 or INT8 matrix in bf16, for torch's product of many rows."""
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     mask = (n < outputs)[:, None] & (k < columns)[None, :]

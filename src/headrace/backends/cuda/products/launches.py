@@ -1,7 +1,7 @@
-"""The launches that products are made of: grids, strides and flags for each kernel.
+"""The launches that products consist of: grids, strides and flags for each kernel.
 
-One function a kernel or a library call. Nothing is chosen here (choice.py, product.py), and
-nothing is allocated, except by the library where it has no other way.
+One function per kernel or torch call. Nothing is chosen here (see choice.py, product.py), and
+nothing is allocated, except by torch where that can't be avoided.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _INT4_SCALES = {
 
 
 class Place(NamedTuple):
-    """Where a product reads and writes: as many rows as it has."""
+    """The tensors that a product reads and writes, with as many rows as it computes."""
 
     x: torch.Tensor
     out: torch.Tensor
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 
 def _flags(pdl: bool) -> dict[str, bool]:
-    """Of a launch that may begin before the one before it has ended."""
+    """The flags of a launch that may start before the previous one has ended."""
     return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
 
@@ -84,8 +84,8 @@ def prepare(
     group: int = 0,
     pdl: bool = False,
 ) -> None:
-    """out = quantize(permute(norm(x))), each of them optional; as many rows as out has. With
-    `group`, so many columns share a scale: [groups, rows]."""
+    """out = quantize(permute(norm(x))), each of them optional, for the rows of out. With `group`,
+    that many columns share a scale: [groups, rows]."""
     assert permutation is None or quantize == QUANTIZE_NONE
     rows, width = out.shape
     assert scales is None or scales.numel() >= rows * (triton.cdiv(width, group) if group else 1)
@@ -118,7 +118,7 @@ def add_normed(
     rows: int,
     pdl: bool = False,
 ) -> None:
-    """residual += norm(y), for models that norm what a layer adds."""
+    """residual += norm(y), for models with a norm after attention and MLP."""
     width = y.shape[1]
     add_normed_kernel[(rows,)](
         y,
@@ -172,7 +172,7 @@ def dot(
     widen = scales != SCALES_NONE and place.x.dtype.itemsize > 1
     group = 0 if widen else matrix.row_group
     block_k, stages = launch.block_k, launch.stages
-    if needed := matrix.group or group:  # a scale's columns are a step
+    if needed := matrix.group or group:  # one iteration computes the columns of one scale
         stages = min(MOST_STAGES, stages * max(1, block_k // needed))
         block_k = needed
     tiles = triton.cdiv(rows, launch.block_m) * triton.cdiv(matrix.rows, launch.block_n)
@@ -294,9 +294,9 @@ def multiply(
     row_scales: torch.Tensor,
     scales: torch.Tensor | None,
 ) -> None:
-    """The library's product: sums = (residual +) x @ data.T, scaled if there are scales."""
+    """torch's product: sums = (residual +) x @ data.T, scaled if there are scales."""
     x, right = place.x, data.t()
-    if not x.is_cuda:  # the CPU's library has none of the mixed products
+    if not x.is_cuda:  # torch has none of the mixed products on a CPU
         total = x.to(torch.float32) @ right.to(torch.float32)
         if scales is not None:
             total *= row_scales[:, None] * scales[None, :]
@@ -322,7 +322,7 @@ def multiply(
 
 
 def finish(product: Product, sums: torch.Tensor, place: Place, pdl: bool) -> None:
-    """Bias, gate and residual after the library's product."""
+    """Bias, gate and residual after torch's product."""
     rows, outputs = sums.shape
     residual = place.residual
     block_m, block_n = 4, 512

@@ -1,9 +1,9 @@
 """A weight on the device, in its format: dense, FP8, INT8 or INT4, and how it is made.
 
 Knows layouts and rounding; not which kernel reads them (product.py) nor which file they came
-from. Every maker takes arrays [outputs, columns] as a checkpoint has them, numpy or torch.
+from. Every function that makes one takes arrays [outputs, columns], numpy or torch.
 
-How each format lies in memory (n outputs, k columns):
+The layout of each format (n outputs, k columns):
   dense      data [n, k]
   fp8        data [n, k] e4m3, scales [n]
   fp8_block  data [n, k] e4m3, scales [n, k / group]: a checkpoint's block of 128 x 128 has its
@@ -11,8 +11,8 @@ How each format lies in memory (n outputs, k columns):
   int8       data [n, k], scales [n]
   int4       data [k / 128, n, 32], words of 16 bits: bits 4j to 4j + 3 are columns of the j-th
              quarter of 128. factors [k / group, n]: a group's scale in the high half of a number
-             (16 bits of 32; 32 of 64 where 16 would round it), in the low half 128 + its zero point
-             as bf16. Columns that 128 does not divide are filled up, with scales of 0
+             (16 bits of 32; 32 of 64 if 16 would round it), and 128 + its zero point as bf16 in the
+             low half. Columns are padded to a multiple of 128, with scales of 0
 A gated matrix has output 2i = gate i and 2i + 1 = up i: a tile then holds both.
 """
 
@@ -35,14 +35,15 @@ from headrace.backends.cuda.products.rounding import (
 from headrace.core.errors import UnsupportedModelError, WeightsError
 
 INT4_GROUPS = (128, 64, 32)
-INT4_CHUNK = 128  # columns whose codes lie together
-# (columns of the matrix, columns of x that share a scale): one outlier costs those beside it their
-# precision, and narrow matrices, whose products matrix units do not bound, can afford small groups.
+INT4_CHUNK = 128  # columns whose codes are stored together
+# (columns of the matrix, columns of x that share a scale). An outlier costs the values in its group
+# precision, so small groups are better; narrow matrices can afford them, as their products are not
+# bound by the matrix units.
 _INT8_ROW_GROUPS = ((2048, 128), (1024, 64), (0, 32))
-# Up to so many weights the matrix units save less by FP8 rows, even a thousand of them, than the
-# launch that quantizes the rows takes.
+# Up to this many weights, FP8 rows save less time on the matrix units, even for a thousand rows,
+# than the launch that quantizes them takes.
 SMALL_WEIGHTS = 2 << 20
-SMALL_FP8_GROUP = 32  # columns that share a scale in FP8 matrices that are that small
+SMALL_FP8_GROUP = 32  # columns that share a scale in such small FP8 matrices
 
 Values = torch.Tensor | NDArray[np.generic]
 
@@ -52,7 +53,7 @@ def is_small(outputs: int, columns: int) -> bool:
 
 
 class MatrixFormat(StrEnum):
-    F32 = "f32"  # for tests: no GPU serves with it
+    F32 = "f32"  # only for tests
     BF16 = "bf16"
     F16 = "f16"
     FP8 = "fp8"
@@ -88,18 +89,18 @@ class Matrix:
 
     @property
     def bytes(self) -> int:
-        """All that it holds on the device."""
+        """Its memory on the device."""
         values = (getattr(self, field.name) for field in fields(self))
         return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
     @property
     def outputs(self) -> int:
-        """As the recorder calls them."""
+        """The recorder's name for `rows`."""
         return self.rows
 
     @property
     def row_group(self) -> int:
-        """Columns of x that share a scale where x is quantized; 0: a row has one scale."""
+        """Columns of x that share a scale if x is quantized; 0: one scale per row."""
         if self.format is MatrixFormat.FP8_BLOCK:
             return self.group
         if self.format is not MatrixFormat.INT8:
@@ -140,8 +141,9 @@ def quantize_matrix(
     bias: Values | None = None,
     gated: bool = False,
 ) -> Matrix:
-    """Round to nearest: FP8 and INT8 with a scale per output, FP8 blocks with one per group of
-    columns or, of 128, per block of 128 x 128, INT4 per group and without zero points."""
+    """Round to nearest: FP8 and INT8 with one scale per output channel; FP8 blocks with one per
+    group of columns, or, for groups of 128, per block of 128 x 128; INT4 with one per group and
+    without zero points."""
     data = _on(device, values).to(torch.float32)
     if format is MatrixFormat.FP8:
         codes, scales = round_to_fp8(data)
@@ -180,7 +182,7 @@ def fp8_matrix(
         found = found.reshape(1).expand(rows)
     if group:
         format, laid = MatrixFormat.FP8_BLOCK, _interleave(found, gated)
-    elif tuple(found.shape) == blocks:  # first: of 16384 columns there are as many as rows
+    elif tuple(found.shape) == blocks:  # checked first: with 16384 columns both have the same shape
         each_row = found.repeat_interleave(FP8_BLOCK, 0)[:rows]
         format, laid, group = MatrixFormat.FP8_BLOCK, _interleave(each_row, gated), FP8_BLOCK
     elif found.numel() == rows:
@@ -189,7 +191,8 @@ def fp8_matrix(
         raise WeightsError(
             f"An FP8 matrix of {rows} x {columns} has scales of shape {tuple(found.shape)}; "
             f"expected one, {rows}, or {blocks[0]} x {blocks[1]} of them.",
-            "Use a checkpoint with scales per tensor, per output or per block of 128 x 128.",
+            "Use a checkpoint with one scale per tensor, per output channel or per block of 128 x "
+            "128.",
         )
     return Matrix(
         format=format,
@@ -217,7 +220,7 @@ def int8_matrix(
     if found.numel() != rows:
         raise WeightsError(
             f"An INT8 matrix of {rows} x {columns} has {found.numel()} scales; expected {rows}.",
-            "Use a checkpoint with one scale per output.",
+            "Use a checkpoint with one scale per output channel.",
         )
     return Matrix(
         format=MatrixFormat.INT8,
@@ -231,7 +234,7 @@ def int8_matrix(
 
 
 def int4_matrix(
-    codes: Values,  # [n, k] u8, 0..15: one a value; column j stands in group j // group
+    codes: Values,  # [n, k] u8, 0..15: one per value; column j is in group j // group
     scales: Values,  # [n, k / group]
     device: torch.device | str,
     *,
@@ -240,7 +243,7 @@ def int4_matrix(
     bias: Values | None = None,
     gated: bool = False,
 ) -> Matrix:
-    """value = (code - zero) * scale, exactly: scales keep the precision that they came with."""
+    """value = (code - zero) * scale, exactly: scales keep their precision."""
     data = _on(device, codes)
     rows, columns = data.shape
     found = _on(device, scales)
@@ -273,7 +276,7 @@ def int4_matrix(
 
 
 def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
-    """float32 [rows, columns], outputs and columns as stored: for checks, not for speed."""
+    """float32 [rows, columns], in the stored order of outputs and columns. For tests; slow."""
     if matrix.format is MatrixFormat.INT4:
         assert matrix.factors is not None
         assert matrix.scale_dtype is not None
@@ -291,7 +294,7 @@ def dequantize_matrix(matrix: Matrix) -> torch.Tensor:
 def _on(device: torch.device | str, values: Values) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.to(device)
-    return torch.from_numpy(np.array(values)).to(device)  # a copy: torch wants it writable
+    return torch.from_numpy(np.array(values)).to(device)  # a copy: torch needs writable memory
 
 
 def _interleave(values: torch.Tensor, gated: bool) -> torch.Tensor:
@@ -309,7 +312,7 @@ def _bias(bias: Values | None, device: torch.device | str, gated: bool) -> torch
 
 
 def _kernel_group(columns: int, groups: int) -> tuple[int, int]:
-    """The group that kernels read, and how many of them make one of the checkpoint's."""
+    """The group size that kernels use, and how many of these make one in the checkpoint."""
     size = columns // groups
     for group in INT4_GROUPS:
         if size * groups == columns and size % group == 0:
@@ -322,7 +325,7 @@ def _kernel_group(columns: int, groups: int) -> tuple[int, int]:
 
 
 def _narrow(scales: torch.Tensor) -> torch.Tensor:
-    """Scales in two bytes where that loses nothing, as it doesn't with most checkpoints."""
+    """Scales in two bytes if that loses nothing, which is so for most checkpoints."""
     for dtype in (torch.float16, torch.bfloat16):
         if torch.equal(scales.to(dtype).to(scales.dtype), scales):
             return scales.to(dtype)
@@ -330,7 +333,7 @@ def _narrow(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_words(codes: torch.Tensor) -> torch.Tensor:
-    """u8 [n, k], one a value -> i16 [k / 128, n, 32]"""
+    """u8 [n, k], one code each -> i16 [k / 128, n, 32]"""
     filled = torch.nn.functional.pad(codes, (0, -codes.shape[1] % INT4_CHUNK))
     quarters = filled.reshape(codes.shape[0], -1, 4, INT4_CHUNK // 4)
     low = quarters[:, :, 0] | (quarters[:, :, 1] << 4)
@@ -340,7 +343,7 @@ def _pack_words(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_words(words: torch.Tensor) -> torch.Tensor:
-    """The other way, columns filled up -> u8 [n, k]"""
+    """The inverse, with padded columns -> u8 [n, k]"""
     halves = words.transpose(0, 1).contiguous().view(torch.uint8)
     low, high = halves[:, :, 0::2], halves[:, :, 1::2]
     quarters = torch.stack((low & 15, low >> 4, high & 15, high >> 4), 2)

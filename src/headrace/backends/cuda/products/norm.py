@@ -1,7 +1,7 @@
-"""Rows made ready for a product: RMS norm, permutation and quantization, one program a row.
+"""Prepares rows for a product: RMS norm, permutation and quantization, one program per row.
 
-Quantized rows have a scale each, or one for every group of columns. Knows rows and vectors only:
-not whose rows they are nor which product takes them. A program holds its whole row in registers.
+Quantized rows have one scale per row, or one per group of columns. Knows rows and vectors only, not
+what they are for. A program holds its whole row in registers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ QUANTIZE_INT8 = 2
 
 @triton.jit
 def store_quantized(values, peak, out, scales, row, columns, mask, QUANTIZE: tl.constexpr):
-    """values / scale, rounded, with scale = peak / largest code; the row's scale beside them."""
-    peak = tl.maximum(peak, 1e-10)  # a row of zeros: no scale of zero, no infinite inverse
+    """Stores values / scale, rounded, with scale = peak / largest code, and the row's scale."""
+    peak = tl.maximum(peak, 1e-10)  # for rows of zeros: the inverse of the scale must be finite
     if QUANTIZE == 1:
         scaled = tl.minimum(tl.maximum(values * (448.0 / peak), -448.0), 448.0)
         tl.store(out + columns, scaled.to(out.dtype.element_ty), mask=mask)
@@ -33,7 +33,7 @@ def store_quantized(values, peak, out, scales, row, columns, mask, QUANTIZE: tl.
 def store_grouped(
     values, out, scales, row, rows, width, mask, GROUP: tl.constexpr, QUANTIZE: tl.constexpr
 ):
-    """As store_quantized, with a scale for each GROUP columns: scales [groups, rows]."""
+    """As store_quantized, with one scale per GROUP columns: scales [groups, rows]."""
     GROUPS: tl.constexpr = values.shape[0] // GROUP
     grouped = tl.reshape(values, (GROUPS, GROUP))
     LARGEST: tl.constexpr = 448.0 if QUANTIZE == 1 else 127.0
@@ -81,7 +81,7 @@ def prepare_kernel(
     if NORM:
         values = values * tl.rsqrt(tl.sum(values * values, 0) / width + eps) * gains
     if PERMUTE:
-        # Through memory: a program can't shuffle its registers by a table.
+        # Through memory: a program can't permute its registers by a table.
         tl.store(out + columns, values.to(out.dtype.element_ty), mask=mask)
         tl.debug_barrier()
         source = tl.load(permutation + columns, mask=mask, other=0)

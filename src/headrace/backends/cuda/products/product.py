@@ -1,11 +1,11 @@
-"""A product with what comes before and after it: y = epilogue(prologue(x) @ W.T + bias).
+"""A product with its prologue and epilogue: y = epilogue(prologue(x) @ W.T + bias).
 
-Prologue: none, or an RMS norm. Epilogue: none, a gate (a gated matrix gives half its outputs), or
-a sum with the residual. How many launches that takes depends on the rows and on the matrix's
-format: choice.py says which kernels. Every launch is fixed by (product, rows) and touches only
-tensors given or the workspace: it can be captured into a graph.
+Prologue: none, or an RMS norm. Epilogue: none, a gate (a gated matrix has half as many results as
+outputs), or a sum with the residual. The number of launches depends on the rows and on the matrix's
+format: choice.py chooses the kernels. The launches depend only on (product, rows) and use only the
+tensors given and the workspace: they can be captured into a CUDA graph.
 
-A product does not know what its rows mean: rows of padding are computed like the others.
+A product does not know what its rows mean: padding rows are computed like the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat
 from headrace.backends.cuda.products.norm import QUANTIZE_FP8, QUANTIZE_INT8, QUANTIZE_NONE
 from headrace.models.spec import Activation
 
-PARTIAL_VALUES = 4 << 20  # sums that programs which share a tile put down for the last of them
+PARTIAL_VALUES = 4 << 20  # partial sums of programs that share a tile
 COUNTERS = 4096  # tiles that may be shared at one time
 WIDE_ROWS = 2048  # rows whose gate and up values exist at one time
 
@@ -49,7 +49,7 @@ class Norm:
 
 
 class Workspace:
-    """Memory between the launches of a product, shared by all products of one stream."""
+    """Intermediate memory of a product, shared by all products of one stream."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Workspace:
         pdl: bool = False,
         normed_columns: int | None = None,
     ) -> None:
-        """`normed_columns`: the most columns of a product with a norm; None: of any product."""
+        """`normed_columns`: the most columns of any product with a norm; None: of any product."""
         found = list(matrices)
         self.choices = choices or Choices()
         self.dtype = dtype
@@ -79,7 +79,7 @@ class Workspace:
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         wide = max((m.rows for m in found if _needs_wide(m)), default=0)
         self.wide = torch.empty(min(max_rows, WIDE_ROWS) * wide, dtype=dtype, device=device)
-        # Only where rows are many enough for a matrix to be worth widening.
+        # Only if steps have enough rows to make widening a matrix worthwhile.
         widest = max((m.rows * m.columns for m in found if m.format in WIDENED), default=0)
         self.widened = torch.empty(widest * (max_rows > 64), dtype=dtype, device=device)
 
@@ -96,8 +96,8 @@ def _needs_wide(matrix: Matrix) -> bool:
 class Product:
     """`product(x, out, residual, rows=n)`: the first n rows of x through the matrix, into out.
 
-    x [>= n, columns], its values side by side; out [>= n, outputs, or half of them when gated],
-    in the activations' type or, without `add`, float32; with `add`, residual (as out, and it may be
+    x [>= n, columns], with contiguous rows; out [>= n, outputs, or half of them when gated], in the
+    activations' type or, without `add`, float32. With `add`, residual (shaped as out; it may be
     out) is added. x must not be out.
     """
 
@@ -117,7 +117,7 @@ class Product:
         self.add = add
         self.activation = _ACTIVATIONS[activation]
         self._workspace = workspace
-        self._chosen: dict[int, KernelChoice] = {}  # by rows: a step must not look it up every time
+        self._chosen: dict[int, KernelChoice] = {}  # by rows: cached, as the look-up is slow
 
     @property
     def width(self) -> int:
@@ -141,7 +141,7 @@ class Product:
         residual: torch.Tensor | None,
         rows: int,
     ) -> None:
-        """As a call, with a given launch: for measuring and tests."""
+        """Like a call, with a given choice: for benchmarks and tests."""
         assert self.add == (residual is not None)
         place = launches.Place(x[:rows], out[:rows], None if residual is None else residual[:rows])
         if launch.kernel == "row":
@@ -163,7 +163,7 @@ class Product:
             self._library(launch, place)
 
     def _bounded(self, launch: KernelChoice, rows: int) -> KernelChoice:
-        """One program a tile where the workspace can't hold the parts."""
+        """One program per tile if the workspace can't hold the parts."""
         tiles = -(-rows // launch.block_m) * -(-self.matrix.rows // launch.block_n)
         values = tiles * launch.block_m * launch.block_n * launch.parts
         if launch.parts == 1 or (tiles <= COUNTERS and values <= PARTIAL_VALUES):
@@ -173,7 +173,7 @@ class Product:
     def _prepare(
         self, place: launches.Place, *, fused_norm: bool = False, quantize: bool = True
     ) -> launches.Place:
-        """x normed, permuted or quantized into the workspace, as far as the kernel won't do it."""
+        """Norms, permutes or quantizes x into the workspace, unless the kernel does that itself."""
         workspace, matrix = self._workspace, self.matrix
         norm = None if fused_norm else self.norm
         dtype, code = _QUANTIZED.get(matrix.format, (workspace.dtype, QUANTIZE_NONE))
@@ -201,7 +201,7 @@ class Product:
         return place._replace(x=prepared)
 
     def _apart(self, place: launches.Place, *, scaled: bool) -> bool:
-        """Whether the library's product can't do the epilogue, or not into such an output."""
+        """Whether the epilogue needs a separate launch, because torch's product can't do it."""
         if self.matrix.gated or self.matrix.bias is not None:
             return True
         return scaled and (self.add or place.out.dtype != self._workspace.dtype)

@@ -1,7 +1,7 @@
 """Floats to codes and scales: FP8, INT8 and INT4, rounded to nearest.
 
-Knows values and what a code can hold; not how a matrix lies in memory (matrix.py). Every function
-takes float32 [outputs, columns] and works where that is.
+Knows values and the range of codes; not how a matrix is laid out (matrix.py). Every function takes
+float32 [outputs, columns] and computes on that tensor's device.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from headrace.core.errors import UnsupportedModelError
 FP8_BLOCK = 128
 FP8_MAX = 448.0
 INT8_MAX = 127.0
-# An e4m3 code is as fine beside a value as that is far above a power of two: which scale of an
-# octave is best depends on the values. Trying these takes a twelfth to a half of the squared error.
+# The relative precision of e4m3 depends on where a value lies between two powers of two, so the
+# best scale depends on the values. Trying these factors removes 1/12 to 1/2 of the squared error.
 FP8_TRIALS = 8
-_TOGETHER = 1 << 24  # values tried at one time: a bound on memory
+_TOGETHER = 1 << 24  # values processed at one time, to bound memory
 
 
 def round_to_fp8(data: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes, and scales [outputs, groups of `group` columns] (0: of all) by the least squared
-    error."""
+    """e4m3 codes, and the scales with the least squared error: one per output and `group` columns
+    (0: all columns)."""
     outputs, columns = data.shape
     group = group or columns
     values = torch.nn.functional.pad(data, (0, -columns % group)).reshape(-1, group)
@@ -36,7 +36,7 @@ def round_to_fp8(data: torch.Tensor, group: int = 0) -> tuple[torch.Tensor, torc
 
 
 def _best_fp8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale a line."""
+    """With one scale per row."""
     smallest = values.abs().amax(1, keepdim=True).clamp(min=1e-10) / FP8_MAX
     best = _fp8(values, smallest)
     scales, error = smallest, (best.to(torch.float32) * smallest - values).square().sum(1, True)
@@ -56,7 +56,7 @@ def _fp8(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def round_to_fp8_blocks(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes, and a scale for each block of 128 x 128."""
+    """e4m3 codes, and one scale per block of 128 x 128."""
     rows, columns = data.shape
     down, across = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
     padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, device=data.device)
@@ -68,21 +68,21 @@ def round_to_fp8_blocks(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def round_to_int8(data: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes, and a scale an output."""
+    """Codes, and one scale per output channel."""
     scales = data.abs().amax(1).clamp(min=1e-10) / INT8_MAX
     return torch.round(data / scales[:, None]).to(torch.int8), scales
 
 
 def round_to_int4(data: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes 0 to 15, one a value, with 8 for zero; a scale for each `group` columns."""
+    """Codes 0 to 15, one per value, with 8 for zero; one scale per `group` columns."""
     rows, columns = data.shape
     if columns % group:
         raise UnsupportedModelError(
-            f"A matrix of {columns} columns can't be cut into INT4 groups of {group}.",
-            "Choose a group size that divides them, or another format.",
+            f"A matrix has {columns} columns; expected a multiple of the INT4 group size, {group}.",
+            "Choose a group size that divides the columns, or another format.",
         )
     grouped = data.reshape(rows, columns // group, group)
-    # The value of largest size becomes code 0 or close to 15, whichever side it is on.
+    # The value with the largest magnitude becomes code 0 or close to 15, depending on its sign.
     peaks = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
     scales = (peaks / -8.0).to(torch.float16).to(torch.float32)
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)

@@ -1,7 +1,7 @@
 """A product with one row: each weight is read once, multiplied and summed in float32.
 
-For dense and FP8 matrices (whose values become float32 in registers: the row is not quantized).
-The norm costs nothing here: its factor is known when the row has been read once, at the end.
+For dense and FP8 matrices (FP8 values are converted to float32 in registers; the row is not
+quantized). The norm costs nothing here: its factor is known at the end, and applied to the sum.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def row_kernel(
     BIAS: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
-    PREFETCH: tl.constexpr,  # tiles of weights to ask for before x is there: a power of two
+    PREFETCH: tl.constexpr,  # tiles of weights to prefetch before x is ready: a power of two
     INTERPRETED: tl.constexpr,
 ):
     start = tl.program_id(0) * BLOCK_N
     n = start + tl.arange(0, BLOCK_N)
-    # Outputs past the last read it again and are not stored: cheaper than a mask.
+    # Past the last output, the last one is read again and not stored: cheaper than a mask.
     lines = weight + tl.minimum(n, outputs - 1).to(tl.int64)[:, None] * columns
     if PREFETCH > 0:
         LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)

@@ -1,8 +1,9 @@
-"""Block tables on the device, a row for each sequence that was computed lately.
+"""Block tables on the device: one row for each recently computed sequence.
 
-The host keeps a copy, and only changes are sent: of a table in the version of the step before, the
-blocks that came since (core/step.py says why that is enough). Whatever is sent is checked: a kernel
-must not meet a block that is not in the pool. Knows neither tokens nor what the blocks hold.
+The host keeps a copy, and only changes are sent: for a table with the same version as in the
+previous step, the blocks that were added since (core/step.py says why that is enough). Everything
+sent is checked, because kernels do not check that a block is in the pool. Knows neither tokens nor
+what the blocks hold.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ class BlockTables:
         self._mirror = np.zeros(shape, np.int32)
         self._rows: dict[int, int] = {}  # sequence -> its row of the tables
         self._free = list(range(limits.max_sequences - 1, -1, -1))
-        # Of each row: its table's version, and how many of its blocks are here.
+        # For each row: its table's version, and how many of its blocks were sent.
         self._versions = np.full(limits.max_sequences, -1, np.int64)
         self._lengths = np.zeros(limits.max_sequences, np.int64)
 
     def update(self, plan: StepPlan, ends: Longs) -> tuple[Ints, Ints, Ints]:
-        """For a step that computes every sequence up to its position in `ends`: its rows of the
-        tables, and what changed in these: places (flat) and block numbers."""
+        """For a step that computes each sequence up to its position in `ends`: its rows in the
+        tables, and what changed in them: indexes (flat) and block numbers."""
         try:
             rows = self._find_rows(plan.sequence_ids)
             return rows, *self._find_changes(rows, plan, ends)
@@ -47,12 +48,12 @@ class BlockTables:
             raise
 
     def blocks(self, rows: Ints, at: Longs) -> Longs:
-        """The numbers of the blocks at these places of these rows."""
+        """The block numbers at these columns of these rows."""
         return self._mirror[rows, at].astype(np.int64)
 
     def send(self, places: Ints, blocks: Ints) -> None:
-        """Changes that go by themselves, after the step's copy and before its first kernel: more
-        than that has room for, of sequences that are all new, with long tables."""
+        """Sends changes that do not fit into the step's copy (many new sequences with long tables),
+        in a copy of their own before the step's first kernel."""
         sent = []
         for values in (places.astype(np.int64), blocks):
             tensor = torch.from_numpy(values)
@@ -92,13 +93,13 @@ class BlockTables:
             )
 
     def _forget(self) -> None:
-        """A plan was refused, perhaps half-way: every table is sent anew."""
+        """A plan was refused, perhaps half-way: every table is sent again."""
         self._rows.clear()
         self._free = list(range(self._limits.max_sequences - 1, -1, -1))
         self._versions[:] = -1
 
     def _find_rows(self, ids: list[int]) -> Ints:
-        """The sequences' rows of the tables; whoever has none is given one."""
+        """The sequences' rows in the tables; a sequence without one gets one."""
         numbers = list(map(self._rows.get, ids, repeat(-1)))
         if min(numbers) < 0:
             numbers = [

@@ -1,9 +1,9 @@
-"""Launches captured once for each shape and replayed: a step then costs the host one call.
+"""CUDA graphs: launches are captured once for each shape and replayed with a single host call.
 
-Shapes are buckets of rows; a step is padded up to the next. Graphs are captured when they are first
-needed or at start, share one memory pool, and are bounded in number: what does not fit is launched
-one by one. Without a GPU every call is launched, so that the same code is tested anywhere. Knows
-nothing of what the launches do.
+Shapes are buckets of rows; a step is padded up to the next bucket. Graphs are captured at start or
+when they are first needed, share one memory pool, and are limited in number: other shapes are
+launched kernel by kernel, and so is everything without a GPU, so that the same code can be tested
+anywhere. Knows nothing of what the launches do.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Hashable, Iterator
 
 import torch
 
-# Close where rows cost something: a padded row is computed like any other. Past 128 rows tiles of
-# 64 rows are the measure.
+# Dense where rows are expensive: a padded row is computed like any other. Above 128 rows kernels
+# use tiles of 64 rows anyway.
 _BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
-_LARGE_STEP = 128  # rows between the buckets past those: what a large tile computes anyway
-_SIGHTINGS = 3  # of a larger or rarer shape, before it is worth the time of a capture
-_LARGEST_ROWS = 2048  # past these a step takes the device longer than its launches take the host
-LAUNCH_BYTES = 8 << 10  # that a captured launch takes on the device: an estimate
+_LARGE_STEP = 128  # rows between larger buckets: what a large tile computes anyway
+_SIGHTINGS = 3  # how often a larger or rarer shape must occur before it is captured
+_LARGEST_ROWS = 2048  # for larger steps the device takes longer than the host's launches
+LAUNCH_BYTES = 8 << 10  # device memory per captured launch: an estimate
 MOST_GRAPHS = 160
 
 
@@ -53,8 +53,8 @@ class Graphs:
     def run(
         self, key: Hashable, launch: Callable[[], None], rows: int, *, at_once: bool = True
     ) -> None:
-        """Replay what was captured under `key`; capture it first if there is room and it comes
-        again and again, or is small and to be captured `at_once`; otherwise launch."""
+        """Replay the graph of `key`. Without one, capture it first if there is room and the shape
+        is frequent, or small and to be captured `at_once`; otherwise launch."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
@@ -69,9 +69,9 @@ class Graphs:
             launch()
 
     def capture(self, key: Hashable, launch: Callable[[], None], *, is_new: bool = True) -> None:
-        """Nothing of what is captured is computed. The first launch of a kernel may compile it and
-        must not be a captured one: what is new is launched once before, for real, so callers see
-        to it that inputs make no mischief."""
+        """Capture a graph; capturing computes nothing. The first launch of a kernel may compile it,
+        which must not happen during a capture. So new launches run once for real before, and the
+        caller must provide inputs for which that is harmless."""
         if not self._enabled or key in self._graphs:
             return
         if is_new:
@@ -80,7 +80,7 @@ class Graphs:
         before = torch.cuda.mem_get_info(self._device)[0]
         graph = torch.cuda.CUDAGraph()
         with _no_collection():
-            # On the runner's own stream; other threads may use the device meanwhile.
+            # On the runner's own stream: other threads may use the device meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 launch()
@@ -90,7 +90,7 @@ class Graphs:
         self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
 
     def forget(self) -> None:
-        """As if nothing had been seen: what is launched is another thing from now on."""
+        """Drop all graphs, because the launches have changed."""
         self._graphs.clear()
         self._seen.clear()
         if self._enabled:  # a memory pool ends with its last graph
@@ -102,7 +102,7 @@ class Graphs:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Freeing a tensor's memory by chance would spoil a capture."""
+    """No garbage collection: freeing a tensor would break a capture."""
     was = gc.isenabled()
     gc.disable()
     try:

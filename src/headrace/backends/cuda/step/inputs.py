@@ -1,14 +1,14 @@
-"""A plan as arrays on the device: one packed buffer, one copy a step.
+"""A plan as arrays on the device: one packed buffer, one copy per step.
 
     packed  | count | wanted rows | token ids | positions | slots | changed blocks | work lists |
 
-The buffer's parts lie where the step's shape (its bucket of rows, and the tile of its attention)
-says, so that a graph captured for a shape finds them and nothing more than the step needs is
-copied. Of block tables (block_tables.py) only changes are sent, and attention's work lists
-(backends/cuda/attention/work_lists.py) with them.
+The offsets of the buffer's parts depend only on the step's shape (its bucket of rows and its
+attention tile), so that a graph captured for a shape finds them, and only what the step needs is
+copied. It includes the changes of block tables (block_tables.py) and attention's work lists
+(backends/cuda/attention/work_lists.py).
 
-Plans were checked (backends/shared), but for their blocks: block_tables.py checks what is new of
-these. Knows no weights, no graphs, and nothing of what is drawn.
+Plans were checked (backends/shared) except for their blocks: block_tables.py checks new ones.
+Knows no weights, no graphs, and nothing of draws.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
-_CHANGES = 256  # of block tables in one step, beyond one a row
+_CHANGES = 256  # of block tables in one step, beyond one per row
 _COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
 
 
 def _aligned(count: int) -> int:
-    """Parts begin at 16 bytes: kernels are compiled anew for pointers that do not."""
+    """Parts are aligned to 16 bytes: kernels would be compiled again for other pointers."""
     return -(-count // 4) * 4
 
 
@@ -50,19 +50,19 @@ def _aligned(count: int) -> int:
 class StepShape:
     """What a graph is captured for."""
 
-    rows: int  # a bucket: the step's own rows, and padding
+    rows: int  # of the bucket: the step's own rows and padding
     tile_rows: int  # of its attention
     is_decode: bool = False  # every sequence computes one token
 
 
 @dataclass(frozen=True, slots=True)
 class StepViews:
-    """The parts of the packed buffer for one shape; on the host with `numpy` arrays in mind."""
+    """The parts of the packed buffer for one shape."""
 
     shape: StepShape
     tile: Tile
     items: int  # the capacity of each work list
-    used: torch.Tensor  # of the buffer, from its beginning on
+    used: torch.Tensor  # the part of the buffer in use, from its beginning
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor  # i64
@@ -113,16 +113,16 @@ class StepInputs:
 
     @property
     def tables(self) -> torch.Tensor:
-        """Block tables, a row for each sequence that was computed lately: i32 [sequences, width]"""
+        """Block tables, one row for each recently computed sequence: i32 [sequences, width]"""
         return self._tables.on_device
 
     @property
     def wanted(self) -> torch.Tensor:
-        """Which rows of the step the logits are wanted of: i32 [wanted_rows]"""
+        """The rows of the step whose logits are wanted: i32 [wanted_rows]"""
         return self.packed[_COUNT : _COUNT + self._wanted_rows]
 
     def shape_of(self, longest: int, rows: int) -> StepShape:
-        """For a step whose longest chunk has so many tokens; its rows are padded to `rows`."""
+        """The shape of a step whose longest chunk has `longest` tokens, padded to `rows` rows."""
         return StepShape(rows, self._work_shape.tile_rows(longest), longest == 1)
 
     def views(self, shape: StepShape) -> StepViews:
@@ -132,7 +132,8 @@ class StepInputs:
         return self._views[shape]
 
     def launch(self, shape: StepShape, drawn: torch.Tensor) -> None:
-        """Tokens and block tables are ready after this; `drawn` is what the step before drew."""
+        """Launches the kernel that prepares tokens and block tables. `drawn` are the tokens that
+        the previous step drew."""
         views = self.views(shape)
         launch_prepare(
             views.token_ids,
@@ -152,9 +153,9 @@ class StepInputs:
         drawn_before: Ints,
         shape: StepShape,
     ) -> None:
-        """Write a step and send it. `drawn_before` are the wanted rows of the draws of the step
-        before, by its rows. `wanted` may be longer than there is room for: then whoever computes
-        the logits sends its rows himself."""
+        """Write a step and send it. `drawn_before` is the wanted row of each draw of the previous
+        step, by its rows. If `wanted` does not fit, the code that computes the logits sends its
+        rows in pieces."""
         counts, starts = np.array(plan.counts, np.int64), np.array(plan.starts, np.int64)
         tokens = np.array(plan.token_ids, np.int32)
         if continued.rows:  # where on the device these tokens are
@@ -179,7 +180,7 @@ class StepInputs:
             self._tables.send(places, blocks)
 
     def clear(self, shape: StepShape) -> None:
-        """A step of nothing but padding, sent: to capture graphs with."""
+        """Send a step that is all padding, to capture graphs with."""
         views = self.views(shape)
         views.used.zero_()
         views.slots.fill_(-1)
@@ -187,7 +188,7 @@ class StepInputs:
     # -- the buffer --------------------------------------------------------------------------------
 
     def _tile_sizes(self) -> list[int]:
-        """Every tile that a step may get."""
+        """All tile sizes that a step may use."""
         shape, most = self._work_shape, self._limits.max_batch_tokens
         return sorted(
             {shape.tile_rows(min(tokens, most)) for tokens in (1, 2, 4, 8, 16, 32, LONG_TOKENS)}

@@ -1,9 +1,8 @@
-"""A step on its way: what it asked for, and the copies of its results that the device will make.
+"""A step in flight: what its plan asked for, and the pending copies of its results.
 
-A plan's tables and tokens were read when it was submitted; what is kept of it here is what its
-results are made of. Everything that comes from the device comes by copies into host memory, behind
-one event. That memory and the events are made once and used in turn: both cost the host more than
-the copy does. Knows no model.
+A plan's tables and tokens were read when it was submitted; only what is needed to build the result
+is kept. Results are copied into pinned host memory, followed by one event. Memory and events are
+allocated once and used in turn, because allocating costs more than the copy. Knows no model.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MOMENTS = 3  # of a step: its beginning, its first draw, its end
 
 
 class Landing:
-    """Where one step's results come to, until they were read: tokens and logprobs [2, rows]."""
+    """Host memory for one step's results until they are read: tokens and logprobs [2, rows]."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.is_cuda = device.type == "cuda"
@@ -34,7 +33,7 @@ class Landing:
         ]
 
     def read(self, count: int) -> tuple[list[int], list[float]]:
-        """Tokens and logprobs of the first `count` rows; only once they have come."""
+        """Tokens and logprobs of the first `count` rows. Only after the copy has finished."""
         return self._tokens[:count].tolist(), self._logprobs[:count].tolist()
 
 
@@ -47,7 +46,7 @@ class StepInFlight:
         self._moments: list[torch.cuda.Event | float] = []
         self._tops: list[Tops] = []
         self._pooled: tuple[list[int], torch.Tensor] | None = None
-        self._failed: list[int] = []  # rows that continue what failed
+        self._failed: list[int] = []  # rows that continue from a failed draw
 
     def began(self) -> None:
         self._mark()
@@ -60,7 +59,7 @@ class StepInFlight:
 
     def fetch(self, results: torch.Tensor, tops: list[Tops]) -> None:
         """Tokens and logprobs [2, ...] of the wanted rows, and alternatives."""
-        # All of it: to cut it would take a launch that packs it first.
+        # Copies all rows: copying a part would need another launch that packs it first.
         self._landing.results.copy_(results, non_blocking=True)
         self._tops = tops
 
@@ -79,8 +78,8 @@ class StepInFlight:
             last.synchronize()
 
     def inherit_failures(self, before: StepResult) -> None:
-        """Of sequences that should have drawn a token in the step before, and did not."""
-        if before.extras:  # where errors are
+        """Marks the rows of sequences whose draw failed in the previous step."""
+        if before.extras:  # errors are in extras
             self._failed = failed_rows(self.continued, before)
 
     def result(self) -> StepResult:
@@ -97,7 +96,7 @@ class StepInFlight:
         return result
 
     def _top_lists(self) -> list[TopLogprobs]:
-        """For each wanted row; nothing at all if no row asked."""
+        """The alternatives of each wanted row; empty if no row asked for any."""
         if not self.wanted.most_tops:
             return []
         tops: list[TopLogprobs] = [[] for _ in self.wanted.rows]
