@@ -31,15 +31,18 @@ def test_files_that_a_document_names_exist(name: str) -> None:
     assert set(missing) <= {"model.gguf", "message.txt", "headrace.toml"}
 
 
-def test_the_walk_passes_every_file() -> None:
-    walk = (ROOT / "docs/walk.md").read_text()
-    source = ROOT / "src/headrace"
-    files = [p.relative_to(source) for p in source.rglob("*.py") if not p.name.startswith("__")]
+def test_every_file_says_what_it_is() -> None:
+    """The walk gives the order; what a file is, its own first lines say."""
+    files = list((ROOT / "src/headrace").rglob("*.py"))
     assert files
-    assert sorted(str(f) for f in files if f"`{f}`" not in walk) == []
+    assert [str(path) for path in files if not path.read_text().startswith(('"""', "'''"))] == []
 
 
 def test_the_walk_passes_every_package() -> None:
     walk = (ROOT / "docs/walk.md").read_text()
-    packages = [p.parent.name for p in (ROOT / "src/headrace").glob("*/__init__.py")]
-    assert [p for p in packages if f"{p}/" not in walk] == []
+    source = ROOT / "src/headrace"
+    packages = [str(p.parent.relative_to(source)) for p in source.rglob("*/__init__.py")]
+    inside = ("server/api/", "backends/cuda/")  # folders whose parts the walk need not name
+    wanted = [p for p in packages if not p.startswith(inside)]
+    assert [p for p in wanted if f"{p}/" not in walk] == []
+    assert len(walk.splitlines()) < 80

@@ -168,10 +168,6 @@ class StepPlan:
         self.extras.pop(row, None)
         self.extras = {at - (at > row): extra for at, extra in self.extras.items()}
 
-    def tokens_of(self, row: int) -> list[int]:
-        first = sum(self.counts[:row])
-        return self.token_ids[first : first + self.counts[row]]
-
 
 TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest first
 

@@ -1,0 +1,1 @@
+"""The engine decides what is computed when: sequences, blocks, turns. No arrays, no text."""

@@ -17,6 +17,7 @@ from headrace.core.errors import InvalidRequestError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.step import (
     PREVIOUS,
+    DrawParams,
     RowExtra,
     RowResult,
     RunnerLimits,
@@ -198,18 +199,23 @@ class Scheduler:
         end = min(start + count, known) if start < known else start + 1
         if end > sequence.own_tokens and not self._make_room(sequence, start, end, new):
             return
-        draw, uniform, extra = None, 0.0, None
+        draw: DrawParams | None = None
+        uniform, extra = 0.0, None
         if end == known + sequence.draws_in_flight and not sequence.request.embed:
             draw = sequence.draws.params
-            uniform, extra = sequence.next_uniform(), sequence.next_extra()
+            if draw.temperature:
+                uniform = sequence.next_uniform()
+            if sequence.brings_extra:
+                extra = sequence.next_extra()
             sequence.draws_in_flight += 1
         if sequence.rare is not None and start < sequence.prompt_tokens:
             extra = extra or RowExtra()
             extra.pool = sequence.request.embed
             sequence.ask_scores(start, end, extra)
+        token_ids = sequence.token_ids[start:end] if start < known else _UNKNOWN
         new.plan.add(
             sequence.sequence_id,
-            sequence.token_ids[start:end] if start < known else _UNKNOWN,
+            token_ids,
             start,
             sequence.blocks,
             sequence.table_version,
@@ -285,7 +291,7 @@ class Scheduler:
             is_kept = epoch == sequence.epoch  # what was computed was not lost since
             if is_kept:
                 sequence.computed_tokens = start + count
-            if draw is not None and sequence.constraint is None:
+            if draw is not None and (sequence.rare is None or sequence.rare.constraint is None):
                 sequence.draws_in_flight -= 1
             found = result.extras.get(row, _NOTHING) if result.extras else _NOTHING
             if found.error is not None:

@@ -122,7 +122,7 @@ class Sequence:
     top_logprobs: int = 0  # alternatives wanted with each drawn token
     # A draw can't be planned before the last token is known, not even by a runner that has it.
     needs_last_token: bool = False
-    _brings_extra: bool = False  # with every draw
+    brings_extra: bool = False  # with every draw
     _most_tokens: int = 0  # of prompt and output together
     _run_number: int = -1
     _run: tuple[float, ...] = ()
@@ -141,7 +141,7 @@ class Sequence:
         self.top_logprobs = (
             2 * beams.width if beams is not None else self.request.params.logprobs or 0
         )
-        self._brings_extra = (
+        self.brings_extra = (
             penalizes or self.draws.limits or self.constraint is not None or self.top_logprobs > 0
         )
 
@@ -184,18 +184,15 @@ class Sequence:
         self.table_version += 1
 
     def next_uniform(self) -> float:
-        """For the draw of the token that follows all known ones and those in flight."""
-        if self.draws.params.temperature == 0:
-            return 0.0
+        """For the draw of the token that follows all known ones and those in flight, unless that is
+        greedy."""
         run, at = divmod(self.generated_tokens + self.draws_in_flight, RUN)
         if run != self._run_number:
             self._run_number, self._run = run, uniforms(self.seed, run)
         return self._run[at]
 
-    def next_extra(self) -> RowExtra | None:
-        """What that draw needs besides, if anything."""
-        if not self._brings_extra:
-            return None
+    def next_extra(self) -> RowExtra:
+        """What that draw needs besides, where it `brings_extra`."""
         extra = RowExtra(top_logprobs=self.top_logprobs)
         draws = self.draws
         if draws.params.penalizes:

@@ -1,0 +1,1 @@
+"""How much memory everything takes, and what follows from a budget."""

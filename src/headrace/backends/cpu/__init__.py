@@ -1,0 +1,1 @@
+"""The CPU backend: a native program over packed weights."""
