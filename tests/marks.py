@@ -18,6 +18,8 @@ PATHS = (
     "tests/benchmarks",
     "tests/cli/test_end_to_end.py",
     "tests/cli/test_input.py",
+    "tests/cli/test_models.py",
+    "tests/core/test_collector.py",
     "tests/server/grammars/test_process.py",
     "tests/server/link/test_processes.py",
     "tests/server/link/test_supervisor.py",
@@ -27,18 +29,31 @@ PATHS = (
     "tests/backends/cuda",
     "tests/compilers",
     # Long runs, and properties with many examples.
+    "tests/backends/cpu/test_sampling.py",
     "tests/backends/reference/test_sampling.py",
+    "tests/backends/shared/test_recorder.py",
+    "tests/backends/test_backend.py",
     "tests/engine/test_long_runs.py",
     "tests/engine/test_properties.py",
     "tests/engine/test_same_tokens.py",
     "tests/grammar/test_matches.py",
     "tests/weights/files/test_gguf_fuzz.py",
     "tests/weights/files/test_safetensors_fuzz.py",
-    # Whole models, compared with transformers.
-    "tests/models/families/test_family_logits.py",
-    "tests/models/families/test_gguf_logits.py",
+    # The default model in this process.
+    "tests/test_async_engine.py",
+    "tests/test_llm.py",
+    "tests/test_llm_sampling.py",
+    # Comparisons with transformers and torch.
+    "tests/models/families",
+    "tests/models/test_counting.py",
     "tests/models/test_embeddings.py",
-    "tests/weights/methods/test_quantized_models.py",
+    "tests/models/test_rope.py",
+    "tests/tokenizer/test_chat_template.py",
+    "tests/tokenizer/test_gguf_vocabulary.py",
+    "tests/tokenizer/test_tokenizer.py",
+    "tests/weights/methods",
+    "tests/server/api/test_schemathesis.py",
+    "tests/server/start/test_fingerprint.py",
 )
 FIXTURES = frozenset({"start_server"})  # a server with the default model
 
