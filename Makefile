@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test test-slow test-floors test-clients fuzz attack lint lock chat model bench-peers clean
+.PHONY: serve test quick test-slow test-floors test-clients fuzz attack lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -21,12 +21,16 @@ chat: model
 test: $(VENV)/.dev lint model
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tests/beside.py
 
+# A quick look while working: no lints, and none of what tests/marks.py calls slow.
+quick: $(VENV)/.dev model
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q -m "not slow"
+
 # What takes many minutes: builds by every compiler that is installed (GCC 11 and clang 14 and newer),
 # and the kernels on an emulated ARM processor. On Debian, what it needs:
 #   apt-get install --no-install-recommends g++-11 g++-12 clang-14 clang-16 g++-aarch64-linux-gnu qemu-user
 # A test that finds something missing skips and says what.
 test-slow: $(VENV)/.dev
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -m slow -rs
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -m builds -rs
 
 # The oldest dependencies that pyproject.toml allows, then the newest: environments below build/floors.
 test-floors: model

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests import marks
 
 from headrace.fetch.resolve import resolve_model
 
@@ -39,6 +40,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     if importlib.util.find_spec("pytest_timeout") is None:
         parser.addini("timeout", "pytest-timeout's, which is not installed: nothing is timed out")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return marks.leaves_out(config, collection_path) or None
+
+
+# First: the marks must be there when -m chooses among tests.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marks.mark(items)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from tests.compilers import builds
 from tests.compilers.arm_root import ArmRoot
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.builds, pytest.mark.timeout(7200)]
 
 TESTS = [f"tests/backends/cpu/test_{name}.py" for name in ("bits", "ops", "attention", "sampling")]
 TOOLS = "apt-get install g++-aarch64-linux-gnu qemu-user"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.compilers import builds
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.builds, pytest.mark.timeout(7200)]
 
 NAMES = [f"g++-{n}" for n in range(11, 16)] + [f"clang++-{n}" for n in range(14, 23)]
 COMPILERS = [name for name in NAMES if builds.newest(name)]

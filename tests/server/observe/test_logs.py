@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import HeadraceError, InvalidRequestError, TooManyRequestsError
+from headrace.server.api.routes import all_routes
 from headrace.server.observe.logs import JsonFormatter, PrettyFormatter, set_up_logging
 from headrace.server.observe.record import HttpRecord, RequestRecord
 from headrace.server.observe.request_log import RequestLog
@@ -273,3 +274,11 @@ def test_content_is_logged_if_asked_for(start_server: Any) -> None:
     (line,) = [line for line in log_lines(server.log) if line.get("endpoint", "").startswith("/v1")]
     assert SECRET in line["prompt"][0]
     assert line["answer"] == [answer]
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_fields_of_every_body_are_names_that_may_be_logged() -> None:
+    for route in all_routes():
+        for name in route.request.__struct_fields__ if route.request is not None else ():
+            (line,) = logged(http(InvalidRequestError("wrong", param=name), status=400))
+            assert line["param"] == name, f"{route.path}: add its struct to request_log.py"

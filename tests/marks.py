@@ -1,0 +1,76 @@
+"""What is slow: `pytest -m "not slow"` (`make quick`) leaves it out, `make test` runs it.
+
+A test is slow if its file is below one of PATHS, if it needs one of FIXTURES, or if it is marked
+`builds`: those take many minutes, and only `make test-slow` runs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PATHS = (
+    # Processes: servers, commands, documents that are run, benchmarks.
+    "tests/attacks",
+    "tests/benchmarks",
+    "tests/cli/test_end_to_end.py",
+    "tests/cli/test_input.py",
+    "tests/cli/test_models.py",
+    "tests/core/test_collector.py",
+    "tests/server/grammars/test_process.py",
+    "tests/server/link/test_processes.py",
+    "tests/server/link/test_supervisor.py",
+    "tests/test_documents_run.py",
+    "tests/test_leaving.py",
+    # Compilers, and Triton's interpreter.
+    "tests/backends/cuda",
+    "tests/compilers",
+    # Long runs, and properties with many examples.
+    "tests/backends/cpu/test_sampling.py",
+    "tests/backends/reference/test_sampling.py",
+    "tests/backends/shared/test_recorder.py",
+    "tests/backends/test_backend.py",
+    "tests/engine/test_long_runs.py",
+    "tests/engine/test_properties.py",
+    "tests/engine/test_same_tokens.py",
+    "tests/grammar/test_matches.py",
+    "tests/weights/files/test_gguf_fuzz.py",
+    "tests/weights/files/test_safetensors_fuzz.py",
+    # The default model in this process.
+    "tests/test_async_engine.py",
+    "tests/test_llm.py",
+    "tests/test_llm_sampling.py",
+    # Comparisons with transformers and torch.
+    "tests/models/families",
+    "tests/models/test_counting.py",
+    "tests/models/test_embeddings.py",
+    "tests/models/test_rope.py",
+    "tests/tokenizer/test_chat_template.py",
+    "tests/tokenizer/test_gguf_vocabulary.py",
+    "tests/tokenizer/test_tokenizer.py",
+    "tests/weights/methods",
+    "tests/server/api/test_schemathesis.py",
+    "tests/server/start/test_fingerprint.py",
+)
+FIXTURES = frozenset({"start_server"})  # a server with the default model
+
+_PLACES = tuple(ROOT / path for path in PATHS)
+
+
+def is_slow(path: Path) -> bool:
+    return any(path.is_relative_to(place) for place in _PLACES)
+
+
+def mark(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = {*getattr(item, "fixturenames", ())}
+        if is_slow(item.path) or fixtures & FIXTURES or item.get_closest_marker("builds"):
+            item.add_marker("slow")
+
+
+def leaves_out(config: pytest.Config, path: Path) -> bool:
+    """A quick run does not even import what it would deselect: some imports take seconds."""
+    return config.getoption("markexpr") == "not slow" and is_slow(path)
