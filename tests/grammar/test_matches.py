@@ -300,7 +300,7 @@ def test_a_fork_goes_its_own_way(compiler: GrammarCompiler, tokenizer: Tokenizer
     other.accept(a)
     assert other.is_stopped
     again = compiler.compile(spec_of("regex", "a"))
-    with pytest.raises(HeadraceError, match="does not follow"):
+    with pytest.raises(HeadraceError, match="is not allowed by the grammar"):
         again.accept(b)
 
 

@@ -62,7 +62,7 @@ def test_none_may_where_the_text_is_not_done(tokenizer: Tokenizer) -> None:
     for end in tokenizer.eos_ids:
         constraint = start(tokenizer, "regex", "aa")
         assert not allowed(constraint) & tokenizer.eos_ids
-        with pytest.raises(HeadraceError, match="does not follow"):
+        with pytest.raises(HeadraceError, match="is not allowed by the grammar"):
             constraint.accept(end)
 
 

@@ -33,7 +33,7 @@ def test_a_killed_engine_comes_back_beside_hundreds_of_connections(
         server={"max_connections": 2000, "max_restarts": 1}, max_files=max_files
     )
     if max_files < 2000:
-        assert "max_connections is 266 rather than 2000" in server.log
+        assert "max_connections is lowered from 2000 to 266" in server.log
     with ExitStack() as stack:
         for number in range(connections):
             client = stack.enter_context(RawClient(server.port))
