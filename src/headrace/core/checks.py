@@ -195,9 +195,9 @@ class TokenValues:
         self, param: str, value: Mapping[int, float], error: ErrorType
     ) -> Mapping[int, float]:
         TokenIds(most=self.most).check(param, value, error)
-        numbers = value.values()
-        if set(map(type, numbers)) <= {int, float} and all(map(math.isfinite, numbers)):
-            numbers = {max(numbers, key=abs, default=0): 0}.keys()  # type: ignore[assignment]
+        numbers: Collection[float] = value.values()
+        if numbers and set(map(type, numbers)) <= {int, float} and all(map(math.isfinite, numbers)):
+            numbers = (min(numbers), max(numbers))  # between these, all are within a range
         for number in numbers:
             try:
                 self.values.settled(param, number, error)
