@@ -77,8 +77,21 @@ def workload(chooser: random.Random) -> list[Arrival]:
     arrivals = [
         Arrival(request=GenerateRequest(request_id="short", prompt_token_ids=[5], params=short))
     ]
+    # Three that together outgrow the pool, whatever tokens are drawn: which tokens those are is
+    # another matter on every kind of processor.
+    arrivals += [
+        Arrival(
+            request=GenerateRequest(
+                request_id=f"long{number}",
+                prompt_token_ids=[number + 10] * 10,
+                params=SamplingParams(seed=number, max_tokens=50, ignore_eos=True),
+            ),
+            at_s=100.0,
+        )
+        for number in range(3)
+    ]
     shared = [chooser.randrange(200) for _ in range(40)]
-    at_s = 100.0
+    at_s = 120.0
     for number in range(8):
         at_s += chooser.choice([0, 0, 2, 20])
         own = [chooser.randrange(200) for _ in range(chooser.randint(1, 20))]
@@ -135,7 +148,7 @@ def test_tokens_and_logprobs_are_those_of_the_solo_run(
                 policy=list(Policy)[seed % 3], prefix_cache=prefix_cache, watermark=0.0
             )
             engine, outcomes = run(runner, config, workload(random.Random(seed)))
-            assert len(outcomes) == 9
+            assert len(outcomes) == 12
             for outcome in outcomes:
                 assert_same(outcome, alone.run(outcome.arrival.request))
             preemptions += engine.stats.preemptions
