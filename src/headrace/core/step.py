@@ -95,6 +95,9 @@ class RowExtra:
         return self.mask is not None or len(self.banned) > 0
 
 
+NO_EXTRA = RowExtra()  # for rows that have none; nobody changes it
+
+
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
     """Everything that one step computes. Row i belongs to one sequence:

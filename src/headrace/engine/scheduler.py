@@ -277,13 +277,13 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
-        stats, size = self.stats, self.blocks.block_tokens
-        generated_before = stats.generated_tokens
+        stats, extras, size = self.stats, result.extras, self.blocks.block_tokens
         given: list[SampledToken] = []
-        prompt_tokens = 0
+        prompt_tokens = drawn_tokens = 0
         flight = self._flights.popleft()
-        rows = zip(flight, plan.starts, plan.counts, plan.draws, result.tokens, strict=True)
-        for row, ((sequence, epoch), start, count, draw, tokens) in enumerate(rows):
+        columns = (plan.starts, plan.counts, plan.draws, result.tokens, result.logprobs)
+        rows = enumerate(zip(flight, *columns, strict=True))
+        for row, ((sequence, epoch), start, count, draw, tokens, logprobs) in rows:
             if start < sequence.prompt_tokens:
                 prompt_tokens += count
             if sequence.status is _FINISHED:
@@ -294,15 +294,16 @@ class Scheduler:
                 sequence.computed_tokens = start + count
             if draw is not None and (sequence.rare is None or sequence.rare.constraint is None):
                 sequence.draws_in_flight -= 1
-            found = result.extras.get(row, _NOTHING) if result.extras else _NOTHING
+            found = extras.get(row, _NOTHING) if extras else _NOTHING
             if found.error is not None:
                 given += self._fail_row(sequence, found)
                 continue
             if found.target_logprobs:
                 sequence.keep_scores(start, found)
             if tokens:
+                drawn_tokens += 1
                 top = found.tops[0] if found.tops else ()
-                given += self._take_token(sequence, tokens[0], result.logprobs[row][0], top)
+                self._take_token(sequence, tokens[0], logprobs[0], top, given)
             elif is_kept and sequence.request.embed:
                 given += self._take_pooled(sequence, start, found.pooled)
             if sequence.computed_tokens // size > sequence.published_blocks:
@@ -312,7 +313,8 @@ class Scheduler:
         decode_tokens = plan.batch_tokens - prompt_tokens
         stats.steps += 1
         stats.prompt_tokens += prompt_tokens
-        stats.step_tokens.observe(prompt_tokens + stats.generated_tokens - generated_before)
+        stats.generated_tokens += drawn_tokens
+        stats.step_tokens.observe(prompt_tokens + drawn_tokens)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
         self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
@@ -320,14 +322,19 @@ class Scheduler:
         return given
 
     def _take_token(
-        self, sequence: Sequence, token_id: int, logprob: float, top: TopLogprobs
-    ) -> list[SampledToken]:
-        """Take a drawn token. It is returned at once, or later if beams or a grammar have to decide
+        self,
+        sequence: Sequence,
+        token_id: int,
+        logprob: float,
+        top: TopLogprobs,
+        given: list[SampledToken],
+    ) -> None:
+        """Take a drawn token. It is given at once, or later if beams or a grammar have to decide
         first."""
-        self.stats.generated_tokens += 1
         rare = sequence.rare
         if rare is not None and rare.beams is not None:
-            return self._take_beams(rare.beams, sequence, top)
+            given += self._take_beams(rare.beams, sequence, top)
+            return
         token = SampledToken(
             request_id=sequence.request.request_id,
             token_id=token_id,
@@ -337,30 +344,36 @@ class Scheduler:
             top=top[: sequence.top_logprobs] if sequence.top_logprobs else (),
         )
         if rare is None or rare.constraint is None:
-            return self._give(sequence, token, sequence.append(token_id))
+            self._give(sequence, token, sequence.append(token_id), given)
+            return
         try:
             rare.constraint.accept(token_id)
         except Exception as error:  # ends this request only
-            return self._fail_grammar(sequence, error)
+            given += self._fail_grammar(sequence, error)
+            return
         self._undecided.add(sequence, token)
-        return []
 
     def _give(
-        self, sequence: Sequence, token: SampledToken, reason: FinishReason | None
-    ) -> list[SampledToken]:
-        """The events for a token that was appended to its sequence."""
+        self,
+        sequence: Sequence,
+        token: SampledToken,
+        reason: FinishReason | None,
+        given: list[SampledToken],
+    ) -> None:
+        """Give out a token that was appended to its sequence, with what follows from it."""
         if sequence.rare is not None:
             if sequence.rare.siblings:
                 try:
                     self._fork_siblings(sequence, sequence.rare)
                 except Exception as error:  # in its grammar
-                    return self._fail_grammar(sequence, error)
+                    given += self._fail_grammar(sequence, error)
+                    return
             token.prompt_scores = sequence.take_scores()
         if reason is not None:
             token.finish_reason = reason
             self._admission.learn(sequence.generated_tokens)
             self._finish(sequence, reason)
-        return [token]
+        given.append(token)
 
     def _take_beams(
         self, beams: BeamGroup, sequence: Sequence, top: TopLogprobs
@@ -398,16 +411,16 @@ class Scheduler:
 
     def settle(self, wait_s: float, *, for_all: bool = False) -> list[SampledToken]:
         """Give out the tokens whose grammar has said what may follow."""
-        tokens: list[SampledToken] = []
+        given: list[SampledToken] = []
         for sequence, token, decided in self._undecided.settle(wait_s, for_all=for_all):
             self.progress += 1
             sequence.draws_in_flight -= 1
             self._roster.resume(sequence)  # if it was preempted meanwhile
             if isinstance(decided, Exception):
-                tokens += self._fail_grammar(sequence, decided)
+                given += self._fail_grammar(sequence, decided)
                 continue
-            tokens += self._give(sequence, token, sequence.append(token.token_id, decided))
-        return tokens
+            self._give(sequence, token, sequence.append(token.token_id, decided), given)
+        return given
 
     def _fail_grammar(self, sequence: Sequence, error: Exception) -> list[SampledToken]:
         log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)

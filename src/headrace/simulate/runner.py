@@ -21,12 +21,16 @@ from headrace.backends.shared.flight import (
 from headrace.backends.shared.plan_check import check_blocks, mistaken
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import (
+    NO_EXTRA,
+    RowResult,
+    RunnerLimits,
+    StepPlan,
+    StepResult,
+)
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
 from headrace.simulate.slots import Slots
-
-_NOTHING = RowExtra()
 
 
 @dataclass(slots=True)
@@ -150,7 +154,7 @@ class SimulatedRunner:
     ) -> RowResult | None:
         """Puts the drawn token into the result; returns the row's other results, if any."""
         table, start, params = plan.tables[row], plan.starts[row], plan.draws[row]
-        asked = plan.extras.get(row, _NOTHING)
+        asked = plan.extras.get(row, NO_EXTRA)
         if plan.sequence_ids[row] in self._failing:
             return RowResult(error="made to fail")
         if self._strict:
@@ -175,7 +179,7 @@ class SimulatedRunner:
             result.tokens[row], result.logprobs[row] = [token], [after.logprob(token)]
             if asked.top_logprobs:
                 found.tops = [after.top(asked.top_logprobs)]
-        return None if asked is _NOTHING else found
+        return None if asked is NO_EXTRA else found
 
     def _check_writers(self, plan: StepPlan) -> None:
         """No block is written by two sequences; strict: no slot is read that another one writes."""

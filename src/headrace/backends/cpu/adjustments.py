@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.shared.answers import flat_bias, flat_ids
-from headrace.core.step import DrawParams, RowExtra, StepPlan
+from headrace.core.step import (
+    NO_EXTRA,
+    DrawParams,
+    RowExtra,
+    StepPlan,
+)
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
-
-_NOTHING = RowExtra()
 
 
 def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
@@ -26,7 +29,7 @@ def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
     params: list[DrawParams] = []
     extras: list[RowExtra] = []
     for row, draw in enumerate(plan.draws):
-        extra = plan.extras.get(row, _NOTHING)
+        extra = plan.extras.get(row, NO_EXTRA)
         if draw is not None and (draw.adjusts or extra.adjusts):
             rows.append(row)
             params.append(draw)

@@ -29,13 +29,18 @@ from headrace.backends.shared.flight import (
 )
 from headrace.backends.shared.plan_check import check_blocks, check_draws, check_plan
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
-from headrace.core.step import RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import (
+    NO_EXTRA,
+    RowResult,
+    RunnerLimits,
+    StepPlan,
+    StepResult,
+)
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.weight import Weight
 
 _LOGIT_VALUES = 1 << 22  # in memory at a time: 16 MiB
-_NOTHING = RowExtra()
 
 
 @dataclass(slots=True)
@@ -169,7 +174,7 @@ def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
     needed."""
     first = 0
     for row, count in enumerate(plan.counts):
-        targets = plan.extras.get(row, _NOTHING).targets
+        targets = plan.extras.get(row, NO_EXTRA).targets
         for token in range(count):
             if targets is not None or (plan.draws[row] is not None and token == count - 1):
                 yield first + token, row, token
@@ -187,7 +192,7 @@ def _pool(plan: StepPlan, result: StepResult, hidden: NDArray[np.float32]) -> No
 def _answer(
     plan: StepPlan, result: StepResult, values: NDArray[np.float32], row: int, token: int
 ) -> None:
-    asked, params = plan.extras.get(row, _NOTHING), plan.draws[row]
+    asked, params = plan.extras.get(row, NO_EXTRA), plan.draws[row]
     found = result.extras.get(row, RowResult())
     try:
         top = top_log_probabilities(values, asked.top_logprobs) if asked.top_logprobs else []

@@ -35,17 +35,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.step import DrawParams, RowExtra, TopLogprobs
+from headrace.core.step import (
+    NO_EXTRA,
+    DrawParams,
+    RowExtra,
+    TopLogprobs,
+)
 
 LEAST_WEIGHT = 2.0**-40
-_NOTHING = RowExtra()
 
 
 def draw(
     logits: NDArray[np.floating],
     params: DrawParams,
     uniform: float = 0.0,
-    extra: RowExtra = _NOTHING,
+    extra: RowExtra = NO_EXTRA,
 ) -> tuple[int, float]:
     """A token and its log-probability, from one row of logits."""
     largest(logits)
@@ -71,7 +75,7 @@ def top_log_probabilities(logits: NDArray[np.floating], count: int) -> TopLogpro
 
 
 def adjust(
-    logits: NDArray[np.floating], params: DrawParams, extra: RowExtra = _NOTHING
+    logits: NDArray[np.floating], params: DrawParams, extra: RowExtra = NO_EXTRA
 ) -> NDArray[np.floating]:
     """Bias, allowed, masked and banned tokens, penalties: 1. to 4. Returns the row itself if there
     is nothing to adjust."""

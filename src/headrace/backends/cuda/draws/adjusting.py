@@ -23,13 +23,17 @@ from headrace.backends.cuda.draws.wanted import Wanted
 from headrace.backends.shared.answers import flat_bias, flat_ids
 from headrace.backends.shared.plan_check import mistaken
 from headrace.core.errors import HeadraceError
-from headrace.core.step import PREVIOUS, DrawParams, RowExtra
+from headrace.core.step import (
+    NO_EXTRA,
+    PREVIOUS,
+    DrawParams,
+    RowExtra,
+)
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Send = Callable[[NDArray[np.generic]], torch.Tensor]
 
-_NOTHING = RowExtra()
 _MOST_COUNTED = 32767  # of one token: an int16
 
 
@@ -121,7 +125,7 @@ class Adjusting:
         here = {plan.sequence_ids[row] for _, row in some}
         for number, row in some:
             sequence_id, params = plan.sequence_ids[row], plan.draws[row]
-            extra = plan.extras.get(row, _NOTHING)
+            extra = plan.extras.get(row, NO_EXTRA)
             assert params is not None
             slot = self._slots.get(sequence_id) or self._take_slot(sequence_id, here)
             is_new = slot.params is not params

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.sampling import FILTERS
-from headrace.core.step import RowExtra, StepPlan
+from headrace.core.step import NO_EXTRA, StepPlan
 
 Ints = NDArray[np.int32]
 Doubles = NDArray[np.float64]
 
-_NOTHING = RowExtra()
 # What is the same in every step in which each sequence draws a token and wants nothing else. Made
 # once; nobody writes to them.
 _SEQUENCES = 1024
@@ -89,7 +88,7 @@ class Wanted:
         self.adjusting: list[tuple[int, int]] = [
             (int(self.drawn_at[row]), row)
             for row, draw in zip(rows, params, strict=True)
-            if draw.adjusts or plan.extras.get(row, _NOTHING).adjusts
+            if draw.adjusts or plan.extras.get(row, NO_EXTRA).adjusts
         ]
 
     @property
