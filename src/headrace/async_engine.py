@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from headrace.assemble import Assembled, assemble
+from headrace.core.closes import Closes
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import Constraint, GrammarSpec
 from headrace.core.context import default_params
@@ -56,7 +56,7 @@ class _Caller:
             log.debug("a caller's event loop was closed before its request ended")
 
 
-class AsyncEngine:
+class AsyncEngine(Closes):
     """A model that answers many at once; made as `LLM` is. `model` is a catalog name, a GGUF file,
     a folder or a hub id; `settings` are the fields of EngineConfig. `close()`, `with` or `async
     with` ends its thread, fails what is running and frees the memory."""
@@ -146,26 +146,10 @@ class AsyncEngine:
         self._unclosed.detach()
         self._loop.close()
 
-    def __enter__(self) -> AsyncEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     async def __aenter__(self) -> AsyncEngine:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)  # waits for a running step
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from headrace.assemble import assemble
 from headrace.core import collector
+from headrace.core.closes import Closes
 from headrace.core.config import EngineConfig
 from headrace.core.constraint import GrammarSpec
 from headrace.core.context import default_params
@@ -41,7 +41,7 @@ from headrace.tokenizer.tokenizer import Tokenizer
 Message = Mapping[str, object]
 
 
-class LLM:
+class LLM(Closes):
     """A model that answers. `model` is a catalog name, a GGUF file, a folder or a hub id; the
     default model is fetched on first use. `settings` are the fields of EngineConfig:
     `LLM(kv_memory="4GiB", max_sequences=16)`."""
@@ -204,17 +204,6 @@ class LLM:
 
     def close(self) -> None:
         self._assembled.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _stream(
         self, request: GenerateRequest, stopped: Callable[[], bool]

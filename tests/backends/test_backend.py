@@ -108,7 +108,7 @@ def test_a_backend_says_what_its_answers_depend_on() -> None:
     assert cpu.facts(config_of()) == {"name": "cpu", "path": path, "kv_dtype": "f16"}
     assert cpu.facts(config_of(kv_dtype="int8"))["kv_dtype"] == "int8"
     expected = {"name": "reference", "path": "numpy", "kv_dtype": "f32"}
-    assert reference.facts(config_of()) == reference.facts(config_of(kv_dtype="int8")) == expected
+    assert reference.facts(config_of()) == expected
 
 
 # -- check -----------------------------------------------------------------------------------------
@@ -128,7 +128,21 @@ def test_what_the_cpu_does_not_have_is_refused(settings: dict[str, Any], cause: 
             find_backend(Device.CPU).check(config_of(device=device, **settings))
         assert error.value.param == next(iter(settings))
         assert not isinstance(error.value, DeviceError)
-    find_backend(Device.REFERENCE).check(config_of(device="reference", **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({"quantization": "fp8"}, "quantization is 'fp8'; the reference backend does not quantize"),
+        ({"kv_dtype": "int8"}, "kv_dtype is 'int8'; the reference backend supports only f32"),
+    ],
+)
+def test_what_the_reference_does_not_have_is_refused(settings: dict[str, Any], cause: str) -> None:
+    reference = find_backend(Device.REFERENCE)
+    with pytest.raises(ConfigError, match=cause) as error:
+        reference.check(config_of(device="reference", **settings))
+    assert error.value.param == next(iter(settings))
+    reference.check(config_of(device="reference", block_tokens=32, kv_dtype="f32"))
 
 
 # -- which one -------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.closes import Closes
 from headrace.models.refs import TensorRef
 from headrace.weights.files.safetensors import read_config
 from headrace.weights.tensor import FORMATS, Tensor, TensorFormat
@@ -44,7 +43,7 @@ class DummyTensor:
         return math.prod(self.shape)
 
 
-class DummyFolder:
+class DummyFolder(Closes):
     """Implements `load.WeightsFile` for a folder; only reads its config.json."""
 
     def __init__(self, path: Path, config: dict[str, object]) -> None:
@@ -63,17 +62,6 @@ class DummyFolder:
 
     def close(self) -> None:
         """Nothing to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def dummy_tensor(ref: TensorRef, offset: float = 0.0) -> DummyTensor:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from headrace.backends.shared.flight import (
     tokens_before,
 )
 from headrace.backends.shared.recorder import record
+from headrace.core.closes import Closes
 from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -49,7 +49,7 @@ _VECTORS = frozenset(
 )
 
 
-class CpuRunner:
+class CpuRunner(Closes):
     """Implements `core.step.Runner`."""
 
     def __init__(
@@ -206,17 +206,6 @@ class CpuRunner:
         # frees what it still holds, and the native module warns about every leaked object.
         for name in ("_pooling", "_program", "_kv", "_pool"):
             self.__dict__.pop(name, None)
-
-    def __enter__(self) -> CpuRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _prepare(

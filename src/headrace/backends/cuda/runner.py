@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from headrace.backends.cuda.step.graphs import GRAPH_ROWS, Graphs, row_bucket, r
 from headrace.backends.cuda.step.inputs import StepInputs, StepShape
 from headrace.backends.cuda.step.results import Landing, StepInFlight
 from headrace.backends.shared.flight import Flight
+from headrace.core.closes import Closes
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
@@ -44,7 +44,7 @@ LOGIT_ROWS = 512  # rows whose logits exist at one time, at most
 _INTERPRETED_MULTIPROCESSORS = 4  # assumed without a GPU: enough for work to be split
 
 
-class CudaRunner:
+class CudaRunner(Closes):
     """Implements `core.step.Runner`."""
 
     def __init__(
@@ -244,17 +244,6 @@ class CudaRunner:
             self.__dict__.pop(name, None)
         if self._cuda and self._lost is None:
             torch.cuda.empty_cache()
-
-    def __enter__(self) -> CudaRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- one step ----------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.backends.shared import host
-from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
+from headrace.core.config import Device, EngineConfig, KvDtype, Quantization, StepSizes
+from headrace.core.errors import ConfigError
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -29,8 +30,21 @@ class ReferenceBackend:
     )
 
     def check(self, config: EngineConfig) -> None:
-        """Runs everywhere. Everything is float32: settings for smaller types are ignored, as this
-        backend computes what the results of smaller types should be close to."""
+        """Runs everywhere, and in float32 only: it computes what the results of smaller types
+        should be close to."""
+        if config.kv_dtype not in (None, KvDtype.F32):
+            raise ConfigError(
+                f"kv_dtype is {config.kv_dtype.value!r}; the reference backend supports only f32.",
+                "Leave it out, or set --device cpu or cuda.",
+                param="kv_dtype",
+            )
+        if config.quantization is not Quantization.NONE:
+            raise ConfigError(
+                f"quantization is {config.quantization.value!r}; the reference backend does not "
+                "quantize weights.",
+                "Leave it out, or set --device cuda.",
+                param="quantization",
+            )
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig

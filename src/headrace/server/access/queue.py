@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from headrace.core.errors import (
     ContextLengthError,
@@ -48,12 +47,7 @@ class Ticket:
     def __enter__(self) -> Ticket:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.is_waiting:
             self.is_waiting = False
             self._queue.leave(self, has_started=False)

@@ -12,7 +12,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import cast
 
 import msgspec
@@ -83,12 +82,7 @@ class RequestStream:
         self._link.open(self)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._link.close(self)
 
 

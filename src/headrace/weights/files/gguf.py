@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from headrace.core.closes import Closes
 from headrace.core.errors import UnsupportedModelError, WeightsError
 from headrace.weights.files.gguf_metadata import Cursor, MetadataValue, read_metadata
 from headrace.weights.files.mapped import DAMAGED, MappedFile, describe_content, shown
@@ -69,7 +68,7 @@ class _Info:
         return math.prod(self.dims) // self.format.block_values * self.format.block_bytes
 
 
-class GgufFile:
+class GgufFile(Closes):
     """An open GGUF. Tensors are views of the mapped file, and stay valid after `close`."""
 
     def __init__(self, file: MappedFile) -> None:
@@ -120,17 +119,6 @@ class GgufFile:
     def close(self) -> None:
         self.tensors.clear()
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _read_counts(cursor: Cursor, file: MappedFile) -> tuple[int, int]:

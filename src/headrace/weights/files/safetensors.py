@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from headrace.core.closes import Closes
 from headrace.core.errors import WeightsError
 from headrace.weights.files.json_file import MAX_JSON_BYTES, parse_object, read_object
 from headrace.weights.files.mapped import DAMAGED, MappedFile, describe_content, shown
@@ -87,7 +86,7 @@ class SafetensorsFile:
         self._file.close()
 
 
-class SafetensorsFolder:
+class SafetensorsFolder(Closes):
     """config.json and the weights beside it, in one file or in shards."""
 
     def __init__(self, path: Path, config: dict[str, object]) -> None:
@@ -122,17 +121,6 @@ class SafetensorsFolder:
         self.codes.clear()
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open_files(self) -> None:
         index = self.path / _INDEX
