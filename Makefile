@@ -94,8 +94,15 @@ $(VENV)/.python:
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	touch $@
 
-# Editable: Python sources are read where they lie; the native module is built when it changed.
-$(VENV)/.installed: $(VENV)/.python pyproject.toml $(NATIVE)
+# Editable: Python sources are read where they lie; the native module is built when it changed. An
+# editable install lists the Python files by name, so it is made again when one is added or moved.
+FILES := $(shell find src -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+
+$(VENV)/.files-$(FILES): $(VENV)/.python
+	rm -f $(VENV)/.files-*
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.python $(VENV)/.files-$(FILES) pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
