@@ -144,9 +144,10 @@ def test_a_token_that_may_not_come_is_a_mistake_of_ours_and_ends_that_walk_alone
     host = start(starter, spec_of("regex", "ab"))
     good, bad = host.open(), host.open()
     wrong = tokenizer.encode("z", add_bos=False)[0]
-    with pytest.raises(HeadraceError, match="does not follow") as caught:
+    with pytest.raises(HeadraceError, match="is not allowed by the grammar") as caught:
         go_on(bad, wrong)
     assert not isinstance(caught.value, InvalidRequestError)
+    assert "mistake in Headrace" in caught.value.remedy
     assert not go_on(good, tokenizer.encode("a", add_bos=False)[0]).is_stopped
     host.close()
 

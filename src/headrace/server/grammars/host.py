@@ -261,8 +261,11 @@ class RemoteWalk:
 
     def hear(self, answer: messages.Answer) -> None:
         if answer.error:
-            kind = InvalidRequestError if answer.is_own_fault else HeadraceError
-            self._error = kind(answer.error, "Simplify the grammar.")
+            if answer.is_own_fault:
+                self._error = InvalidRequestError(answer.error, "Simplify the grammar.")
+            else:
+                remedy = "This is a mistake in Headrace: please report it."
+                self._error = HeadraceError(answer.error, remedy)
         else:
             self.known = Allowed(answer.mask, is_stopped=not answer.mask)
 
