@@ -226,7 +226,7 @@ class TokenExtras(Protocol):
     def embedding(self) -> list[float] | None: ...
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: there is one for every token
+@dataclass(slots=True)  # neither frozen nor kw_only, for speed: there is one for every token
 class SampledToken:
     """What the engine returns: a token of a request, with the finish reason if it is the last."""
 

@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 
 _RUNNING, _FINISHED = Status.RUNNING, Status.FINISHED  # looked up once, not with every token
 _UNKNOWN = [PREVIOUS]
-_NOTHING = RowResult()
 Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
 
 # 1 / this of a step's tokens may be prompt tokens until their cost beside decoding is known.
@@ -94,7 +93,7 @@ class Scheduler:
         )
         self.started = self._starting.started
         self._next_order = 0
-        self.progress = 0  # grows while results are committed: grammars may make that slow
+        self.progress = 0  # grows while results are committed, which grammars may make slow
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -288,26 +287,29 @@ class Scheduler:
                 prompt_tokens += count
             if sequence.status is _FINISHED:
                 continue
-            self.progress += 1
             is_kept = epoch == sequence.epoch  # not preempted since the plan was made
             if is_kept:
                 sequence.computed_tokens = start + count
-            if draw is not None and (sequence.rare is None or sequence.rare.constraint is None):
+            rare, top, pooled = sequence.rare, None, None
+            if rare is not None:
+                self.progress += 1
+            if draw is not None and (rare is None or rare.constraint is None):
                 sequence.draws_in_flight -= 1
-            found = extras.get(row, _NOTHING) if extras else _NOTHING
-            if found.error is not None:
-                given += self._fail_row(sequence, found)
-                continue
-            if found.target_logprobs:
-                sequence.keep_scores(start, found)
+            if extras and (found := extras.get(row)) is not None:
+                if found.error is not None:
+                    given += self._fail_row(sequence, found)
+                    continue
+                if found.target_logprobs:
+                    sequence.keep_scores(start, found)
+                top, pooled = found.tops[0] if found.tops else None, found.pooled
             if tokens:
                 drawn_tokens += 1
-                top = found.tops[0] if found.tops else ()
                 self._take_token(sequence, tokens[0], logprobs[0], top, given)
             elif is_kept and sequence.request.embed:
-                given += self._take_pooled(sequence, start, found.pooled)
+                given += self._take_pooled(sequence, start, pooled)
             if sequence.computed_tokens // size > sequence.published_blocks:
                 self._publish_new(sequence)
+        self.progress += 1
         if self._undecided:
             given += self.settle(PATIENCE_S)
         decode_tokens = plan.batch_tokens - prompt_tokens
@@ -326,32 +328,48 @@ class Scheduler:
         sequence: Sequence,
         token_id: int,
         logprob: float,
-        top: TopLogprobs,
+        top: TopLogprobs | None,
         given: list[SampledToken],
     ) -> None:
         """Take a drawn token. It is given at once, or later if beams or a grammar have to decide
         first."""
         rare = sequence.rare
         if rare is not None and rare.beams is not None:
-            given += self._take_beams(rare.beams, sequence, top)
+            given += self._take_beams(rare.beams, sequence, top or ())
             return
-        token = SampledToken(
-            request_id=sequence.request.request_id,
-            token_id=token_id,
-            logprob=logprob,
-            index=sequence.index,
-            # The prompt's tokens may have asked for more.
-            top=top[: sequence.top_logprobs] if sequence.top_logprobs else (),
-        )
-        if rare is None or rare.constraint is None:
+        # The prompt's tokens may have asked for more.
+        top = top[: sequence.top_logprobs] if top and sequence.top_logprobs else ()
+        # Keywords would take twice the time.
+        token = SampledToken(sequence.request.request_id, token_id, logprob, sequence.index, top)
+        if rare is None:
             self._give(sequence, token, sequence.append(token_id), given)
-            return
-        try:
-            rare.constraint.accept(token_id)
-        except Exception as error:  # ends this request only
-            given += self._fail_grammar(sequence, error)
-            return
-        self._undecided.add(sequence, token)
+        elif rare.constraint is None:
+            self._give_rare(sequence, token, sequence.append(token_id), given)
+        else:
+            try:
+                rare.constraint.accept(token_id)
+            except Exception as error:  # ends this request only
+                given += self._fail_grammar(sequence, error)
+            else:
+                self._undecided.add(sequence, token)
+
+    def _give_rare(
+        self,
+        sequence: Sequence,
+        token: SampledToken,
+        reason: FinishReason | None,
+        given: list[SampledToken],
+    ) -> None:
+        """The same, and first what a sequence's rare features do with its first token."""
+        assert sequence.rare is not None
+        if sequence.rare.siblings:
+            try:
+                self._fork_siblings(sequence, sequence.rare)
+            except Exception as error:  # in its grammar
+                given += self._fail_grammar(sequence, error)
+                return
+        token.prompt_scores = sequence.take_scores()
+        self._give(sequence, token, reason, given)
 
     def _give(
         self,
@@ -360,20 +378,12 @@ class Scheduler:
         reason: FinishReason | None,
         given: list[SampledToken],
     ) -> None:
-        """Give out a token that was appended to its sequence, with what follows from it."""
-        if sequence.rare is not None:
-            if sequence.rare.siblings:
-                try:
-                    self._fork_siblings(sequence, sequence.rare)
-                except Exception as error:  # in its grammar
-                    given += self._fail_grammar(sequence, error)
-                    return
-            token.prompt_scores = sequence.take_scores()
+        """Give out a token that was appended to its sequence."""
+        given.append(token)
         if reason is not None:
             token.finish_reason = reason
             self._admission.learn(sequence.generated_tokens)
             self._finish(sequence, reason)
-        given.append(token)
 
     def _take_beams(
         self, beams: BeamGroup, sequence: Sequence, top: TopLogprobs
@@ -419,7 +429,8 @@ class Scheduler:
             if isinstance(decided, Exception):
                 given += self._fail_grammar(sequence, decided)
                 continue
-            self._give(sequence, token, sequence.append(token.token_id, decided), given)
+            reason = sequence.append(token.token_id, decided)
+            self._give_rare(sequence, token, reason, given)
         return given
 
     def _fail_grammar(self, sequence: Sequence, error: Exception) -> list[SampledToken]:
