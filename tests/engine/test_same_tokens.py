@@ -77,8 +77,8 @@ def workload(chooser: random.Random) -> list[Arrival]:
     arrivals = [
         Arrival(request=GenerateRequest(request_id="short", prompt_token_ids=[5], params=short))
     ]
-    # Three that together outgrow the pool, whatever tokens are drawn: which tokens those are is
-    # another matter on every kind of processor.
+    # Three that together outgrow the pool, whatever tokens are drawn: those differ between kinds of
+    # processors.
     arrivals += [
         Arrival(
             request=GenerateRequest(

@@ -108,8 +108,8 @@ class Engine:
 
     @property
     def progress(self) -> int:
-        """A counter that grows while a step computes, and with every sequence whose tokens are
-        committed. Any thread may read it."""
+        """A counter that grows while a step computes, and while its results are committed. Any
+        thread may read it."""
         return self._runner.progress + self.scheduler.progress
 
     def check_integrity(self) -> None:

@@ -360,7 +360,7 @@ class Scheduler:
         reason: FinishReason | None,
         given: list[SampledToken],
     ) -> None:
-        """The same, and first what a sequence's rare features do with its first token."""
+        """As `_give`, after what rare features do with a sequence's first token."""
         assert sequence.rare is not None
         if sequence.rare.siblings:
             try:

@@ -21,13 +21,7 @@ from headrace.backends.shared.flight import (
 from headrace.backends.shared.plan_check import check_blocks, mistaken
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import (
-    NO_EXTRA,
-    RowResult,
-    RunnerLimits,
-    StepPlan,
-    StepResult,
-)
+from headrace.core.step import NO_EXTRA, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
 from headrace.simulate.slots import Slots

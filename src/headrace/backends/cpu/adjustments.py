@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.shared.answers import flat_bias, flat_ids
-from headrace.core.step import (
-    NO_EXTRA,
-    DrawParams,
-    RowExtra,
-    StepPlan,
-)
+from headrace.core.step import NO_EXTRA, DrawParams, RowExtra, StepPlan
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

@@ -29,13 +29,7 @@ from headrace.backends.shared.flight import (
 )
 from headrace.backends.shared.plan_check import check_blocks, check_draws, check_plan
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
-from headrace.core.step import (
-    NO_EXTRA,
-    RowResult,
-    RunnerLimits,
-    StepPlan,
-    StepResult,
-)
+from headrace.core.step import NO_EXTRA, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.weight import Weight

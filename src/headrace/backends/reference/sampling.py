@@ -35,12 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, InvalidRequestError
-from headrace.core.step import (
-    NO_EXTRA,
-    DrawParams,
-    RowExtra,
-    TopLogprobs,
-)
+from headrace.core.step import NO_EXTRA, DrawParams, RowExtra, TopLogprobs
 
 LEAST_WEIGHT = 2.0**-40
 

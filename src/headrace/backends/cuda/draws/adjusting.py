@@ -23,12 +23,7 @@ from headrace.backends.cuda.draws.wanted import Wanted
 from headrace.backends.shared.answers import flat_bias, flat_ids
 from headrace.backends.shared.plan_check import mistaken
 from headrace.core.errors import HeadraceError
-from headrace.core.step import (
-    NO_EXTRA,
-    PREVIOUS,
-    DrawParams,
-    RowExtra,
-)
+from headrace.core.step import NO_EXTRA, PREVIOUS, DrawParams, RowExtra
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
