@@ -302,8 +302,9 @@ def check_mixture(port: int, cases: Sequence[Case], copies: int) -> str:
 
 def run_checks(port: int, options: argparse.Namespace) -> list[Outcome]:
     least_same = options.least_same
-    if least_same is None:  # docs/gpu.md: there a token may be another where two are as likely
-        least_same = SEEDED if options.device == "cpu" else SEEDED // 2
+    if least_same is None:  # docs/gpu.md: without that flag a GPU promises it only to lone requests
+        is_promised = options.device == "cpu" or "--batch-invariant" in options.serve_flags
+        least_same = SEEDED if is_promised else 0
     cases = make_cases(port)
     works: list[tuple[str, Callable[[], str]]] = [
         *((case.name, partial(check_case, port, case)) for case in cases),
@@ -336,7 +337,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--among", type=int, default=96, help="clients beside seeded requests")
     parser.add_argument("--copies", type=int, default=4, help="of each case, all at once")
     parser.add_argument(
-        "--least-same", type=int, help=f"of {SEEDED} seeded texts; default: all, on a GPU half"
+        "--least-same",
+        type=int,
+        help=f"of {SEEDED} seeded texts; default: all, or none on a GPU without --batch-invariant",
     )
     parser.add_argument("--log", type=Path, help="keep here what the server prints")
     parser.add_argument("--only", default="", help="checks with this in their name")
