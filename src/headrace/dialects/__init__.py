@@ -1,0 +1,1 @@
+"""Other engines' words: their flags read, and our settings written as theirs."""

@@ -1,0 +1,1 @@
+"""What to rent: searches deployments by simulating them, and says what they cost."""
