@@ -1,1 +1,1 @@
-"""What traffic looks like: arrivals, lengths, shared prefixes, sessions, traces, and its objectives."""
+"""What traffic looks like: arrivals, lengths, shared prefixes, sessions, traces, objectives."""
