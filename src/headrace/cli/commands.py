@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from headrace.cli import options
 from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
+from headrace.cli.gpus import gpus
 from headrace.cli.models import (
     models_app,
     models_ls,
@@ -177,6 +178,7 @@ app.command("pull")(models_pull)
 app.command("show")(models_show)
 app.command("rm")(models_rm)
 app.command("verify")(models_verify)
+app.command()(gpus)
 
 
 @app.command()

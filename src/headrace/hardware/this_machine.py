@@ -1,0 +1,112 @@
+"""This host as a row like those of the tables: what the system says about its CPU, memory and GPUs.
+
+Reads /proc and asks nvidia-smi where there is one; measures nothing, so bandwidth and rates are
+None for the CPU: `headrace calibrate` measures them. A system that does not tell leaves None.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from types import MappingProxyType
+
+from headrace.core.errors import ConfigError
+from headrace.core.sizes import KIB, MIB
+from headrace.hardware.gpus import Gpu, Source, find_gpu
+
+NAME = "this-machine"
+_SMI_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A GPU that the driver lists: its name, its memory, and the row that it is, if any is."""
+
+    driver_name: str
+    memory_bytes: int
+    gpu: Gpu | None
+
+
+def this_machine(proc: Path = Path("/proc")) -> Gpu:
+    """This host's CPU and memory."""
+    memory_bytes = memory_bytes_of(proc)
+    where = Source(title=f"{proc}/meminfo on this machine", date=date.today().isoformat())
+    return Gpu(
+        name=NAME,
+        label=f"{cpu_name_of(proc) or platform.machine()}, {os.cpu_count() or 1} threads",
+        vendor="",
+        kind="cpu",
+        family=NAME,
+        aliases=("here",),
+        memory_bytes=memory_bytes,
+        nominal_bytes=None,
+        bandwidth_bytes_s=None,
+        flops=MappingProxyType({}),
+        sms=None,
+        capability=None,
+        link_bytes_s=None,
+        pcie_bytes_s=None,
+        prices=(),
+        sources=MappingProxyType({} if memory_bytes is None else {"memory_bytes": where}),
+        notes=("Bandwidth and rates are measured by `headrace calibrate`.",),
+    )
+
+
+def memory_bytes_of(proc: Path) -> int | None:
+    found = re.search(r"^MemTotal:\s*(\d+) kB", _text(proc / "meminfo"), re.MULTILINE)
+    return None if found is None else int(found[1]) * KIB
+
+
+def cpu_name_of(proc: Path) -> str | None:
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(proc / "cpuinfo"), re.MULTILINE)
+    return None if found is None else found[1].strip()
+
+
+def gpus_here() -> tuple[Seen, ...]:
+    """The GPUs that nvidia-smi lists; none if there is no nvidia-smi or it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    question = ["--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            [program, *question], capture_output=True, text=True, timeout=_SMI_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return read_smi(answer.stdout) if answer.returncode == 0 else ()
+
+
+def read_smi(text: str) -> tuple[Seen, ...]:
+    """Lines such as "NVIDIA H200, 143771"; others are left out."""
+    rows = (line.rpartition(",") for line in text.splitlines())
+    return tuple(
+        Seen(driver_name=name.strip(), memory_bytes=int(mib) * MIB, gpu=_known(name, int(mib)))
+        for name, _, mib in rows
+        if mib.strip().isdecimal()
+    )
+
+
+def _known(driver_name: str, mib: int) -> Gpu | None:
+    """The table's row, with the memory that this driver reports."""
+    try:
+        row = find_gpu(driver_name.strip())
+    except ConfigError:
+        return None
+    where = Source(title="nvidia-smi on this machine", date=date.today().isoformat())
+    sources: Mapping[str, Source] = MappingProxyType({**row.sources, "memory_bytes": where})
+    return replace(row, memory_bytes=mib * MIB, sources=sources)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
