@@ -10,6 +10,7 @@ sequences and times; plans nothing and moves no sequence.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
@@ -47,7 +48,7 @@ class StepLine:
             return self.GUESSED_SEQUENCES
         slope = (self._nt / self._count - n * t) / spread
         if slope <= 0 or slope * n >= t:  # one of the two costs is zero, or noise
-            return 0.0 if slope > 0 else float("inf")
+            return 0.0 if slope > 0 else math.inf
         return (t - slope * n) / slope
 
 
@@ -108,7 +109,8 @@ def share_out(
     """How many of each tenant's sequences may be in a step. `fixed` is the fixed cost of a step, as
     a number of sequences."""
     left_weight = sum(weights.values())
-    if len(counts) < 2:
+    # Where sequences cost nothing beside the fixed part, nobody slows down anybody.
+    if len(counts) < 2 or fixed == math.inf:
         return dict(counts)
     most = min((fixed + n) * left_weight / weights[tenant] for tenant, n in counts.items()) - fixed
     if sum(counts.values()) <= most:
