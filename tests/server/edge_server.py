@@ -13,9 +13,9 @@ import uvloop
 
 from headrace.core.config import EngineConfig
 from headrace.core.server_config import ServerConfig
+from headrace.policies.queue import QueueBounds
 from headrace.server.access.keys_file import read_keys
 from headrace.server.access.operators import admin_routes
-from headrace.server.access.queue import QueueBounds
 from headrace.server.api.route import Route
 from headrace.server.edge.app import App
 from headrace.server.edge.bodies import Bodies

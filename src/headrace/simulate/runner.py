@@ -25,6 +25,7 @@ from headrace.core.step import NO_EXTRA, RowResult, RunnerLimits, StepPlan, Step
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
 from headrace.simulate.slots import Slots
+from headrace.simulate.timeline import Timeline
 
 
 @dataclass(slots=True)
@@ -32,12 +33,11 @@ class _Step:
     number: int
     plan: StepPlan  # with tables of its own: the engine goes on changing its tables
     continued: Continued
-    started_s: float
-    compute_s: float
 
 
 class SimulatedRunner:
-    """Implements `core.step.Runner`. With `strict` the whole table of each entry is checked."""
+    """Implements `core.step.Runner`. With `strict` the whole table of each entry is checked. `host`
+    and `result` are the host's times, see Timeline."""
 
     def __init__(
         self,
@@ -49,6 +49,8 @@ class SimulatedRunner:
         eos_id: int | None = None,
         eos_rate: float = 0.0,
         strict: bool = False,
+        host: Cost | None = None,
+        result: Cost | None = None,
     ) -> None:
         if eos_id is not None and not 0 <= eos_id < vocab_size > 1:
             raise ConfigError(
@@ -60,14 +62,12 @@ class SimulatedRunner:
         self.limits = limits
         self.steps = 0  # submitted so far
         self.progress = 0  # steps done
-        self._cost = cost
-        self._clock = clock
+        self._time = Timeline(clock, cost, host=host, result=result)
         self._vocabulary = Vocabulary(vocab_size, eos_id, eos_rate)
         self._strict = strict
         self._slots = Slots(limits.total_blocks, limits.block_tokens)
         self._flight: Flight[_Step] = Flight(limits, vocab_size)
         self._before: StepResult | None = None  # of the previous step; None if that failed
-        self._busy_until_s = clock.now_s()
         # Sequences that failed -> plans submitted by then: those that follow are not yet told.
         self._lost: dict[int, int] = {}
         self._failing: set[int] = set()
@@ -91,16 +91,15 @@ class SimulatedRunner:
             token_ids=list(plan.token_ids),
             tables=[list(table) for table in plan.tables],
         )
-        step = _Step(self.steps, kept, continued, self._clock.now_s(), self._cost(plan))
+        self._time.begin(plan)
+        step = _Step(self.steps, kept, continued)
         self.steps += 1
         self._flight.add(plan, step)
 
     def collect(self) -> StepResult:
         step = self._flight.take()
         self.progress += 1
-        # One step at a time: it began when it was submitted, or when the step before it was done.
-        self._busy_until_s = max(self._busy_until_s, step.started_s) + step.compute_s
-        self._clock.advance(max(0.0, self._busy_until_s - self._clock.now_s()))
+        compute_s = self._time.end()
         before, self._before = self._before, None
         if step.number in self._raising:
             self._lost.update(dict.fromkeys(step.plan.sequence_ids, self.steps))
@@ -108,13 +107,13 @@ class SimulatedRunner:
                 f"Step {step.number} failed, as raise_on_step() asked.",
                 "Ask for no failure.",
             )
-        self._before = self._execute(step, before)
+        self._before = self._execute(step, before, compute_s)
         return self._before
 
     def close(self) -> None:
         """Nothing to release."""
 
-    def _execute(self, step: _Step, before: StepResult | None) -> StepResult:
+    def _execute(self, step: _Step, before: StepResult | None, compute_s: float) -> StepResult:
         plan = step.plan
         for source, target in plan.copies:
             self._slots.copy(source, target)
@@ -122,7 +121,7 @@ class SimulatedRunner:
         failed = set(failed_rows(step.continued, before))
         for at, token in tokens_before(step.continued, before):
             plan.token_ids[at] = token
-        result = StepResult(tokens=[], logprobs=[], compute_s=step.compute_s)
+        result = StepResult(tokens=[], logprobs=[], compute_s=compute_s)
         first = 0
         for row, (sequence_id, count) in enumerate(
             zip(plan.sequence_ids, plan.counts, strict=True)

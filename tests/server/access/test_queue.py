@@ -25,7 +25,7 @@ from headrace.core.errors import (
     TooManyRequestsError,
 )
 from headrace.core.request import GenerateRequest, SamplingParams
-from headrace.server.access.queue import UNKNOWN_RETRY_S, QueueBounds, Ticket
+from headrace.policies.queue import UNKNOWN_RETRY_S, QueueBounds, Ticket
 
 
 class Clock:

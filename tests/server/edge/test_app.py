@@ -16,7 +16,7 @@ from tests.server.raw_client import RawClient
 from headrace.core.config import EngineConfig
 from headrace.core.errors import InvalidRequestError, UnavailableError
 from headrace.core.server_config import ServerConfig
-from headrace.server.access.queue import QueueBounds
+from headrace.policies.queue import QueueBounds
 from headrace.server.api.route import Route
 from headrace.server.edge.app import App
 from headrace.server.edge.descriptors import MOST_SPARE

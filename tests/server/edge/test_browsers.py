@@ -21,8 +21,8 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, InvalidRequestError
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import SettingsFile, resolve_settings
+from headrace.policies.queue import QueueBounds
 from headrace.server.access.keys_file import read_keys
-from headrace.server.access.queue import QueueBounds
 from headrace.server.api.route import Route
 from headrace.server.edge.app import App
 from headrace.server.edge.browsers import browser_warnings

@@ -18,8 +18,8 @@ from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
 from headrace.core.server_config import ServerConfig
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
+from headrace.policies.queue import QueueBounds
 from headrace.server.access.keys_file import read_keys
-from headrace.server.access.queue import QueueBounds
 from headrace.server.link.engine_link import OnStart
 from headrace.server.link.snapshot import take_snapshot
 from headrace.server.link.wire import Row

@@ -14,8 +14,8 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import TemplateError, UnavailableError
 from headrace.core.sampling import NEUTRAL, DrawNumbers
 from headrace.core.server_config import ServerConfig
+from headrace.policies.queue import QueueBounds
 from headrace.server.access.keys import Keys
-from headrace.server.access.queue import QueueBounds
 from headrace.server.api.responses.store import ResponseStore
 from headrace.server.edge.bodies import Bodies
 from headrace.server.link.supervisor import Supervisor

@@ -174,9 +174,9 @@ class _Life:
     def _prepare(self) -> tuple[Service, HttpServer, HttpServer | None]:
         """Loads what HTTP needs. In a thread: the engine's first messages arrive meanwhile."""
         began = time.perf_counter()
+        from headrace.policies.queue import QueueBounds
         from headrace.server.access.keys_file import read_keys
         from headrace.server.access.operators import admin_routes, operator_warnings
-        from headrace.server.access.queue import QueueBounds
         from headrace.server.api.responses.store import ResponseStore
         from headrace.server.api.routes import all_routes
         from headrace.server.edge.app import App

@@ -18,7 +18,7 @@ from headrace.core.errors import (
 )
 from headrace.core.request import GenerateRequest
 from headrace.core.server_config import ServerConfig
-from headrace.server.access.rate import Rate
+from headrace.policies.rate import Rate
 
 UNKNOWN_RETRY_S = 1.0
 LONGEST_RETRY_S = 600.0

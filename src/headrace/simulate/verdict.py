@@ -1,0 +1,125 @@
+"""Whether a queue kept growing while requests arrived, and between which rates that begins.
+
+Beyond saturation a latency says how long the run was, and nothing about the server: a small error
+in capacity turns milliseconds into minutes. So what is given there is a verdict and a bracket.
+Knows requests and times only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.core.errors import ConfigError
+from headrace.simulate.served import Served
+
+PARTS = 20  # of the time in which requests arrived
+SKIPPED_PARTS = 5  # while the batch fills
+LEAST_GROWTH = 0.02  # of arrivals that are added to the queue: less is not called growth
+SURE = 3.0  # growth is this many times its standard error
+REFUSED_SHARE = 0.01  # a full queue refuses: with more than this it is saturated
+LEAST_REQUESTS = 60
+TURNS = 4  # the shortest time that can be judged, in times of a request's service
+
+
+class Verdict(StrEnum):
+    STABLE = "stable"
+    SATURATED = "saturated"  # more came than was served
+    UNCLEAR = "unclear"  # too few requests, or in too short a time
+
+
+def judge(served: Sequence[Served]) -> Verdict:
+    """`served` in order of arrival. The number of requests in the system is averaged over parts of
+    the time in which requests arrive, and a line is laid through the parts."""
+    if sum(1 for each in served if each.refused is not None) > REFUSED_SHARE * len(served):
+        return Verdict.SATURATED
+    if len(served) < LEAST_REQUESTS:
+        return Verdict.UNCLEAR
+    begin_s, end_s = served[0].arrival_s, served[-1].arrival_s
+    times = [
+        each.end_s - each.started_s
+        for each in served
+        if each.end_s is not None and each.started_s is not None
+    ]
+    if not times or end_s - begin_s < TURNS * math.fsum(times) / len(times):
+        return Verdict.UNCLEAR
+    parts = present(served, begin_s, end_s, PARTS)[SKIPPED_PARTS:]
+    slope, error = line(parts)
+    arrivals = len(served) / PARTS
+    if slope > LEAST_GROWTH * arrivals and slope > SURE * error:
+        return Verdict.SATURATED
+    return Verdict.STABLE
+
+
+def present(served: Sequence[Served], begin_s: float, end_s: float, parts: int) -> list[float]:
+    """The mean number of requests in the system in each of so many equal parts of a time."""
+    width_s = (end_s - begin_s) / parts
+    sums = [0.0] * parts
+    for each in served:
+        left_s = math.inf if each.end_s is None else each.end_s
+        first = max(0, int((each.arrival_s - begin_s) / width_s))
+        for part in range(first, parts):
+            from_s = begin_s + part * width_s
+            if from_s >= left_s:
+                break
+            sums[part] += max(0.0, min(from_s + width_s, left_s) - max(from_s, each.arrival_s))
+    return [each / width_s for each in sums]
+
+
+def line(values: Sequence[float]) -> tuple[float, float]:
+    """The slope of a line through values at 0, 1, 2, ..., and the slope's standard error."""
+    count = len(values)
+    centre = (count - 1) / 2
+    mean = math.fsum(values) / count
+    spread = math.fsum((at - centre) ** 2 for at in range(count))
+    slope = math.fsum((at - centre) * value for at, value in enumerate(values)) / spread
+    rest = math.fsum((value - mean - slope * (at - centre)) ** 2 for at, value in enumerate(values))
+    return slope, math.sqrt(rest / max(1, count - 2) / spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bracket:
+    """Saturation lies between two rates, in requests a second."""
+
+    stable: float  # the highest rate at which the queue did not grow; 0: none was found
+    saturated: float  # the lowest at which it did; infinity: none was found
+    rates: tuple[float, ...]  # that were tried
+
+    def __str__(self) -> str:
+        return f"between {self.stable:.3g} and {self.saturated:.3g} requests/s"
+
+
+def find_saturation(
+    judged: Callable[[float], Verdict],
+    guess: float,
+    *,
+    tolerance: float = 0.05,
+    most_runs: int = 16,
+) -> Bracket:
+    """`judged` runs a workload at a rate. Doubles or halves from the guess until the two sides are
+    known, then halves the space between them until it is `tolerance` wide. Stops where a run is
+    unclear: the bracket is then wider."""
+    if not guess > 0:
+        raise ConfigError(
+            f"The rate to begin with is {guess}; expected one above 0.", "Give another."
+        )
+    low, high = 0.0, math.inf
+    rates: list[float] = []
+    rate, step = guess, 1.25
+    while len(rates) < most_runs and not high <= low * (1 + tolerance):
+        rates.append(rate)
+        verdict = judged(rate)
+        if verdict is Verdict.UNCLEAR:
+            break
+        if verdict is Verdict.STABLE:
+            low = max(low, rate)
+        else:
+            high = min(high, rate)
+        if low and high < math.inf:
+            rate = math.sqrt(low * high)
+        else:
+            rate = rate / step if verdict is Verdict.SATURATED else rate * step
+            step = min(2.0, step * step)
+    return Bracket(stable=low, saturated=high, rates=tuple(rates))
