@@ -32,12 +32,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.backends.cuda.attention.kernel import (
-    AttentionKernel,
-    AttentionWorkspace,
+from headrace.backends.cuda.attention.kernel import AttentionKernel, AttentionWorkspace
+from headrace.backends.cuda.attention.plan import (
+    FIELDS,
+    Tile,
+    WorkShape,
     default_tile,
+    plan_attention,
 )
-from headrace.backends.cuda.attention.plan import FIELDS, Tile, WorkShape, plan_attention
 from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
 from headrace.backends.cuda.launch import Launch
 from headrace.models.spec import AttentionSpec, RopeSpec

@@ -10,14 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from headrace.backends.cuda.products.choice import (
-    WIDENED,
-    KernelChoice,
-    keeps_rows,
-    read_table,
-    rule,
-)
-from headrace.backends.cuda.products.matrix import MatrixFormat
+from headrace.backends.cuda.products.choice import KernelChoice, keeps_rows, read_table, rule
+from headrace.backends.cuda.products.formats import WIDENED, MatrixFormat
 
 SHARED_BYTES = 220 << 10  # of one program, of a Hopper's 227 KiB
 

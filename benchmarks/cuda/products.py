@@ -33,9 +33,9 @@ from headrace.backends.cuda.products.choice import (
     KernelChoice,
     key_of,
 )
+from headrace.backends.cuda.products.formats import MatrixFormat
 from headrace.backends.cuda.products.matrix import (
     Matrix,
-    MatrixFormat,
     dense_matrix,
     dequantize_matrix,
     int4_matrix,

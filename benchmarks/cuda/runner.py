@@ -28,7 +28,6 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 
 from headrace.backends.cuda import layout  # noqa: E402
 from headrace.backends.cuda.backend import CudaBackend  # noqa: E402
-from headrace.backends.cuda.loading import prepared_bytes  # noqa: E402
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of  # noqa: E402
 from headrace.backends.reference.runner import ReferenceRunner  # noqa: E402
 from headrace.core.config import EngineConfig  # noqa: E402
@@ -149,7 +148,7 @@ class Shape:
         shapes = layout.shape_weights(self.weights, quantization)
         processors = multiprocessors_of(self.device)
         predicted = {
-            "weights": prepared_bytes(shapes),
+            "weights": layout.weight_bytes(shapes),
             "kv_pool": self.runner.kv_bytes,
             "activations": layout.activation_bytes(
                 self.spec, shapes, sizes, processors, 8192, 4096

@@ -16,7 +16,8 @@ from headrace.backends.cuda.products.choice import (
     own_path,
     rule,
 )
-from headrace.backends.cuda.products.matrix import MatrixFormat, dense_matrix
+from headrace.backends.cuda.products.formats import MatrixFormat
+from headrace.backends.cuda.products.matrix import dense_matrix
 
 SHAPES = ((6144, 4096), (28672, 4096), (4096, 14336), (576, 192), (49152, 576))
 

@@ -39,16 +39,19 @@ from triton.runtime.jit import JITFunction
 
 import headrace.backends.cuda as backend
 from headrace.backends.cuda import device
+from headrace.backends.cuda.attention.plan import attention_windows, work_shape
 from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.kv import KvPool
 from headrace.backends.cuda.loading import Loader
 from headrace.backends.cuda.products import launches, matrix
 from headrace.backends.cuda.products.choice import Choices
-from headrace.backends.cuda.products.matrix import MatrixFormat, quantize_matrix
+from headrace.backends.cuda.products.formats import MatrixFormat
+from headrace.backends.cuda.products.matrix import quantize_matrix
 from headrace.backends.cuda.products.product import Workspace
-from headrace.backends.cuda.program import Program, attention_windows
-from headrace.backends.cuda.runner import CudaRunner, logit_rows, work_shape
+from headrace.backends.cuda.program import Program
+from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.cuda.step.inputs import StepInputs
+from headrace.backends.cuda.step.shapes import logit_rows
 from headrace.core.step import PREVIOUS, RunnerLimits, StepPlan
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec

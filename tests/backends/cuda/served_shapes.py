@@ -14,12 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from headrace.backends.cuda.products.choice import MEASURED_ROWS
-from headrace.backends.cuda.products.matrix import (
-    Matrix,
-    MatrixFormat,
-    int4_matrix,
-    quantize_matrix,
-)
+from headrace.backends.cuda.products.formats import MatrixFormat
+from headrace.backends.cuda.products.matrix import Matrix, int4_matrix, quantize_matrix
 from headrace.backends.cuda.program import Prepared
 
 META = torch.device("meta")

@@ -13,9 +13,9 @@ import torch
 from headrace.backends.cuda import layout
 from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.device import Gpu
-from headrace.backends.cuda.kv import KvPool, kv_bytes_per_token
-from headrace.backends.cuda.loading import prepared_bytes
-from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat
+from headrace.backends.cuda.kv import KvPool
+from headrace.backends.cuda.kv_sizes import kv_bytes_per_token
+from headrace.backends.cuda.products.formats import MatrixFormat, MatrixSize
 from headrace.backends.cuda.runner import CudaRunner, multiprocessors_of
 from headrace.core.config import EngineConfig, GraphMode
 from headrace.core.errors import ConfigError
@@ -47,7 +47,7 @@ def test_predicted_is_allocated(name: str, quantization: str, device: torch.devi
         quantization=quantization,
         device=device,
     )
-    assert prepared_bytes(shapes) == runner.weight_bytes
+    assert layout.weight_bytes(shapes) == runner.weight_bytes
     assert runner.kv_bytes == 9 * 16 * kv_bytes_per_token(spec, "bf16")
     found = layout.activation_bytes(spec, shapes, sizes, multiprocessors_of(device), 48, 80)
     assert found == runner.activation_bytes
@@ -55,7 +55,7 @@ def test_predicted_is_allocated(name: str, quantization: str, device: torch.devi
 
 
 def shaped(weight: object) -> tuple[MatrixFormat, int]:
-    assert isinstance(weight, Matrix)
+    assert isinstance(weight, MatrixSize)
     return weight.format, weight.group
 
 
@@ -76,8 +76,8 @@ def test_small_matrices_become_fp8_in_small_groups() -> None:
 def test_int4_layers_are_a_quarter() -> None:
     spec = tiny.SPECS["llama"]
     wide = tiny.make_weights(tiny.resized(spec, hidden=128, mlp=256))
-    whole = prepared_bytes(layout.shape_weights(wide, "none"))
-    small = prepared_bytes(layout.shape_weights(wide, "int4"))
+    whole = layout.weight_bytes(layout.shape_weights(wide, "none"))
+    small = layout.weight_bytes(layout.shape_weights(wide, "int4"))
     table = 2 * spec.vocab_size * 128 * 2
     assert (small - table) / (whole - table) == pytest.approx(0.27, abs=0.02)
 

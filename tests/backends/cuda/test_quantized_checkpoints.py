@@ -14,9 +14,10 @@ import torch
 from tests.plans import Row, plan_of, rows_of
 from tests.weights.packers import Packed, checkpoint, pack_awq, pack_eight_bit, pack_gptq
 
-from headrace.backends.cuda.layout import shape_weights
+from headrace.backends.cuda.layout import shape_weights, weight_bytes
 from headrace.backends.cuda.loading import Loader, prepared_bytes
-from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat, dequantize_matrix
+from headrace.backends.cuda.products.formats import MatrixFormat
+from headrace.backends.cuda.products.matrix import Matrix, dequantize_matrix
 from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.step import Runner, StepPlan
@@ -152,11 +153,12 @@ def test_what_is_predicted_is_loaded_and_its_sources_are_let_go(
             weights.layers, predicted.layers, prepared.layers, strict=True
         ):
             for role in ("qkv", "attn_out", "gate_up", "down"):
-                assert outline(getattr(shape, role)) == outline(getattr(found, role)), role
+                assert getattr(shape, role) == getattr(found, role).size, role
+                assert getattr(shape, role).bytes == getattr(found, role).bytes, role
                 for part in getattr(layer, role).parts:
                     assert isinstance(part, QuantizedTensor)
                     sources |= {source.name for source in part.sources}
-    assert prepared_bytes(predicted) == prepared_bytes(prepared)
+    assert weight_bytes(predicted) == prepared_bytes(prepared)
     assert sources <= set(released)
     assert len(released) == len(set(released))
 
@@ -203,19 +205,12 @@ def test_blocks_are_kept_where_parts_are_whole_blocks(
     predicted = shape_weights(weights, "none").layers[0].gate_up
     found = Loader(device, torch.bfloat16).load(weights).layers[0].gate_up
     assert isinstance(found, Matrix)
-    assert isinstance(predicted, Matrix)
     assert found.format is gate_up
-    assert outline(predicted) == outline(found)
+    assert predicted == found.size
+    assert predicted.bytes == found.bytes
     if gate_up is not MatrixFormat.BF16:
         expected = np.concatenate([dequantize(p) for p in weights.layers[0].gate_up.parts])
         assert np.array_equal(values_of(found), expected)
-
-
-def outline(matrix: Matrix) -> tuple[Any, ...]:
-    """All that memory and the choice of a kernel depend on."""
-    held = (matrix.data, matrix.scales, matrix.factors, matrix.permutation, matrix.bias)
-    sizes = [None if t is None else (tuple(t.shape), t.element_size()) for t in held]
-    return matrix.format, matrix.rows, matrix.columns, matrix.group, matrix.gated, sizes
 
 
 def logprobs(runner: Runner, steps: list[StepPlan]) -> list[float]:

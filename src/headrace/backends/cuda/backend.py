@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from headrace.backends.cuda import device
+from headrace.backends.cuda import device, layout
+from headrace.backends.cuda.kv_sizes import kv_bytes_per_token
 from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
 from headrace.core.errors import DeviceError
 from headrace.core.step import Runner
@@ -39,8 +40,6 @@ class CudaBackend:
         if config.device is Device.AUTO and not device.driver_is_present():
             raise DeviceError("There is no NVIDIA driver.", "Set --device cpu.", param="device")
         gpu = device.find_gpu()
-        from headrace.backends.cuda import layout
-
         layout.check_sizes(config.sizes(self.defaults))
         device.budget_bytes(gpu, config.gpu_memory)
 
@@ -48,23 +47,17 @@ class CudaBackend:
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
     ) -> Footprint:
         gpu = device.find_gpu()
-        from headrace.backends.cuda import layout
-        from headrace.backends.cuda.kv import kv_bytes_per_token
-        from headrace.backends.cuda.loading import prepared_bytes
-
         sizes = config.sizes(self.defaults)
         shapes = layout.shape_weights(weights, config.quantization)
         layout.check_fp8(gpu, shapes, sizes.kv_dtype)
         return Footprint(
             spec=spec,
             sizes=sizes,
-            weight_bytes=prepared_bytes(shapes),
+            weight_bytes=layout.weight_bytes(shapes),
             kv_dtype=sizes.kv_dtype,
             kv_bytes_per_token=kv_bytes_per_token(spec, sizes.kv_dtype),
             activation_bytes=partial(
-                layout.activation_bytes,
-                spec,
-                shapes,
+                layout.StepMemory.of(spec, shapes).bytes,
                 sizes,
                 gpu.multiprocessors,
                 batch_invariant=config.batch_invariant,

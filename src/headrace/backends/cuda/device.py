@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.backends.cuda.kv_sizes import check_kv_dtype
 from headrace.core.config import KvDtype, Quantization
 from headrace.core.errors import ConfigError, DeviceError, MemoryFitError
 from headrace.core.sizes import MIB, parse_share, show_bytes
@@ -142,8 +143,6 @@ def _describe_gpu(gpu: Gpu) -> dict[str, object]:
 
 def abilities(gpu: Gpu) -> dict[str, object]:
     """What a supported GPU can do: values of --quantization and --kv-dtype."""
-    from headrace.backends.cuda.kv import check_kv_dtype
-
     kept = []
     for dtype in KvDtype:
         with contextlib.suppress(ConfigError):

@@ -1,4 +1,4 @@
-"""Keys and values on the device: one tensor per layer, in blocks, and the bytes per token.
+"""Keys and values on the device: one tensor per layer, in blocks.
 
 A layer is [2 (keys, values), total_blocks, kv_heads, block_tokens, head_dim]. Knows nothing of
 which blocks are in use.
@@ -10,30 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from headrace.core.errors import ConfigError
+from headrace.backends.cuda.kv_sizes import check_kv_dtype
 from headrace.models.spec import ModelSpec
 
-DEFAULT_KV_DTYPE = "bf16"
 _DTYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
     "fp8": torch.float8_e4m3fn,
     "f32": torch.float32,
 }
-
-
-def check_kv_dtype(kv_dtype: str) -> None:
-    if kv_dtype not in _DTYPES:
-        raise ConfigError(
-            f"kv_dtype is {str(kv_dtype)!r}; the CUDA backend supports {', '.join(_DTYPES)}.",
-            "Choose one of them: fp8 takes the least memory.",
-            param="kv_dtype",
-        )
-
-
-def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
-    check_kv_dtype(kv_dtype)
-    return spec.kv_bytes_per_token(_DTYPES[kv_dtype].itemsize)
 
 
 class KvPool:

@@ -1,55 +1,96 @@
-"""How many bytes the CUDA backend will allocate, computed beforehand.
+"""How many bytes the CUDA backend will allocate, computed beforehand, with neither a GPU nor torch.
 
-Weights are added up by format. For the rest, the runner's own classes are instantiated over tensors
-with shapes but no memory (torch's "meta" device), so that sizes can't differ from what is allocated
-later. Of quantized checkpoints it reads the small tensors that decide whether kernels can use the
-codes as they are; it reads no other weights. Needs no GPU.
+The sizes of buffers come from the same functions by which they are allocated (formats.py,
+workspace_sizes.py, draw_sizes.py, step/shapes.py, attention/plan.py); what is added up here is
+tested against the runner's own tensors, and compared with them at every start. Of quantized
+checkpoints it reads the small tensors that decide whether kernels can use the codes as they are; it
+reads no other weights.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from headrace.backends.cuda.attention.plan import WorkShape
+from headrace.backends.cuda.attention.plan import attention_windows, work_shape
 from headrace.backends.cuda.device import FP8_CAPABILITY, Gpu
-from headrace.backends.cuda.draws.sampling import ROWS_TOGETHER, SCRATCH_ROW_BYTES, Sampler
-from headrace.backends.cuda.kv import KvPool, check_kv_dtype
-from headrace.backends.cuda.loading import (
-    FLOATS,
+from headrace.backends.cuda.draws.draw_sizes import (
+    ROWS_TOGETHER,
+    SCRATCH_ROW_BYTES,
+    sampler_bytes,
+)
+from headrace.backends.cuda.kv_sizes import check_kv_dtype
+from headrace.backends.cuda.ops import fuse
+from headrace.backends.cuda.products.formats import (
+    FP8_BLOCK,
     VECTORS,
+    MatrixFormat,
+    MatrixSize,
     int4_group,
     kept_format,
     made_format,
 )
-from headrace.backends.cuda.products.matrix import (
-    INT4_CHUNK,
-    Matrix,
-    MatrixFormat,
-    dense_matrix,
+from headrace.backends.cuda.products.workspace_sizes import WorkspaceSizes
+from headrace.backends.cuda.step.shapes import (
+    GRAPH_ROWS,
+    LAUNCH_BYTES,
+    MOST_GRAPHS,
+    logit_rows,
+    packed_ints,
+    row_buckets,
 )
-from headrace.backends.cuda.products.rounding import FP8_BLOCK
-from headrace.backends.cuda.program import (
-    Prepared,
-    Program,
-    Table,
-    attention_windows,
-    find_matrices,
-)
-from headrace.backends.cuda.runner import logit_rows, work_shape
-from headrace.backends.cuda.step.graphs import GRAPH_ROWS, LAUNCH_BYTES, MOST_GRAPHS, row_buckets
-from headrace.backends.cuda.step.inputs import StepInputs
+from headrace.backends.shared.recorder import Value, assign_slots, record, slot_values
 from headrace.core.config import GraphMode, StepSizes
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import MIB
-from headrace.core.step import RunnerLimits
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.weight import Weight
 
-META = torch.device("meta")
-DTYPE = torch.bfloat16  # of activations
+VALUE_BYTES = 2  # of activations, embeddings and dense matrices: bf16
+LOGIT_BYTES = VECTOR_BYTES = 4
 LAYER_LAUNCHES = 9  # per layer, an upper estimate
+_SCALE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """The embedding: [vocab, hidden]"""
+
+    rows: int
+    columns: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.columns * VALUE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class VectorSize:
+    values: int
+
+    @property
+    def bytes(self) -> int:
+        return self.values * VECTOR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSize:
+    """The output layer of a model whose embedding is used for it: takes no memory of its own."""
+
+    matrix: MatrixSize
+
+    @property
+    def outputs(self) -> int:
+        return self.matrix.outputs
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+
+Size = MatrixSize | TableSize | VectorSize | SharedSize  # of a weight on the device
 
 
 def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> int:
@@ -73,7 +114,7 @@ def check_sizes(sizes: StepSizes) -> None:
     check_kv_dtype(sizes.kv_dtype)
 
 
-def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None:
+def check_fp8(gpu: Gpu, shapes: DecoderWeights[Size], kv_dtype: str) -> None:
     """Refuse FP8 on a GPU without it, before a kernel fails to compile."""
     if gpu.capability >= FP8_CAPABILITY:
         return
@@ -81,7 +122,7 @@ def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None
     needed = f"FP8 needs {'.'.join(map(str, FP8_CAPABILITY))} or newer"
     if kv_dtype == "fp8":
         raise ConfigError(f"{has}; {needed}.", "Set --kv-dtype bf16.", param="kv_dtype")
-    formats = {weight.format for weight in find_matrices(shapes)}
+    formats = {matrix.format for matrix in matrices_of(shapes)}
     if formats & {MatrixFormat.FP8, MatrixFormat.FP8_BLOCK}:
         raise ConfigError(
             f"{has}; {needed}, and the layers would be FP8.",
@@ -90,9 +131,61 @@ def check_fp8(gpu: Gpu, shapes: DecoderWeights[Prepared], kv_dtype: str) -> None
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """What a step's memory depends on besides a model's shape: made once, asked for many sizes."""
+
+    spec: ModelSpec
+    slots: tuple[Value, ...]
+    matrices: tuple[MatrixSize, ...]
+    rope_values: int  # of the tables, for one position
+
+    @classmethod
+    def of(cls, spec: ModelSpec, shapes: DecoderWeights[Size]) -> StepMemory:
+        ropes = {attention.rope for attention in spec.attention}
+        return cls(
+            spec,
+            tuple(_slots(spec, shapes)),
+            tuple(dict.fromkeys(matrices_of(shapes))),
+            sum(2 * len(rope.inv_freq) for rope in ropes),
+        )
+
+    def bytes(
+        self,
+        sizes: StepSizes,
+        multiprocessors: int,
+        max_batch_tokens: int,
+        context_tokens: int,
+        *,
+        batch_invariant: bool = False,
+    ) -> int:
+        """Buffers, workspaces, inputs and tables of the largest step."""
+        spec, sequences = self.spec, sizes.max_sequences
+        shape = work_shape(spec, sequences, multiprocessors, batch_invariant)
+        rows = logit_rows(max_batch_tokens, sequences)
+        head_dim, windows = spec.attention[0].head_dim, len(attention_windows(spec))
+        buffers = sum(
+            value.width
+            * (rows if value.head else max_batch_tokens)
+            * (LOGIT_BYTES if value.is_logits else VALUE_BYTES)
+            for value in self.slots
+        )
+        tables = 4 * self.rope_values * context_tokens
+        attention = 4 * sum(shape.workspace(head_dim))
+        products = WorkspaceSizes.of(
+            self.matrices, max(max_batch_tokens, rows), normed_columns=spec.hidden_size
+        ).bytes(VALUE_BYTES)
+        blocks = -(-context_tokens // sizes.block_tokens)
+        packed = packed_ints(shape, max_batch_tokens, rows, head_dim, windows)
+        inputs = 4 * (packed + max_batch_tokens + sequences * blocks)
+        wanted = max_batch_tokens + sequences
+        draws = sampler_bytes(rows, wanted, sequences, spec.vocab_size)
+        return buffers + tables + attention + products + inputs + draws
+
+
 def activation_bytes(
     spec: ModelSpec,
-    shapes: DecoderWeights[Prepared],
+    shapes: DecoderWeights[Size],
     sizes: StepSizes,
     multiprocessors: int,
     max_batch_tokens: int,
@@ -101,28 +194,9 @@ def activation_bytes(
     batch_invariant: bool = False,
 ) -> int:
     """Buffers, workspaces, inputs and tables of the largest step."""
-    limits = RunnerLimits(
-        max_batch_tokens=max_batch_tokens,
-        max_sequences=sizes.max_sequences,
-        total_blocks=1,
-        block_tokens=sizes.block_tokens,
-        context_tokens=context_tokens,
+    return StepMemory.of(spec, shapes).bytes(
+        sizes, multiprocessors, max_batch_tokens, context_tokens, batch_invariant=batch_invariant
     )
-    shape = work_shape(spec, sizes.max_sequences, multiprocessors, batch_invariant)
-    rows = logit_rows(max_batch_tokens, sizes.max_sequences)
-    inputs = StepInputs(
-        limits,
-        shape,
-        head_dim=spec.attention[0].head_dim,
-        windows=attention_windows(spec),
-        wanted_rows=rows,
-        vocab_size=spec.vocab_size,
-        device=META,
-    )
-    program = _program(spec, shapes, inputs, shape, limits, rows)
-    most_wanted = max_batch_tokens + sizes.max_sequences
-    sampler = Sampler(rows, most_wanted, sizes.max_sequences, spec.vocab_size, META)
-    return program.nbytes + inputs.nbytes + sampler.nbytes
 
 
 def scratch_bytes(spec: ModelSpec, max_sequences: int) -> int:
@@ -130,112 +204,92 @@ def scratch_bytes(spec: ModelSpec, max_sequences: int) -> int:
     return SCRATCH_ROW_BYTES * spec.vocab_size * min(ROWS_TOGETHER, max_sequences) + 64 * MIB
 
 
-def _program(
-    spec: ModelSpec,
-    shapes: DecoderWeights[Prepared],
-    inputs: StepInputs,
-    shape: WorkShape,
-    limits: RunnerLimits,
-    rows: int,
-) -> Program:
-    return Program(
-        spec,
-        shapes,
-        KvPool(spec, 1, limits.block_tokens, "bf16", META),
-        inputs,
-        shape,
-        max_rows=limits.max_batch_tokens,
-        logit_rows=rows,
-        context_tokens=limits.context_tokens,
-        block_tokens=limits.block_tokens,
-        dtype=DTYPE,
-        device=META,
-    )
+def weight_bytes(shapes: DecoderWeights[Size]) -> int:
+    """All weights on the device."""
+    total = 0
+
+    def add(_role: str, size: Size) -> None:
+        nonlocal total
+        total += size.bytes
+
+    shapes.map(add)
+    return total
 
 
-def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Prepared]:
-    """The weights as `loading.Loader` would prepare them, without memory."""
+def matrices_of(shapes: DecoderWeights[Size]) -> list[MatrixSize]:
+    found: list[MatrixSize] = []
+
+    def look(_role: str, size: Size) -> None:
+        if isinstance(size, SharedSize):
+            size = size.matrix
+        if isinstance(size, MatrixSize):
+            found.append(size)
+
+    shapes.map(look)
+    return found
+
+
+def _slots(spec: ModelSpec, shapes: DecoderWeights[Size]) -> list[Value]:
+    """A value of each buffer. Buffers are free again after each layer, so layers with the same
+    widths need the same ones: one of each kind is recorded."""
+    kinds: dict[object, int] = {}
+    for number, (attention, layer) in enumerate(zip(spec.attention, shapes.layers, strict=True)):
+        widths = (attention.qkv_width, attention.q_width, layer.gate_up, layer.down)
+        kinds.setdefault(widths, number)
+    some = tuple(kinds.values())
+    few = replace(spec, attention=tuple(spec.attention[i] for i in some))
+    layers = [shapes.layers[i] for i in some]
+    instructions, _, result = record(few, replace(shapes, layers=layers))
+    return slot_values(assign_slots(fuse(instructions, result), result))
+
+
+def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Size]:
+    """The sizes of weights as `loading.Loader` would prepare them."""
     tied = weights.head.parts == weights.embed.parts
-    table = Table(
-        torch.empty((weights.embed.rows, weights.embed.columns), dtype=DTYPE, device=META)
-    )
 
-    def change(role: str, weight: Weight) -> Prepared:
+    def change(role: str, weight: Weight) -> Size:
         if role == "embed":
-            return table
+            return TableSize(weight.rows, weight.columns)
         if role in VECTORS:
-            return torch.empty(weight.columns, dtype=torch.float32, device=META)
+            return VectorSize(weight.columns)
         if role == "head" and tied:
-            return dense_matrix(table.data, META, DTYPE)
-        return _shape_matrix(role, weight, quantization, weight is weights.layers[-1].down)
+            return SharedSize(
+                MatrixSize(format=MatrixFormat.BF16, rows=weight.rows, columns=weight.columns)
+            )
+        return shape_matrix(role, weight, quantization, last=weight is weights.layers[-1].down)
 
     return weights.map(change)
 
 
-def _shape_matrix(role: str, weight: Weight, quantization: str, last: bool) -> Matrix:
-    rows, columns = weight.rows, weight.columns
-    bias = _empty(rows, dtype=torch.float32) if weight.bias else None
+def shape_matrix(role: str, weight: Weight, quantization: str, *, last: bool) -> MatrixSize:
     format = kept_format(weight)
     parts = [part for part in weight.parts if format and isinstance(part, QuantizedTensor)]
     group = FP8_BLOCK if format is MatrixFormat.FP8_BLOCK else 0
     if format is None and (made := made_format(role, weight, quantization, last)) is not None:
         format, group = made
-    if format is MatrixFormat.INT4:
-        return _shape_int4(parts, rows, columns, bias, role == "gate_up")
-    scales: torch.Tensor | None = None
-    if format is MatrixFormat.FP8_BLOCK:
-        scales = _empty(rows, -(-columns // group), dtype=torch.float32)
-    elif format is not None:
-        scales = _empty(rows, dtype=torch.float32)
-    return Matrix(
+    size = MatrixSize(
         format=format or MatrixFormat.BF16,
-        rows=rows,
-        columns=columns,
-        data=_empty(rows, columns, dtype=DTYPE if format is None else torch.uint8),
-        scales=scales,
+        rows=weight.rows,
+        columns=weight.columns,
         group=group,
-        bias=bias,
+        has_bias=bool(weight.bias),
         gated=role == "gate_up",
     )
-
-
-def _shape_int4(
-    parts: list[QuantizedTensor],
-    rows: int,
-    columns: int,
-    bias: torch.Tensor | None,
-    gated: bool,
-) -> Matrix:
-    group = int4_group(parts[0].group_columns if parts else columns)
-    chunks = -(-columns // INT4_CHUNK)
-    scale_dtype = _scale_dtype(parts)
-    order = parts[0].look().permutation if parts else None
-    return Matrix(
-        format=MatrixFormat.INT4,
-        rows=rows,
-        columns=columns,
-        data=_empty(chunks, rows, INT4_CHUNK // 4, dtype=torch.int16),
-        factors=_empty(
-            chunks * (INT4_CHUNK // group),
-            rows,
-            dtype=torch.int64 if scale_dtype == torch.float32 else torch.int32,
-        ),
-        group=group,
-        scale_dtype=scale_dtype,
-        permutation=None if order is None else _empty(columns, dtype=torch.int32),
-        bias=bias,
-        gated=gated,
+    if format is not MatrixFormat.INT4:
+        return size
+    return replace(
+        size,
+        group=int4_group(parts[0].group_columns if parts else weight.columns),
+        scale_bytes=_scale_bytes(parts),
+        is_permuted=bool(parts) and parts[0].look().permutation is not None,
     )
 
 
-def _scale_dtype(parts: list[QuantizedTensor]) -> torch.dtype:
-    """The type of INT4 scales. Scales that are float32 in the file are assumed to need it: finding
-    out would take reading all of them."""
-    found = {s.format.name for part in parts for s in part.sources if s.format.name in FLOATS}
+def _scale_bytes(parts: Iterable[QuantizedTensor]) -> int:
+    """Of an INT4 scale. Scales that are float32 in the file are assumed to need it: finding out
+    would take reading all of them."""
+    names = (source.format.name for part in parts for source in part.sources)
+    found = {name for name in names if name in _SCALE_BYTES}
     if not found:  # quantized by us
-        return torch.float16
-    return torch.float32 if len(found) > 1 else FLOATS[found.pop()]
-
-
-def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=META)
+        return 2
+    return 4 if len(found) > 1 else _SCALE_BYTES[found.pop()]

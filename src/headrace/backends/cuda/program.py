@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.backends.cuda.attention.kernel import AttentionKernel, AttentionWorkspace
-from headrace.backends.cuda.attention.plan import WorkShape
+from headrace.backends.cuda.attention.plan import WorkShape, attention_windows
 from headrace.backends.cuda.attention.rope import RopeKernel, rope_table
 from headrace.backends.cuda.draws.logits_kernels import launch_softcap
 from headrace.backends.cuda.embed import embed, select_rows
@@ -25,7 +25,8 @@ from headrace.backends.cuda.products.choice import Choices
 from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.products.product import Norm as ProductNorm
 from headrace.backends.cuda.products.product import Product, Workspace
-from headrace.backends.cuda.step.inputs import StepInputs, StepShape
+from headrace.backends.cuda.step.inputs import StepInputs
+from headrace.backends.cuda.step.shapes import StepShape
 from headrace.backends.shared.recorder import (
     Embed,
     HeadNorm,
@@ -244,11 +245,6 @@ class Program:
                 launches.prepare(part, part, weight=weight, eps=spec.norm_eps, pdl=pdl)
 
         return launch
-
-
-def attention_windows(spec: ModelSpec) -> list[int | None]:
-    """The distinct windows: layers with the same window share a work list."""
-    return list(dict.fromkeys(attention.window for attention in spec.attention))
 
 
 def _make_buffers(

@@ -19,18 +19,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.attention.plan import WorkShape
+from headrace.backends.cuda.attention.plan import attention_windows, work_shape
 from headrace.backends.cuda.device import DEPENDENT_CAPABILITY, taking
 from headrace.backends.cuda.draws.sampling import Sampler, Tops
 from headrace.backends.cuda.draws.wanted import Wanted
-from headrace.backends.cuda.kv import DEFAULT_KV_DTYPE, KvPool
+from headrace.backends.cuda.kv import KvPool
+from headrace.backends.cuda.kv_sizes import DEFAULT_KV_DTYPE
 from headrace.backends.cuda.loading import Loader, prepared_bytes
 from headrace.backends.cuda.pooling import Pooling
 from headrace.backends.cuda.products.choice import Choices, InvariantChoices
-from headrace.backends.cuda.program import Program, attention_windows
-from headrace.backends.cuda.step.graphs import GRAPH_ROWS, Graphs, row_bucket, row_buckets
-from headrace.backends.cuda.step.inputs import StepInputs, StepShape
+from headrace.backends.cuda.program import Program
+from headrace.backends.cuda.step.graphs import Graphs
+from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.backends.cuda.step.results import Landing, StepInFlight
+from headrace.backends.cuda.step.shapes import (
+    GRAPH_ROWS,
+    StepShape,
+    logit_rows,
+    row_bucket,
+    row_buckets,
+)
 from headrace.backends.shared.flight import Flight
 from headrace.core.closes import Closes
 from headrace.core.errors import DeviceLostError, HeadraceError
@@ -40,7 +48,6 @@ from headrace.models.spec import ModelSpec
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Weight
 
-LOGIT_ROWS = 512  # rows whose logits exist at one time, at most
 _INTERPRETED_MULTIPROCESSORS = 4  # assumed without a GPU: enough for work to be split
 
 
@@ -348,19 +355,6 @@ class CudaRunner(Closes):
             raise self._lost from error
 
 
-def work_shape(
-    spec: ModelSpec, max_sequences: int, multiprocessors: int, batch_invariant: bool = False
-) -> WorkShape:
-    first = spec.attention[0]
-    return WorkShape(
-        kv_heads=first.kv_heads,
-        group=first.heads // first.kv_heads,
-        multiprocessors=multiprocessors,
-        max_sequences=max_sequences,
-        batch_invariant=batch_invariant,
-    )
-
-
 def has_dependent_launches(device: torch.device) -> bool:
     """Whether the device supports programmatic dependent launch; the interpreter does not."""
     if device.type != "cuda":
@@ -372,10 +366,6 @@ def multiprocessors_of(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
-    return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
 
 
 def _lost(error: Exception, remedy: str) -> DeviceLostError:

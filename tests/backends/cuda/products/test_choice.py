@@ -16,7 +16,8 @@ from headrace.backends.cuda.products.choice import (
     key_of,
     rule,
 )
-from headrace.backends.cuda.products.matrix import MatrixFormat, dense_matrix
+from headrace.backends.cuda.products.formats import WIDENED, MatrixFormat
+from headrace.backends.cuda.products.matrix import dense_matrix
 from headrace.core.errors import ConfigError
 
 SHAPES = ((6144, 4096), (28672, 4096), (4096, 14336), (576, 192), (49152, 576))
@@ -36,7 +37,7 @@ def test_rule_can_run(format: MatrixFormat) -> None:
             assert launch.kernel in choice.KERNELS
             assert launch.kernel != "library" or format.dense or format is MatrixFormat.FP8
             assert launch.kernel != "row" or rows == 1
-            assert launch.kernel != "widened" or format in choice.WIDENED
+            assert launch.kernel != "widened" or format in WIDENED
             for size in (launch.block_m, launch.block_n, launch.block_k):
                 assert size & (size - 1) == 0
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.backends.cuda.products.formats import MatrixFormat
 from headrace.backends.cuda.products.matrix import (
-    MatrixFormat,
     dense_matrix,
     dequantize_matrix,
     fp8_matrix,

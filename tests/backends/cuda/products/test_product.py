@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.backends.cuda.products.choice import WIDENED, KernelChoice, rule
+from headrace.backends.cuda.products.choice import KernelChoice, rule
+from headrace.backends.cuda.products.formats import WIDENED, MatrixFormat
 from headrace.backends.cuda.products.matrix import (
     Matrix,
-    MatrixFormat,
     dense_matrix,
     dequantize_matrix,
     int4_matrix,

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headrace.backends.cuda.attention.plan import Tile, WorkShape
+from headrace.backends.cuda.attention.plan import Tile, WorkShape, default_tile
 from headrace.backends.cuda.attention.tiles import (
     attend_keys,
     attend_pairs,
@@ -48,32 +48,15 @@ from headrace.backends.cuda.launch import (
 from headrace.models.spec import AttentionSpec
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-# By rows, for head_dim up to 128: the fastest on an H200 in benchmarks/cuda/attention.py.
-_TILES = {
-    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=4),
-    32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
-    64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
-    128: Tile(rows=128, keys=64, warps=4, stages=3, programs_per_sm=2, descriptor=True),
-}
-_WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into shared memory
-    rows: Tile(rows=rows, keys=32, warps=tile.warps, stages=2, programs_per_sm=1)
-    for rows, tile in _TILES.items()
-}
-
-
-def default_tile(rows: int, head_dim: int) -> Tile:
-    """The tile for 16, 32, 64 or 128 rows."""
-    return (_TILES if head_dim <= 128 else _WIDE_TILES)[rows]
 
 
 class AttentionWorkspace:
     """Partial results and counters. Layers run one after the other, so they share one workspace."""
 
     def __init__(self, shape: WorkShape, head_dim: int, device: torch.device) -> None:
-        rows = shape.partial_rows * shape.kv_heads
-        self.sums = torch.empty(rows * head_dim, dtype=torch.float32, device=device)
-        self.weights = torch.empty(2 * rows, dtype=torch.float32, device=device)
-        counters = shape.partial_rows // 16 * shape.kv_heads
+        sums, weights, counters = shape.workspace(head_dim)
+        self.sums = torch.empty(sums, dtype=torch.float32, device=device)
+        self.weights = torch.empty(weights, dtype=torch.float32, device=device)
         self.counters = torch.zeros(counters, dtype=torch.int32, device=device)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, UnsupportedModelError
+from headrace.models.spec import ModelSpec
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -70,6 +71,11 @@ class WorkShape:
         decode step into four times as many items as programs run at once."""
         return 16 * 16 * -(-self.multiprocessors // self.kv_heads)
 
+    def workspace(self, head_dim: int) -> tuple[int, int, int]:
+        """Numbers of partial sums, of their weights and of counters, four bytes each."""
+        rows = self.partial_rows * self.kv_heads
+        return rows * head_dim, 2 * rows, self.partial_rows // 16 * self.kv_heads
+
     def tile_rows(self, most_tokens: int) -> int:
         """The rows of the tile for a step whose longest chunk has this many tokens."""
         least = max(16, 1 << (self.group - 1).bit_length())
@@ -98,6 +104,42 @@ class WorkShape:
         tile_tokens = tile.rows // self.group
         sequences = min(rows, self.max_sequences)
         return sequences + (rows - sequences) // tile_tokens + self.extra_items(rows, tile)
+
+
+def work_shape(
+    spec: ModelSpec, max_sequences: int, multiprocessors: int, batch_invariant: bool = False
+) -> WorkShape:
+    first = spec.attention[0]
+    return WorkShape(
+        kv_heads=first.kv_heads,
+        group=first.heads // first.kv_heads,
+        multiprocessors=multiprocessors,
+        max_sequences=max_sequences,
+        batch_invariant=batch_invariant,
+    )
+
+
+def attention_windows(spec: ModelSpec) -> list[int | None]:
+    """The distinct windows: layers with the same window share a work list."""
+    return list(dict.fromkeys(attention.window for attention in spec.attention))
+
+
+# By rows, for head_dim up to 128: the fastest on an H200 in benchmarks/cuda/attention.py.
+_TILES = {
+    16: Tile(rows=16, keys=64, warps=4, stages=3, programs_per_sm=4),
+    32: Tile(rows=32, keys=64, warps=4, stages=3, programs_per_sm=2),
+    64: Tile(rows=64, keys=64, warps=4, stages=3, programs_per_sm=2),
+    128: Tile(rows=128, keys=64, warps=4, stages=3, programs_per_sm=2, descriptor=True),
+}
+_WIDE_TILES = {  # head_dim over 128: half as many keys, so that stages fit into shared memory
+    rows: Tile(rows=rows, keys=32, warps=tile.warps, stages=2, programs_per_sm=1)
+    for rows, tile in _TILES.items()
+}
+
+
+def default_tile(rows: int, head_dim: int) -> Tile:
+    """The tile for 16, 32, 64 or 128 rows."""
+    return (_TILES if head_dim <= 128 else _WIDE_TILES)[rows]
 
 
 def plan_attention(

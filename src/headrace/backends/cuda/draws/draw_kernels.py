@@ -61,15 +61,15 @@ from headrace.backends.cuda.draws.draw_rows import (
     walk_block,
     weight_of,
 )
+from headrace.backends.cuda.draws.draw_sizes import (
+    BINS,
+    BLOCK,
+    MOST_PIECES,
+    WIDE,
+    blocks_of,
+    pieces_of,
+)
 
-BLOCK = 2048  # tokens
-BINS = 64
-DEPTHS = 8
-WIDE = 4 * BLOCK  # tokens per histogram: each histogram has a high fixed cost
-MOST_PIECES = 16  # of a row: the programs that count and weigh its tokens
-CANDIDATES = 2048  # at most, per cut; twice as many for a large vocabulary
-LARGE_VOCAB = 1 << 17
-EDGES = 2  # float32 likewise
 # Warps of each kernel's programs, as measured on an H200 (benchmarks/cuda/draws.py).
 WARPS = {"spread": 8, "count": 8, "choose": 4, "weigh": 8, "take": 8, "search": 16}
 
@@ -318,25 +318,6 @@ def _search_kernel(
             logprobs + number,
             tl.load(original + number * vocab + token) - tl.load(log_sums + number),
         )
-
-
-def pieces_of(rows: int) -> int:
-    """Programs per row: enough to fill a GPU, without making the tables too large."""
-    return MOST_PIECES if rows <= 64 else 8 if rows <= 128 else 4
-
-
-def candidates_of(vocab: int) -> int:
-    return CANDIDATES if vocab <= LARGE_VOCAB else 2 * CANDIDATES
-
-
-def most_pieces(rows: int) -> int:
-    """The most pieces of all rows together, for up to `rows` rows."""
-    return max(some * pieces_of(some) for some in (64, 128, rows) if some <= max(rows, 64))
-
-
-def blocks_of(vocab: int) -> int:
-    """Blocks of a row, rounded up to a power of two."""
-    return int(triton.next_power_of_2(triton.cdiv(vocab, BLOCK)))
 
 
 def launch_draws(

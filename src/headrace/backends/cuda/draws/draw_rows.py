@@ -10,8 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from headrace.backends.cuda.draws import draw_sizes
+
 # A row of parameters: 24 int32, of which the first 12 are 6 float64.
-ASKED = tl.constexpr(24)
+ASKED = tl.constexpr(draw_sizes.ASKED)
 TEMPERATURE, INVERSE, TOP_P, LEAST, DEPTH, UNIFORM = (tl.constexpr(i) for i in range(6))
 KIND, TOP_K = tl.constexpr(16), tl.constexpr(17)
 
@@ -24,7 +26,7 @@ NONE_ALLOWED = tl.constexpr(5)
 PAST_RANGE = tl.constexpr(6)
 
 MODE, BEFORE, FOUND = (tl.constexpr(i) for i in range(3))
-STATE = tl.constexpr(4)  # int32 of a row between kernels, of which these are the first
+STATE = tl.constexpr(draw_sizes.STATE)  # of a row between kernels; these are the first of it
 LOW_EDGE, HIGH_EDGE = tl.constexpr(0), tl.constexpr(1)
 ALL_DEPTHS = tl.constexpr(1073741824.0)  # 2**30
 STEP_DEPTHS = tl.constexpr(134217728.0)  # between the 8 depths

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.draws import adjust_kernel, draw_kernels, draw_rows
-from headrace.backends.cuda.draws.draw_kernels import blocks_of, candidates_of, launch_draws
+from headrace.backends.cuda.draws import adjust_kernel, draw_rows, draw_sizes
+from headrace.backends.cuda.draws.draw_kernels import launch_draws
+from headrace.backends.cuda.draws.draw_sizes import blocks_of, candidates_of
 from headrace.backends.cuda.draws.logits_kernels import pieces_of as scratch_pieces
 from headrace.backends.cuda.draws.wanted import Wanted
 
 LEAST_WEIGHT = 2.0**-40
 _MOST_INVERSE = 1e300  # of a temperature: keeps the inverse of a tiny one finite
-_ASKED: int = draw_rows.ASKED.value
+_ASKED = draw_sizes.ASKED
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
 
 
@@ -60,13 +61,13 @@ class DrawWork:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.most_candidates = candidates
-        pieces = draw_kernels.most_pieces(rows)
-        self.masses = empty(pieces, draw_kernels.DEPTHS, dtype=torch.float32)
-        self.counts = empty(pieces, draw_kernels.BINS)
-        self.states = empty(rows, draw_rows.STATE.value)
-        self.edges = empty(rows, draw_kernels.EDGES, dtype=torch.float32)
+        pieces = draw_sizes.most_pieces(rows)
+        self.masses = empty(pieces, draw_sizes.DEPTHS, dtype=torch.float32)
+        self.counts = empty(pieces, draw_sizes.BINS)
+        self.states = empty(rows, draw_sizes.STATE)
+        self.edges = empty(rows, draw_sizes.EDGES, dtype=torch.float32)
         self.sums = empty(rows, blocks_of(vocab), dtype=torch.float64)
-        self.totals = empty(rows, draw_kernels.MOST_PIECES, dtype=torch.float64)
+        self.totals = empty(rows, draw_sizes.MOST_PIECES, dtype=torch.float64)
         self.candidates = empty(rows, candidates)
 
     @property

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-PIECES = 16  # of a row, in the first pass, at most
+from headrace.backends.cuda.draws.draw_sizes import PIECES
+
 _BLOCK = 2048
 NOT_NUMBERS = -1  # in place of a token: the row's largest logit is not finite
 

@@ -16,16 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.backends.cuda.draws.adjusting import Adjusting
+from headrace.backends.cuda.draws.draw_sizes import PIECES, ROWS_TOGETHER
 from headrace.backends.cuda.draws.drawing import Drawing
-from headrace.backends.cuda.draws.logits_kernels import PIECES, launch_largest, launch_pieces
+from headrace.backends.cuda.draws.logits_kernels import launch_largest, launch_pieces
 from headrace.backends.cuda.draws.tops_kernels import MOST, launch_tops
 from headrace.backends.cuda.draws.typical import keep_typical
 from headrace.backends.cuda.draws.wanted import Wanted
 
-ROWS_TOGETHER = 32  # whose alternatives are found at one time: sort keys of whole rows take memory
 _TYPICAL_TOGETHER = 8  # likewise, with more of it
-# Temporary bytes per token of a row: a copy, a key, and torch's memory to find the largest keys.
-SCRATCH_ROW_BYTES = 48
 
 
 class Sampler:

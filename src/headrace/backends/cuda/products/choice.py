@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat, is_small
+from headrace.backends.cuda.products.formats import MatrixFormat, is_small
+from headrace.backends.cuda.products.matrix import Matrix
 from headrace.core.errors import ConfigError
 from headrace.fetch.model_folder import cache_folder
 
@@ -20,11 +21,6 @@ SHIPPED = "choices.json"
 MEASURED_ROWS = (1, 8, 16, 32, 64, 128, 256, 512)  # a choice is used for up to this many rows
 
 KERNELS = ("row", "dot", "library", "widened")
-WIDENED = (
-    MatrixFormat.INT4,
-    MatrixFormat.INT8,
-    MatrixFormat.FP8_BLOCK,
-)  # torch has no product for these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from headrace.backends.cuda.products.dot import (
     dot_kernel,
 )
 from headrace.backends.cuda.products.epilogue import finish_kernel
+from headrace.backends.cuda.products.formats import INT4_CHUNK, MatrixFormat
 from headrace.backends.cuda.products.int4 import (
     SCALE_BF16,
     SCALE_F16,
@@ -26,7 +27,7 @@ from headrace.backends.cuda.products.int4 import (
     unpack_kernel,
     widen_kernel,
 )
-from headrace.backends.cuda.products.matrix import INT4_CHUNK, Matrix, MatrixFormat
+from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.products.norm import QUANTIZE_NONE, add_normed_kernel, prepare_kernel
 from headrace.backends.cuda.products.row import row_kernel
 

@@ -19,14 +19,20 @@ A gated matrix has output 2i = gate i and 2i + 1 = up i: a tile then holds both.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import StrEnum
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.products.rounding import (
+from headrace.backends.cuda.products.formats import (
     FP8_BLOCK,
+    INT4_CHUNK,
+    INT4_GROUPS,
+    MatrixFormat,
+    MatrixSize,
+    row_group,
+)
+from headrace.backends.cuda.products.rounding import (
     round_to_fp8,
     round_to_fp8_blocks,
     round_to_int4,
@@ -34,36 +40,7 @@ from headrace.backends.cuda.products.rounding import (
 )
 from headrace.core.errors import UnsupportedModelError, WeightsError
 
-INT4_GROUPS = (128, 64, 32)
-INT4_CHUNK = 128  # columns whose codes are stored together
-# (columns of the matrix, columns of x that share a scale). An outlier costs the values in its group
-# precision, so small groups are better; narrow matrices can afford them, as their products are not
-# bound by the matrix units.
-_INT8_ROW_GROUPS = ((2048, 128), (1024, 64), (0, 32))
-# Up to this many weights, FP8 rows save less time on the matrix units, even for a thousand rows,
-# than the launch that quantizes them takes.
-SMALL_WEIGHTS = 2 << 20
-SMALL_FP8_GROUP = 32  # columns that share a scale in such small FP8 matrices
-
 Values = torch.Tensor | NDArray[np.generic]
-
-
-def is_small(outputs: int, columns: int) -> bool:
-    return outputs * columns <= SMALL_WEIGHTS
-
-
-class MatrixFormat(StrEnum):
-    F32 = "f32"  # only for tests
-    BF16 = "bf16"
-    F16 = "f16"
-    FP8 = "fp8"
-    FP8_BLOCK = "fp8_block"
-    INT8 = "int8"
-    INT4 = "int4"
-
-    @property
-    def dense(self) -> bool:
-        return self in (MatrixFormat.F32, MatrixFormat.BF16, MatrixFormat.F16)
 
 
 _DENSE = {
@@ -94,6 +71,20 @@ class Matrix:
         return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
     @property
+    def size(self) -> MatrixSize:
+        """The same as numbers."""
+        return MatrixSize(
+            format=self.format,
+            rows=self.rows,
+            columns=self.columns,
+            group=self.group,
+            scale_bytes=2 if self.scale_dtype is None else self.scale_dtype.itemsize,
+            is_permuted=self.permutation is not None,
+            has_bias=self.bias is not None,
+            gated=self.gated,
+        )
+
+    @property
     def outputs(self) -> int:
         """The recorder's name for `rows`."""
         return self.rows
@@ -101,11 +92,7 @@ class Matrix:
     @property
     def row_group(self) -> int:
         """Columns of x that share a scale if x is quantized; 0: one scale per row."""
-        if self.format is MatrixFormat.FP8_BLOCK:
-            return self.group
-        if self.format is not MatrixFormat.INT8:
-            return 0
-        return next(group for least, group in _INT8_ROW_GROUPS if self.columns >= least)
+        return row_group(self.format, self.columns, self.group)
 
     @property
     def device(self) -> torch.device:

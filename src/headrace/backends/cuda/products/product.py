@@ -16,19 +16,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from headrace.backends.cuda.products import launches
-from headrace.backends.cuda.products.choice import WIDENED, Choices, KernelChoice
+from headrace.backends.cuda.products.choice import Choices, KernelChoice
 from headrace.backends.cuda.products.epilogue import (
     ACTIVATION_GELU_TANH,
     ACTIVATION_NONE,
     ACTIVATION_SILU,
 )
-from headrace.backends.cuda.products.matrix import Matrix, MatrixFormat
+from headrace.backends.cuda.products.formats import MatrixFormat
+from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.products.norm import QUANTIZE_FP8, QUANTIZE_INT8, QUANTIZE_NONE
+from headrace.backends.cuda.products.workspace_sizes import (
+    COUNTERS,
+    PARTIAL_VALUES,
+    WorkspaceSizes,
+)
 from headrace.models.spec import Activation
-
-PARTIAL_VALUES = 4 << 20  # partial sums of programs that share a tile
-COUNTERS = 4096  # tiles that may be shared at one time
-WIDE_ROWS = 2048  # rows whose gate and up values exist at one time
 
 _ACTIVATIONS = {
     None: ACTIVATION_NONE,
@@ -63,34 +65,24 @@ class Workspace:
         normed_columns: int | None = None,
     ) -> None:
         """`normed_columns`: the most columns of any product with a norm; None: of any product."""
-        found = list(matrices)
         self.choices = choices or Choices()
         self.dtype = dtype
         self.pdl = pdl
-        columns = max(m.columns for m in found)
-        permuted = max((m.columns for m in found if m.permutation is not None), default=0)
-        width = columns if normed_columns is None else max(normed_columns, permuted)
-        self.rows = torch.empty(max_rows, width, dtype=dtype, device=device)
-        quantized = any(m.format in _QUANTIZED for m in found)
-        self.codes = torch.empty(max_rows * columns * quantized, dtype=torch.uint8, device=device)
-        groups = max(-(-m.columns // (m.row_group or m.columns)) for m in found)
-        self.scales = torch.empty(max_rows * groups, dtype=torch.float32, device=device)
+        sizes = WorkspaceSizes.of(
+            (matrix.size for matrix in matrices), max_rows, normed_columns=normed_columns
+        )
+        self.rows = torch.empty(max_rows, sizes.width, dtype=dtype, device=device)
+        self.codes = torch.empty(sizes.codes, dtype=torch.uint8, device=device)
+        self.scales = torch.empty(sizes.scales, dtype=torch.float32, device=device)
         self.partials = torch.empty(PARTIAL_VALUES, dtype=torch.float32, device=device)
         self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-        wide = max((m.rows for m in found if _needs_wide(m)), default=0)
-        self.wide = torch.empty(min(max_rows, WIDE_ROWS) * wide, dtype=dtype, device=device)
-        # Only if steps have enough rows to make widening a matrix worthwhile.
-        widest = max((m.rows * m.columns for m in found if m.format in WIDENED), default=0)
-        self.widened = torch.empty(widest * (max_rows > 64), dtype=dtype, device=device)
+        self.wide = torch.empty(sizes.wide, dtype=dtype, device=device)
+        self.widened = torch.empty(sizes.widened, dtype=dtype, device=device)
 
     @property
     def bytes(self) -> int:
         held = (self.rows, self.codes, self.scales, self.partials, self.counters, self.wide)
         return sum(t.numel() * t.element_size() for t in (*held, self.widened))
-
-
-def _needs_wide(matrix: Matrix) -> bool:
-    return matrix.gated or matrix.bias is not None or matrix.format is MatrixFormat.FP8
 
 
 class Product:

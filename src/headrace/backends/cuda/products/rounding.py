@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from headrace.backends.cuda.products.formats import FP8_BLOCK
 from headrace.core.errors import UnsupportedModelError
 
-FP8_BLOCK = 128
 FP8_MAX = 448.0
 INT8_MAX = 127.0
 # The relative precision of e4m3 depends on where a value lies between two powers of two, so the

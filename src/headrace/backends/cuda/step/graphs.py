@@ -8,34 +8,16 @@ anywhere. Knows nothing of what the launches do.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterator
 
 import torch
 
-# Dense where rows are expensive: a padded row is computed like any other. Above 128 rows kernels
-# use tiles of 64 rows anyway.
-_BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-_BUCKETS += (320, 384, 448, 512)
-GRAPH_ROWS = _BUCKETS[-1]
-_LARGE_STEP = 128  # rows between larger buckets: what a large tile computes anyway
+from headrace.backends.cuda.step.shapes import GRAPH_ROWS, MOST_GRAPHS
+
 _SIGHTINGS = 3  # how often a larger or rarer shape must occur before it is captured
 _LARGEST_ROWS = 2048  # for larger steps the device takes longer than the host's launches
-LAUNCH_BYTES = 8 << 10  # device memory per captured launch: an estimate
-MOST_GRAPHS = 160
-
-
-def row_bucket(rows: int, most: int) -> int:
-    """What `rows` are padded to."""
-    at = bisect.bisect_left(_BUCKETS, rows)
-    bucket = _BUCKETS[at] if at < len(_BUCKETS) else -(-rows // _LARGE_STEP) * _LARGE_STEP
-    return min(bucket, most)
-
-
-def row_buckets(most: int) -> list[int]:
-    return sorted({min(bucket, most) for bucket in _BUCKETS})
 
 
 class Graphs:

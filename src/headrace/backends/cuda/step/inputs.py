@@ -20,16 +20,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.backends.cuda.attention.kernel import default_tile
 from headrace.backends.cuda.attention.plan import (
     FIELDS,
-    LONG_TOKENS,
     Tile,
     WorkShape,
+    default_tile,
 )
 from headrace.backends.cuda.attention.work_lists import WorkLists
 from headrace.backends.cuda.step.block_tables import BlockTables
 from headrace.backends.cuda.step.prepare import launch_prepare
+from headrace.backends.cuda.step.shapes import (
+    CHANGES,
+    COUNT,
+    StepShape,
+    aligned,
+    header_ints,
+    packed_ints,
+)
 from headrace.backends.shared.flight import Continued
 from headrace.core.step import RunnerLimits, StepPlan
 
@@ -37,22 +44,6 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 _HOST_BUFFERS = 3  # in turn: two steps may be in flight while a third is written
-_CHANGES = 256  # of block tables in one step, beyond one per row
-_COUNT = 4  # int32 at the buffer's start, of which the first counts the changes
-
-
-def _aligned(count: int) -> int:
-    """Parts are aligned to 16 bytes: kernels would be compiled again for other pointers."""
-    return -(-count // 4) * 4
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What a graph is captured for."""
-
-    rows: int  # of the bucket: the step's own rows and padding
-    tile_rows: int  # of its attention
-    is_decode: bool = False  # every sequence computes one token
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +81,8 @@ class StepInputs:
         self._vocab_size = vocab_size
         self._device = device
         self._wanted_rows = wanted_rows
-        self._header = _COUNT + _aligned(wanted_rows)
-        size = max(
-            self._measure(StepShape(limits.max_batch_tokens, rows)) for rows in self._tile_sizes()
-        )
+        self._header = header_ints(wanted_rows)
+        size = packed_ints(shape, limits.max_batch_tokens, wanted_rows, head_dim, len(windows))
         self.packed = torch.zeros(size, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         self._hosts = [
@@ -119,7 +108,7 @@ class StepInputs:
     @property
     def wanted(self) -> torch.Tensor:
         """The rows of the step whose logits are wanted: i32 [wanted_rows]"""
-        return self.packed[_COUNT : _COUNT + self._wanted_rows]
+        return self.packed[COUNT : COUNT + self._wanted_rows]
 
     def shape_of(self, longest: int, rows: int) -> StepShape:
         """The shape of a step whose longest chunk has `longest` tokens, padded to `rows` rows."""
@@ -187,24 +176,11 @@ class StepInputs:
 
     # -- the buffer --------------------------------------------------------------------------------
 
-    def _tile_sizes(self) -> list[int]:
-        """All tile sizes that a step may use."""
-        shape, most = self._work_shape, self._limits.max_batch_tokens
-        return sorted(
-            {shape.tile_rows(min(tokens, most)) for tokens in (1, 2, 4, 8, 16, 32, LONG_TOKENS)}
-        )
-
     def _tile(self, shape: StepShape) -> Tile:
         return default_tile(shape.tile_rows, self._head_dim)
 
-    def _measure(self, shape: StepShape) -> int:
-        tile = self._tile(shape)
-        work = self._work_shape.capacity(shape.rows, tile) * FIELDS * len(self._windows)
-        rows = _aligned(shape.rows)
-        return self._header + 4 * rows + 2 * (rows + _CHANGES) + work
-
     def _cut(self, buffer: torch.Tensor, shape: StepShape) -> StepViews:
-        rows, padded = shape.rows, _aligned(shape.rows)
+        rows, padded = shape.rows, aligned(shape.rows)
         tile = self._tile(shape)
         items = self._work_shape.capacity(rows, tile)
         at = self._header
@@ -216,7 +192,7 @@ class StepInputs:
 
         slots = take(2 * padded).view(torch.int64)[:rows]
         token_ids, positions = take(padded)[:rows], take(padded)[:rows]
-        places, blocks = take(padded + _CHANGES), take(padded + _CHANGES)
+        places, blocks = take(padded + CHANGES), take(padded + CHANGES)
         work = tuple(take(items * FIELDS).view(items, FIELDS) for _ in self._windows)
         parts = (token_ids, positions, slots, places, blocks, work)
         return StepViews(shape, tile, items, buffer[:at], *parts)
@@ -225,7 +201,7 @@ class StepInputs:
         key = (self._turn, shape)
         if key not in self._host_views:
             buffer = self._hosts[self._turn]
-            wanted = buffer[_COUNT : _COUNT + self._wanted_rows]
+            wanted = buffer[COUNT : COUNT + self._wanted_rows]
             self._host_views[key] = _HostViews(buffer[:1], wanted, self._cut(buffer, shape))
         return self._host_views[key]
 
