@@ -123,7 +123,9 @@ def test_the_cards_that_people_rent_are_there() -> None:
     names = {gpu.name for gpu in GPUS}
     assert names >= {"h100-sxm", "h100-pcie", "h200-sxm", "b200", "b300", "gb200", "gb300", "gh200",
                      "a100-sxm-80gb", "a100-sxm-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "l4",
-                     "l40s", "a10", "a30", "a40", "mi300x", "mi325x", "mi355x"}  # fmt: skip
+                     "l40s", "a10", "a10g", "a30", "a40", "mi300x", "mi325x", "mi355x",
+                     "h100-nvl", "h200-nvl", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-pro-6000",
+                     "rtx-a6000", "rtx-6000-ada", "t4", "v100-sxm-16gb"}  # fmt: skip
 
 
 def test_no_name_means_two_rows() -> None:
@@ -150,6 +152,10 @@ def test_several_of_a_name_are_listed() -> None:
     assert "more than one GPU" in refused.value.cause
     assert "h100-sxm" in refused.value.cause
     assert "h100-pcie" in refused.value.cause
+    assert "h100-nvl" in refused.value.cause
+    with pytest.raises(ConfigError, match="h200-sxm, h200-nvl"):
+        find_gpu("H200")
+    assert find_gpu("NVIDIA H200").name == "h200-sxm"  # what the driver calls it
     with pytest.raises(ConfigError, match="a100-sxm-80gb, a100-pcie-80gb"):
         find_gpu("A100 80GB")
     with pytest.raises(ConfigError, match="a100-sxm-80gb, a100-sxm-40gb"):
