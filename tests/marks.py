@@ -49,6 +49,7 @@ PATHS = (
     "tests/engine/test_same_tokens.py",
     "tests/engine/test_turns.py",
     "tests/grammar/test_matches.py",
+    "tests/models/test_known_parameters.py",
     "tests/server/request/test_pieces.py",
     "tests/simulate/test_lean.py",
     "tests/simulate/test_replica.py",

@@ -33,6 +33,10 @@ class Fields:
     def has(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def value(self, name: str) -> object:
+        """As it is in the file; None if it is absent."""
+        return self._values.get(name)
+
     def integer(
         self, name: str, *, low: int = 1, high: int = 2**31, default: int | None = None
     ) -> int:
