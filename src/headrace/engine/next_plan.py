@@ -15,6 +15,7 @@ class NextPlan:
         self.plan = StepPlan()
         self.sequences: dict[int, Sequence] = {}  # by id, in the order of the plan's rows
         self.prompt_budget = budget  # of tokens
+        self.has_lost = False  # whether a sequence was preempted while the plan was written
         self._budget = budget
 
     @property
@@ -27,7 +28,8 @@ class NextPlan:
         return min(self.budget, self.prompt_budget)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove its row, if it has one."""
+        """Remove its row, if it has one, because it is preempted."""
+        self.has_lost = True
         if self.sequences.pop(sequence.sequence_id, None) is None:
             return
         plan = self.plan

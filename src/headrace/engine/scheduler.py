@@ -36,6 +36,7 @@ from headrace.engine.constrained import (
     reason_of,
     start_constraint,
 )
+from headrace.engine.decoding import add_decoding
 from headrace.engine.embedding import add_pooled
 from headrace.engine.next_plan import NextPlan
 from headrace.engine.pace import Pace
@@ -48,9 +49,9 @@ from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-_RUNNING, _FINISHED = Status.RUNNING, Status.FINISHED  # looked up once, not with every token
+_FINISHED = Status.FINISHED  # looked up once, not with every token
 _UNKNOWN = [PREVIOUS]
-Flight = list[tuple[Sequence, int]]  # a plan's sequences, and their epochs when it was made
+Flight = tuple[list[Sequence], list[int]]  # a plan's sequences, and their epochs when it was made
 
 # 1 / this of a step's tokens may be prompt tokens until their cost beside decoding is known.
 FIRST_PROMPT_SHARE = 32
@@ -172,14 +173,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed now."""
         new = NextPlan(self.limits.max_batch_tokens)
-        prompts: list[Sequence] = []
-        for sequence in self._pace.choose(self._running.values()):
-            wanted = sequence.wanted_tokens
-            if wanted == 1 and sequence.scheduled_tokens >= sequence.prompt_tokens:
-                if sequence.status is _RUNNING:  # not preempted for an earlier row of this step
-                    self._add_row(sequence, 1, new)
-            elif wanted > 0:
-                prompts.append(sequence)
+        running = self._pace.choose(self._running.values())
+        prompts = add_decoding(running, new, self._make_room)
         decode_tokens = len(new.sequences)
         if decode_tokens:
             waiting = min(len(self._waiting), self._starting.slots - len(self._running))
@@ -189,7 +184,8 @@ class Scheduler:
         self._starting.fill(prompts, new)
         if not new.sequences:
             return None
-        self._flights.append([(sequence, sequence.epoch) for sequence in new.sequences.values()])
+        sequences = list(new.sequences.values())
+        self._flights.append((sequences, [sequence.epoch for sequence in sequences]))
         return new.plan
 
     def _add_row(self, sequence: Sequence, count: int, new: NextPlan) -> None:
@@ -279,10 +275,10 @@ class Scheduler:
         stats, extras, size = self.stats, result.extras, self.blocks.block_tokens
         given: list[SampledToken] = []
         prompt_tokens = drawn_tokens = 0
-        flight = self._flights.popleft()
-        columns = (plan.starts, plan.counts, plan.draws, result.tokens, result.logprobs)
-        rows = enumerate(zip(flight, *columns, strict=True))
-        for row, ((sequence, epoch), start, count, draw, tokens, logprobs) in rows:
+        sequences, epochs = self._flights.popleft()
+        columns = (epochs, plan.starts, plan.counts, plan.draws, result.tokens, result.logprobs)
+        rows = enumerate(zip(sequences, *columns, strict=True))
+        for row, (sequence, epoch, start, count, draw, tokens, logprobs) in rows:
             if start < sequence.prompt_tokens:
                 prompt_tokens += count
             if sequence.status is _FINISHED:
@@ -290,23 +286,21 @@ class Scheduler:
             is_kept = epoch == sequence.epoch  # not preempted since the plan was made
             if is_kept:
                 sequence.computed_tokens = start + count
-            rare, top, pooled = sequence.rare, None, None
-            if rare is not None:
-                self.progress += 1
-            if draw is not None and (rare is None or rare.constraint is None):
-                sequence.draws_in_flight -= 1
-            if extras and (found := extras.get(row)) is not None:
-                if found.error is not None:
-                    given += self._fail_row(sequence, found)
-                    continue
-                if found.target_logprobs:
-                    sequence.keep_scores(start, found)
-                top, pooled = found.tops[0] if found.tops else None, found.pooled
-            if tokens:
+            if sequence.rare is not None or (extras and row in extras):
+                drawn_tokens += self._take_rare(sequence, row, plan, result, given, is_kept)
+            elif draw is not None:
                 drawn_tokens += 1
-                self._take_token(sequence, tokens[0], logprobs[0], top, given)
-            elif is_kept and sequence.request.embed:
-                given += self._take_pooled(sequence, start, pooled)
+                sequence.draws_in_flight -= 1
+                token_id, known = tokens[0], sequence.token_ids
+                known.append(token_id)
+                # Keywords would take twice the time.
+                token = SampledToken(
+                    sequence.request.request_id, token_id, logprobs[0], sequence.index
+                )
+                if token_id in sequence.stop_ids or len(known) >= sequence.full_tokens:
+                    self._give(sequence, token, sequence.reason_to_end(token_id), given)
+                else:
+                    given.append(token)
             if sequence.computed_tokens // size > sequence.published_blocks:
                 self._publish_new(sequence)
         self.progress += 1
@@ -322,6 +316,37 @@ class Scheduler:
         self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
         self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return given
+
+    def _take_rare(
+        self,
+        sequence: Sequence,
+        row: int,
+        plan: StepPlan,
+        result: StepResult,
+        given: list[SampledToken],
+        is_kept: bool,
+    ) -> int:
+        """Take the row of a sequence with rare features, or one with more results than a token.
+        Returns how many tokens it drew."""
+        rare, top, pooled = sequence.rare, None, None
+        start, tokens = plan.starts[row], result.tokens[row]
+        if rare is not None:
+            self.progress += 1
+        if plan.draws[row] is not None and (rare is None or rare.constraint is None):
+            sequence.draws_in_flight -= 1
+        if (found := result.extras.get(row)) is not None:
+            if found.error is not None:
+                given += self._fail_row(sequence, found)
+                return 0
+            if found.target_logprobs:
+                sequence.keep_scores(start, found)
+            top, pooled = found.tops[0] if found.tops else None, found.pooled
+        if tokens:
+            self._take_token(sequence, tokens[0], result.logprobs[row][0], top, given)
+            return 1
+        if is_kept and sequence.request.embed:
+            given += self._take_pooled(sequence, start, pooled)
+        return 0
 
     def _take_token(
         self,
@@ -339,7 +364,6 @@ class Scheduler:
             return
         # The prompt's tokens may have asked for more.
         top = top[: sequence.top_logprobs] if top and sequence.top_logprobs else ()
-        # Keywords would take twice the time.
         token = SampledToken(sequence.request.request_id, token_id, logprob, sequence.index, top)
         if rare is None:
             self._give(sequence, token, sequence.append(token_id), given)
@@ -410,7 +434,7 @@ class Scheduler:
     def fail(self, error: str) -> list[SampledToken]:
         """The oldest uncommitted plan could not be computed: end its requests."""
         tokens: list[SampledToken] = []
-        for sequence, _ in self._flights.popleft():
+        for sequence in self._flights.popleft()[0]:
             tokens += self.end(sequence.request.request_id, FinishReason.ERROR, error)
         return tokens
 

@@ -123,13 +123,13 @@ class Sequence:
     # The next draw can't be planned before the last token is known here (see PREVIOUS).
     needs_last_token: bool = False
     brings_extra: bool = False  # with every draw
-    _most_tokens: int = 0  # of prompt and output together
+    full_tokens: int = 0  # of prompt and output together: with so many it ends
     _run_number: int = -1
     _run: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.request.prompt_token_ids)
-        self._most_tokens = self.prompt_tokens + self.max_tokens
+        self.full_tokens = self.prompt_tokens + self.max_tokens
         penalizes = self.draws.params.penalizes
         self.needs_last_token = (
             self.beams is not None
@@ -169,7 +169,7 @@ class Sequence:
     def wanted_tokens(self) -> int:
         """Tokens to schedule before the next draw, including one that is still being drawn."""
         known, drawing = len(self.token_ids), self.draws_in_flight
-        if drawing and (self.needs_last_token or known + 1 >= self._most_tokens):
+        if drawing and (self.needs_last_token or known + 1 >= self.full_tokens):
             return 0
         return known + drawing - self.scheduled_tokens
 
@@ -214,11 +214,13 @@ class Sequence:
                 return FinishReason.STOP
             assert self.rare is not None
             self.rare.mask = allowed.mask
-        if token_id in self.stop_ids and self.generated_tokens >= self.request.params.min_tokens:
+        return self.reason_to_end(token_id)
+
+    def reason_to_end(self, last: int) -> FinishReason | None:
+        """Why it ends with its last token, which is this one; None if it goes on."""
+        if last in self.stop_ids and self.generated_tokens >= self.request.params.min_tokens:
             return FinishReason.STOP
-        if len(self.token_ids) >= self._most_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(self.token_ids) >= self.full_tokens else None
 
     def ask_scores(self, start: int, end: int, extra: RowExtra) -> None:
         """Ask for logprobs of the prompt's tokens from `start` to `end`, if they are wanted and not
