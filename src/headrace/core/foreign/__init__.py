@@ -1,0 +1,1 @@
+"""Other engines' words for settings: one table for each engine, and what they mean here."""
