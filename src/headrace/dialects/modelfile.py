@@ -17,6 +17,7 @@ _WORDS = frozenset(
         "renderer", "parser", "requires",
     }
 )  # fmt: skip
+_LONG = frozenset({"template", "system", "license", "message"})  # may go over several lines
 _VARIABLE = re.compile(r"(OLLAMA_\w+)=(.*)", re.DOTALL)
 
 
@@ -29,13 +30,14 @@ def modelfile_words(text: str) -> Iterator[tuple[str, str]]:
     `ollama serve`."""
     in_text = False  # of a template or a system prompt over several lines
     for line in text.splitlines():
-        if in_text or line.count('"""') == 1:
+        match = _LINE.fullmatch(line)
+        opens = match is not None and match["word"].lower() in _LONG
+        if in_text or (opens and line.count('"""') == 1):
             in_text ^= line.count('"""') == 1
             continue
         if "ollama" in line and not _FROM.match(line):
             yield from _variables(line)
             continue
-        match = _LINE.fullmatch(line)
         if match is None or match["word"].lower() not in _WORDS:
             continue
         word, rest = match["word"].lower(), match["rest"]
