@@ -18,6 +18,8 @@ _KNOWN = frozenset(each.name for each in fields(Deployment))
 _ALWAYS_A_NUMBER = ("tensor_parallel", "pipeline_parallel", "replicas")
 _FILE_TYPE = re.compile(r"(?P<repo>[^:]+/[^:]+):(?P<type>[\w.-]+)")
 _GGUF_TYPE = re.compile(r"(iq|q|tq)\d\w*|bf16|f16|f32|mxfp4\w*")
+# Engines that have no word for the method: TGI looks the tokens up, Ollama uses heads of the model.
+_METHOD_WITHOUT_DRAFT = {"tgi": "ngram", "ollama": "mtp"}
 _FP8 = ("fp8", "fp8_e5m2")
 _SLOTS = 4  # llama-server's where -np is not given; they share one context
 
@@ -26,7 +28,7 @@ def to_deployment(engine: Engine, values: dict[str, object]) -> tuple[Deployment
     """The deployment, and notes on what is different from what one might expect."""
     found: dict[str, Any] = dict(values)
     notes: list[str] = []
-    found["speculation"] = found.get("speculation") or _speculation(found)
+    found["speculation"] = found.get("speculation") or _speculation(engine, found)
     if (chunk := found.pop("chunk_tokens", None)) is not None:
         if chunk > 0:
             found["max_batch_tokens"] = chunk
@@ -52,7 +54,12 @@ def to_deployment(engine: Engine, values: dict[str, object]) -> tuple[Deployment
     return Deployment(**{name: found[name] for name in found if name in _KNOWN}), tuple(notes)
 
 
-def _speculation(found: dict[str, Any]) -> Speculation | None:
+def _method_without_a_word(engine: Engine, draft: object) -> str:
+    """What an engine does where tokens or a draft model are given, and no method."""
+    return "draft" if draft is not None else _METHOD_WITHOUT_DRAFT.get(engine.name, "ngram")
+
+
+def _speculation(engine: Engine, found: dict[str, Any]) -> Speculation | None:
     method = found.pop("speculation.method", None)
     draft = found.pop("speculation.draft", None)
     tokens = found.pop("speculation.tokens", None)
@@ -62,7 +69,7 @@ def _speculation(found: dict[str, Any]) -> Speculation | None:
     if tokens is None and window is not None:
         tokens = window - 1
     if method is None:
-        method = "draft" if draft is not None else "ngram"
+        method = _method_without_a_word(engine, draft)
     return Speculation(method=method, draft=draft, tokens=tokens)
 
 
@@ -127,10 +134,9 @@ def from_deployment(engine: Engine, deployment: Deployment) -> dict[str, object]
 
 def _speculation_parts(engine: Engine, spec: Speculation) -> dict[str, object]:
     parts: dict[str, object] = {"speculation.method": spec.method}
-    if not any(engine.for_field("speculation.method")) and spec.method == (
-        "draft" if spec.draft is not None else "ngram"
-    ):
-        del parts["speculation.method"]  # what the engine does without being told
+    needs_no_word = engine.name in _METHOD_WITHOUT_DRAFT and (spec.draft or spec.tokens)
+    if needs_no_word and spec.method == _method_without_a_word(engine, spec.draft):
+        del parts["speculation.method"]
     if spec.draft is not None:
         parts["speculation.draft"] = spec.draft
     if spec.tokens is not None:
