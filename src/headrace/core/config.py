@@ -40,6 +40,9 @@ class SchedulerConfig:
     )
     # The fraction of the pool that admission leaves free, so that running sequences can grow.
     watermark: float = field(default=0.02, metadata=within(at_least=0, at_most=0.5))
+    # For each block of the pool, how many evicted ones are remembered, to report why a prefix was
+    # not found. A fleet of simulated engines needs the memory more than the reason.
+    remembered_evictions: int = field(default=4, metadata=within(at_least=0, at_most=1000))
     # SHORTEST: one second of waiting counts as this many prompt tokens less.
     ageing_tokens_per_s: float = field(
         default=200.0, metadata=within(at_least=0.001, at_most=10**9)

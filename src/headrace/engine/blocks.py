@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-EVICTED_REMEMBERED = 4  # hashes of evicted blocks to keep, per block, to report why a prefix missed
-
 
 class BlockPool:
-    def __init__(self, total_blocks: int, block_tokens: int) -> None:
+    """Of evicted blocks it keeps `remembered_evictions` hashes for each block of the pool, to
+    report why a prefix missed."""
+
+    def __init__(self, total_blocks: int, block_tokens: int, remembered_evictions: int = 4) -> None:
         self.total_blocks = total_blocks
+        self._most_evicted = remembered_evictions * total_blocks
         self.block_tokens = block_tokens
         self._free = list(range(total_blocks - 1, -1, -1))
         self._references = [0] * total_blocks
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
-        self._hash_of: dict[int, bytes] = {}
+        self._hash_of: list[bytes | None] = [None] * total_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
@@ -67,21 +69,21 @@ class BlockPool:
 
     def is_writable(self, block: int) -> bool:
         """Whether its holder may write to it: there is no other, and it can't be found by hash."""
-        return self._references[block] == 1 and block not in self._hash_of
+        return self._references[block] == 1 and self._hash_of[block] is None
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """Release blocks, given in a sequence's order. Its last blocks are evicted first."""
         for block in reversed(list(blocks)):
             self._references[block] -= 1
             if self._references[block] == 0:
-                if block in self._hash_of:
+                if self._hash_of[block] is not None:
                     self._cached[block] = None
                 else:
                     self._free.append(block)
 
     def publish(self, block: int, key: bytes) -> None:
         """Make a full block findable by hash. Does nothing if another block has that content."""
-        if key not in self._block_of and block not in self._hash_of:
+        if key not in self._block_of and self._hash_of[block] is None:
             self._block_of[key] = block
             self._hash_of[block] = key
             self._evicted.pop(key, None)
@@ -93,11 +95,13 @@ class BlockPool:
         return key in self._evicted
 
     def _forget(self, block: int) -> None:
-        key = self._hash_of.pop(block)
+        key, self._hash_of[block] = self._hash_of[block], None
+        assert key is not None
         del self._block_of[key]
-        self._evicted[key] = None
-        while len(self._evicted) > EVICTED_REMEMBERED * self.total_blocks:
-            self._evicted.popitem(last=False)
+        if self._most_evicted:
+            self._evicted[key] = None
+            while len(self._evicted) > self._most_evicted:
+                self._evicted.popitem(last=False)
 
     def check_integrity(self, tables: Iterable[list[int]]) -> None:
         """Every block is free, cached or held, and held exactly as often as `tables` hold it."""
@@ -113,6 +117,7 @@ class BlockPool:
         twice = free & cached | free & set(held) | cached & set(held)
         assert not twice, f"blocks are in two states at once: {twice}"
         assert len(free) + len(cached) + len(held) == self.total_blocks, "blocks are lost"
-        assert cached <= set(self._hash_of), "a cached block can't be found"
-        assert not free & set(self._hash_of), "a free block can be found"
-        assert {b: k for k, b in self._block_of.items()} == self._hash_of, "the index disagrees"
+        hashes = {block: key for block, key in enumerate(self._hash_of) if key is not None}
+        assert cached <= set(hashes), "a cached block can't be found"
+        assert not free & set(hashes), "a free block can be found"
+        assert {b: k for k, b in self._block_of.items()} == hashes, "the index disagrees"

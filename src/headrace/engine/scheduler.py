@@ -68,7 +68,9 @@ class Scheduler:
         self.limits = limits
         self.config = config
         self.eos_ids = eos_ids
-        self.blocks = BlockPool(limits.total_blocks, limits.block_tokens)
+        self.blocks = BlockPool(
+            limits.total_blocks, limits.block_tokens, config.remembered_evictions
+        )
         self.prefix = PrefixCache(self.blocks)
         self._clock = clock
         self._roster = Roster(self.blocks, config, clock)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import SchedulerConfig
@@ -89,7 +89,8 @@ class Replica:
             host=setup.host,
             result=setup.result,
         )
-        self._engine = Engine(runner, frozenset(), setup.config, self._clock)
+        config = replace(setup.config, remembered_evictions=0)
+        self._engine = Engine(runner, frozenset(), config, self._clock)
         self._prompts = prompts or Prompts()
         self._queue_s = start_s  # what the queue takes for now
         self._queue = QueueBounds(

@@ -10,6 +10,7 @@ from headrace.simulate.feed import Feed
 from headrace.simulate.replica import Replica, Setup
 from headrace.simulate.report import Report
 from headrace.simulate.served import Served
+from headrace.simulate.undisturbed import undisturbed
 from headrace.workload.ask import Ask
 
 
@@ -18,17 +19,18 @@ def serve(asks: Iterable[Ask], setup: Setup) -> Report:
     same setup give the same report."""
     feed, replica = Feed(asks), Replica(setup)
     served: list[Served] = []
-    while True:
-        arrival_s, next_s = feed.next_s, replica.next_s
-        if arrival_s is not None and arrival_s <= next_s:
-            arrival_s, ask = feed.pop()
-            served.append(Served(ask=ask, arrival_s=arrival_s))
-            replica.offer(served[-1], arrival_s)
-        elif next_s < math.inf:
-            for each in replica.wake():
-                feed.ended(each.ask, each.end_s or 0.0)
-        else:
-            break
+    with undisturbed():
+        while True:
+            arrival_s, next_s = feed.next_s, replica.next_s
+            if arrival_s is not None and arrival_s <= next_s:
+                arrival_s, ask = feed.pop()
+                served.append(Served(ask=ask, arrival_s=arrival_s))
+                replica.offer(served[-1], arrival_s)
+            elif next_s < math.inf:
+                for each in replica.wake():
+                    feed.ended(each.ask, each.end_s or 0.0)
+            else:
+                break
     check_all_ended(served, feed)
     stats = replica.stats
     return Report(
