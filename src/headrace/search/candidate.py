@@ -1,0 +1,35 @@
+"""One replica that could be rented: a model on so many GPUs of a kind, and its settings.
+
+Plain values with names as a user types them. Knows no sizes and no speeds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Candidate:
+    model: str
+    gpu: str
+    tp: int  # GPUs of one replica, working on every layer together
+    precision: str  # of the weights
+    kv_dtype: str
+    max_sequences: int
+    batch_tokens: int  # most tokens of a step
+    prefix_cache: bool = True
+
+    @property
+    def shape(self) -> tuple[str, str, int, str, str]:
+        """What is rented and loaded; the other fields are settings that cost nothing."""
+        return (self.model, self.gpu, self.tp, self.precision, self.kv_dtype)
+
+    @property
+    def label(self) -> str:
+        """Without the model: "2 x h200-sxm, fp8, kv fp8"."""
+        cards = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
+        return f"{cards}, {self.precision}, kv {self.kv_dtype}"
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
