@@ -1,0 +1,410 @@
+"""The search: sifts candidates, sizes the cheapest by simulating them, and measures the leaders.
+
+1. What a builder refuses is out, with its reason: types, divisions, memory, floors.
+2. The steady state bounds every other candidate's rate, and so its cost; branch.py simulates from
+   the cheapest bound up. All counts are sized at the slow end of the cost model's error band, so
+   that a plan holds even there.
+3. What could be faster for more money is sized too, for the Pareto front.
+4. The leaders run at both ends of the band, and the rate that they hold is bracketed.
+
+Everything is decided by results and by the seed, nothing by time: the same question has the same
+answer. Knows no GPU and no model: a builder does. `answer` may be called at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.search.answer import HOURS_A_MONTH, Answer, Band, Loss, Row, Tally, Why
+from headrace.search.branch import Found, Shape, Sized, branch_and_bound, least_replicas
+from headrace.search.candidate import Candidate
+from headrace.search.pool import Pool
+from headrace.search.question import Question
+from headrace.search.replica import Builder
+from headrace.search.steady import Limits, Steady, about_requests, most_requests
+from headrace.search.trial import Trial, requests_for, run_trial
+
+BOUND_SLACK = 1.1  # a bound is loosened by this: real step times are only nearly convex
+BRACKETED = 3  # rows whose highest rate is looked for
+FASTER = 4  # shapes beyond the ranking, for the front
+BRACKET_WIDTH = 1.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run; the same job always gives the same trial."""
+
+    candidate: Candidate
+    rate: float  # of one replica
+    seed: int
+    slowness: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Runs of one candidate at one rate at the slow end: the first, and if that held, a longer one
+    with another seed."""
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(trial.holds for trial in self.trials)
+
+
+Shared = tuple[Builder, Question]
+
+
+def run_job(shared: Shared, job: Job) -> Trial:
+    builder, question = shared
+    return run_trial(
+        builder.build(job.candidate, job.slowness).setup,
+        question.workload,
+        question.slo,
+        rate=job.rate,
+        seed=job.seed,
+        requests=job.requests,
+        slowness=job.slowness,
+    )
+
+
+def prove(shared: Shared, job: Job) -> Proof:
+    first = run_job(shared, job)
+    if not first.holds:
+        return Proof(trials=(first,))
+    longer = Job(
+        candidate=job.candidate,
+        rate=job.rate,
+        seed=job.seed + 1,
+        slowness=job.slowness,
+        requests=2 * job.requests,
+    )
+    return Proof(trials=(first, run_job(shared, longer)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Of a candidate that may win."""
+
+    candidate: Candidate
+    slow: float
+    fast: float
+    bound: float  # requests/s of a replica, at the slow end, loosened
+    about: Steady
+
+
+class Planner:
+    def __init__(self, builder: Builder, question: Question, pool: Pool[Shared]) -> None:
+        self._builder, self._question, self._pool = builder, question, pool
+        self._known: dict[Candidate, _Known] = {}
+        self._losses: list[Loss] = []
+        self._found: list[Found[Candidate, Proof]] = []
+        self._extra: dict[Candidate, list[Trial]] = {}  # further runs of the leaders
+        self._brackets: dict[Candidate, tuple[float, float]] = {}
+        self._complete = False
+        self.tally = Tally()
+
+    def search(self) -> Iterator[str]:
+        """Yields what is being done, for a line of progress."""
+        yield "sifting"
+        self._sift()
+        shapes = self._shapes()
+        priced = [s for s in shapes if self._price(s.variants[0]) is not None]
+        unpriced = [s for s in shapes if self._price(s.variants[0]) is None]
+        for some in (priced, unpriced):
+            if some:
+                yield from self._branch(some, keep=self._question.keep)
+        faster = self._faster(priced or unpriced)
+        if faster:
+            yield from self._branch(faster, keep=len(faster))
+        yield from self._measure()
+        yield from self._bracket()
+        self._complete = True
+
+    # -- sifting and bounds --------------------------------------------------------------------
+
+    def _sift(self) -> None:
+        for candidate in self._builder.candidates():
+            self.tally.candidates += 1
+            loss = self._builder.refuse(candidate) or self._bound(candidate)
+            if loss is not None:
+                self._losses.append(loss)
+
+    def _bound(self, candidate: Candidate) -> Loss | None:
+        """The steady state's bound, or why there is none."""
+        question, band = self._question, self._builder.band(candidate)
+        built = self._builder.build(candidate, band.slow)
+        slo = question.slo
+        for why, name, alone_s, most_s in (
+            (Why.TTFT, "TTFT", built.alone_ttft_s, slo.ttft_s),
+            (Why.TPOT, "TPOT", built.alone_tpot_s, slo.tpot_s),
+        ):
+            if most_s is not None and alone_s > most_s:
+                text = (
+                    f"{name} of one request alone is {alone_s * 1e3:,.0f} ms at the slow end of "
+                    f"the band; the objective is {most_s * 1e3:,.0f} ms"
+                )
+                return Loss(candidate=candidate, why=why, text=text, least=alone_s / most_s)
+        limits = Limits(
+            sequences=candidate.max_sequences,
+            batch_tokens=candidate.batch_tokens,
+            kv_tokens=built.kv_tokens,
+            tpot_s=slo.tpot_s,
+        )
+        demand = question.lengths.demand(prefix_cache=candidate.prefix_cache)
+        most = most_requests(demand, limits, built.step_s)
+        about = about_requests(demand, limits, built.step_s)
+        if most is None or about is None:
+            text = "not even one request at a time is within the objective"
+            return Loss(candidate=candidate, why=Why.RATE, text=text)
+        self._known[candidate] = _Known(
+            candidate=candidate,
+            slow=band.slow,
+            fast=band.fast,
+            bound=most.requests_s * BOUND_SLACK,
+            about=about,
+        )
+        return None
+
+    def _shapes(self) -> list[Shape[Candidate]]:
+        groups: dict[tuple[object, ...], list[_Known]] = {}
+        for known in self._known.values():
+            groups.setdefault(known.candidate.shape, []).append(known)
+        shapes = []
+        for group in groups.values():
+            group.sort(key=lambda known: (-known.about.requests_s, known.candidate))
+            first = group[0].candidate
+            price = self._price(first)
+            shapes.append(
+                Shape(
+                    name=" ".join(map(str, first.shape)),
+                    variants=tuple(known.candidate for known in group),
+                    bounds=tuple(known.bound for known in group),
+                    replica_cost=first.tp * (1.0 if price is None else price),
+                    estimate=group[0].about.requests_s,
+                )
+            )
+        return shapes
+
+    def _price(self, candidate: Candidate) -> float | None:
+        return self._builder.usd_per_gpu_hour(candidate)
+
+    # -- sizing --------------------------------------------------------------------------------
+
+    def _branch(self, shapes: Sequence[Shape[Candidate]], keep: int) -> Iterator[str]:
+        question = self._question
+        is_priced = self._price(shapes[0].variants[0]) is not None
+        most_hourly = question.most_usd_month / HOURS_A_MONTH if is_priced else math.inf
+
+        def run(jobs: Sequence[tuple[Candidate, float]]) -> list[Proof]:
+            proofs = self._pool.map(prove, [self._job(c, rate) for c, rate in jobs])
+            self._count([trial for proof in proofs for trial in proof.trials])
+            return proofs
+
+        self._found.append(Found())
+        for found in branch_and_bound(shapes, question.rate, run, keep=keep, most_cost=most_hourly):
+            self._found[-1] = found
+            yield f"{self.tally.runs} runs, {self.sized} deployments sized"
+
+    def _job(self, candidate: Candidate, rate: float) -> Job:
+        known = self._known[candidate]
+        return Job(
+            candidate=candidate,
+            rate=rate,
+            seed=self._question.seed,
+            slowness=known.slow,
+            requests=self._requests(known, rate),
+        )
+
+    def _requests(self, known: _Known, rate: float) -> int:
+        answer_s = known.about.step_s * self._question.lengths.output_tokens
+        return requests_for(rate, answer_s)
+
+    def _count(self, trials: Sequence[Trial]) -> None:
+        self.tally.runs += len(trials)
+        self.tally.steps += sum(trial.steps for trial in trials)
+
+    @property
+    def sized(self) -> int:
+        return sum(len(found.sized) for found in self._found)
+
+    def _faster(self, shapes: Sequence[Shape[Candidate]]) -> list[Shape[Candidate]]:
+        """Shapes that were not sized and that the estimate puts on the front: dearer, faster."""
+        done = {sized.shape.name: sized for found in self._found for sized in found.sized}
+        fastest = max(
+            (1 / self._step_s(sized.variant, sized.replicas) for sized in done.values()),
+            default=0.0,
+        )
+        picked: list[Shape[Candidate]] = []
+        rate, most = self._question.rate, self._question.most_usd_month / HOURS_A_MONTH
+
+        def least_cost(shape: Shape[Candidate]) -> float:
+            return least_replicas(rate, shape.estimate) * shape.replica_cost
+
+        for shape in sorted(shapes, key=lambda s: (least_cost(s), s.name)):
+            if shape.name in done or least_cost(shape) > most:
+                continue
+            count = least_replicas(rate, shape.estimate)
+            speed = 1 / self._step_s(shape.variants[0], count)
+            if speed > fastest * 1.1:
+                picked.append(shape)
+                fastest = speed
+        return picked[:FASTER]
+
+    def _step_s(self, candidate: Candidate, replicas: int) -> float:
+        """About the mean step at this load: the batch is the share of the fullest one."""
+        about = self._known[candidate].about
+        share = min(1.0, self._question.rate / replicas / about.requests_s)
+        return about.step_s * (0.5 + 0.5 * share)
+
+    # -- leaders -------------------------------------------------------------------------------
+
+    def _ranked(self) -> list[Sized[Candidate, Proof]]:
+        """Of every shape once, the cheapest first, those without a price last."""
+        best: dict[str, Sized[Candidate, Proof]] = {}
+        for found in self._found:
+            for sized in found.sized:
+                best.setdefault(sized.shape.name, sized)
+
+        def order(sized: Sized[Candidate, Proof]) -> tuple[object, ...]:
+            spare = self._known[sized.variant].about.requests_s * sized.replicas
+            no_price = self._price(sized.variant) is None
+            return (no_price, round(sized.cost, 6), -spare, sized.shape.name)
+
+        return sorted(best.values(), key=order)
+
+    def _measure(self) -> Iterator[str]:
+        """Leaders at the middle and at the fast end; the slow end is known."""
+        ranked = self._ranked()
+        yield f"bands of {len(ranked)} deployments"
+        jobs = []
+        for sized in ranked:
+            known = self._known[sized.variant]
+            rate = self._question.rate / sized.replicas
+            for slowness in dict.fromkeys((1.0, known.fast)):
+                jobs.append(
+                    Job(
+                        candidate=sized.variant,
+                        rate=rate,
+                        seed=self._question.seed,
+                        slowness=slowness,
+                        requests=2 * self._requests(known, rate),
+                    )
+                )
+        trials = self._pool.map(run_job, jobs)
+        self._count(trials)
+        for job, trial in zip(jobs, trials, strict=True):
+            self._extra.setdefault(job.candidate, []).append(trial)
+
+    def _bracket(self) -> Iterator[str]:
+        """Halves, for the first rows, the space in which the highest rate lies: at the slow end
+        the highest that holds, at the fast end the lowest that does not."""
+        ranked = self._ranked()[:BRACKETED]
+        # [candidate, slowness, a rate that holds, one that does not]
+        sides: list[tuple[Sized[Candidate, Proof], float, list[float]]] = []
+        for sized in ranked:
+            known = self._known[sized.variant]
+            held = self._question.rate / sized.replicas
+            for slowness in (known.slow, known.fast):
+                most = max(known.bound * known.slow / slowness, held * BRACKET_WIDTH)
+                sides.append((sized, slowness, [held, most]))
+        while open_sides := [s for s in sides if s[2][1] > s[2][0] * BRACKET_WIDTH]:
+            yield "the highest rate of the first rows"
+            jobs = []
+            for sized, slowness, (low, high) in open_sides:
+                rate = math.sqrt(low * high)
+                jobs.append(
+                    Job(
+                        candidate=sized.variant,
+                        rate=rate,
+                        seed=self._question.seed,
+                        slowness=slowness,
+                        requests=self._requests(self._known[sized.variant], rate),
+                    )
+                )
+            trials = self._pool.map(run_job, jobs)
+            self._count(trials)
+            for (_, _, limits), trial in zip(open_sides, trials, strict=True):
+                limits[0 if trial.holds else 1] = trial.rate
+        for (sized, _, slow), (_, _, fast) in zip(sides[::2], sides[1::2], strict=True):
+            self._brackets[sized.variant] = (
+                slow[0] * sized.replicas,
+                max(fast[1], slow[1]) * sized.replicas,
+            )
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    def answer(self) -> Answer:
+        """What is known so far."""
+        rows = [self._row(sized) for sized in self._ranked()]
+        self.tally.simulated = len({r.candidate for r in rows} | self._extra.keys())
+        return Answer(
+            rows=tuple(rows),
+            losses=(*self._losses, *self._lost()),
+            tally=self.tally,
+            complete=self._complete,
+        )
+
+    def _row(self, sized: Sized[Candidate, Proof]) -> Row:
+        candidate, question = sized.variant, self._question
+        trials = (*sized.outcome.trials, *self._extra.get(candidate, ()))
+        lengths = question.lengths
+        return Row(
+            candidate=candidate,
+            replicas=sized.replicas,
+            usd_per_gpu_hour=self._price(candidate),
+            requests_s=question.rate,
+            tokens_per_request=lengths.prompt_tokens + lengths.output_tokens,
+            ttft_p50_s=_band([t.ttft_s.p50 for t in trials if t.ttft_s]),
+            ttft_p99_s=_band([t.ttft_s.p99 for t in trials if t.ttft_s]),
+            tpot_p50_s=_band([t.tpot_s.p50 for t in trials if t.tpot_s]),
+            tpot_p99_s=_band([t.tpot_s.p99 for t in trials if t.tpot_s]),
+            holds_to=self._brackets.get(candidate),
+            trials=trials,
+        )
+
+    def _lost(self) -> list[Loss]:
+        """Shapes whose least cost is above what was found, or above the budget."""
+        done = {sized.shape.name for found in self._found for sized in found.sized}
+        losses = []
+        for found in self._found:
+            for shape, hourly in found.beaten():
+                if shape.name not in done:
+                    done.add(shape.name)
+                    losses.append(self._beaten(shape, hourly))
+            for shape, proof in found.given_up:
+                if shape.name not in done:
+                    done.add(shape.name)
+                    losses.append(_given_up(shape, proof))
+        return losses
+
+    def _beaten(self, shape: Shape[Candidate], hourly: float) -> Loss:
+        candidate, count = shape.variants[0], round(hourly / shape.replica_cost)
+        replicas = f"{count} replica{'' if count == 1 else 's'}"
+        limit = f"one serves at most {shape.bound:.3g} requests/s"
+        if self._price(candidate) is None:
+            text = f"needs at least {replicas} ({limit}): {count * candidate.tp} GPUs"
+            return Loss(candidate=candidate, why=Why.COST, text=text, least=hourly)
+        text = f"needs at least {replicas} ({limit}): ${hourly * HOURS_A_MONTH:,.0f} a month"
+        if hourly * HOURS_A_MONTH > self._question.most_usd_month:
+            return Loss(candidate=candidate, why=Why.BUDGET, text=text, least=hourly)
+        return Loss(candidate=candidate, why=Why.COST, text=text, least=hourly)
+
+
+def _given_up(shape: Shape[Candidate], proof: Proof | None) -> Loss:
+    text = "no number of replicas that was tried held the objective"
+    if proof is not None:
+        trial = proof.trials[-1]
+        missed = ", ".join(trial.misses) or trial.verdict
+        text += f": at {trial.rate:.3g} requests/s a replica, {missed} ({trial.met_share:.0%} met)"
+    return Loss(candidate=shape.variants[0], why=Why.RATE, text=text)
+
+
+def _band(values: Sequence[float]) -> Band:
+    if not values:  # answers of one token have no time per token
+        return Band(low=0.0, middle=0.0, high=0.0)
+    ordered = sorted(values)
+    return Band(low=ordered[0], middle=ordered[len(ordered) // 2], high=ordered[-1])
