@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from headrace.simulate.replica import UNBOUNDED, Setup
+
 from headrace.core.step import RunnerLimits, StepPlan
 from headrace.search.answer import Loss, Why
 from headrace.search.candidate import Candidate
@@ -13,7 +15,6 @@ from headrace.search.demand import lengths_of
 from headrace.search.question import Question
 from headrace.search.replica import Built, ErrorBand
 from headrace.search.steady import Batch
-from headrace.simulate.replica import UNBOUNDED, Setup
 from headrace.workload.arrivals import OpenLoop
 from headrace.workload.slo import Slo
 from headrace.workload.workload import Synthetic, fixed
@@ -43,9 +44,7 @@ class Toy:
     tps: tuple[int, ...] = (1, 2)
     sequences: tuple[int, ...] = (16, 64)
     batch_tokens: tuple[int, ...] = (512, 2048)
-    error: ErrorBand = field(
-        default_factory=lambda: ErrorBand(fast=0.9, slow=1.15, source="a toy")
-    )
+    error: ErrorBand = field(default_factory=lambda: ErrorBand(fast=0.9, slow=1.15, source="a toy"))
 
     def candidates(self) -> Sequence[Candidate]:
         return [
@@ -101,6 +100,12 @@ class Toy:
 
     def band(self, candidate: Candidate) -> ErrorBand:
         return self.error
+
+    def plain_precision(self, model: str) -> str:
+        return "bf16"
+
+    def plain_kv_dtype(self, model: str) -> str:
+        return "bf16"
 
     def usd_per_gpu_hour(self, candidate: Candidate) -> float | None:
         return self.cards[candidate.gpu].usd

@@ -1,0 +1,343 @@
+"""What to change on a baseline, and what each change gives: alone, and with those before it.
+
+The measure is requests/s per GPU under the objective, because any rate can be bought with replicas.
+Capacities are simulated at the middle of the cost model's band, from the estimate outwards until
+the highest rate lies in a narrow space; speculation is by formula (speculation.py), over the same
+step times. Knows no GPU and no model: a builder does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from headrace.search.candidate import Candidate
+from headrace.search.planner import Job, Shared, run_job
+from headrace.search.pool import Pool
+from headrace.search.question import Question
+from headrace.search.replica import Builder, Built
+from headrace.search.speculation import Speculation
+from headrace.search.steady import Batch, Limits, Steady, StepTime, about_requests
+from headrace.search.trial import requests_for
+
+WIDTH = 1.06  # how narrow a capacity is looked for
+MOST_RUNS = 7  # of one capacity
+WORTH = 1.01  # a change with less is not applied with the others
+
+Fields = Mapping[str, Any]  # of Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    candidate: Candidate
+    label: str
+    requests_s: float  # of one replica under the objective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    name: str
+    requests_s: float | None  # of one replica with this change alone; None: not possible
+    gpus: int
+    alone: float  # times the baseline's requests/s per GPU
+    together: float | None  # requests/s of a replica with this and all above; None: left out
+    together_gpus: int
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    baseline: Baseline
+    changes: tuple[Change, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "baseline": {
+                "deployment": self.baseline.candidate.facts(),
+                "label": self.baseline.label,
+                "requests_s": self.baseline.requests_s,
+            },
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    name: str
+    fields: Fields
+    remark: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The highest rate of one candidate: holds at `low`, does not at `high`."""
+
+    candidate: Candidate
+    about: Steady
+    low: float = 0.0
+    high: float = math.inf
+    runs: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.runs < MOST_RUNS and self.high > max(self.low, 1e-9) * WIDTH
+
+    @property
+    def next_rate(self) -> float:
+        if self.low == 0.0 and math.isinf(self.high):
+            return self.about.requests_s * 0.9
+        if math.isinf(self.high):
+            return self.low * 1.15
+        if self.low == 0.0:
+            return self.high * 0.75
+        return math.sqrt(self.low * self.high)
+
+
+@dataclass(slots=True)
+class Advisor:
+    """`advise` yields what is being done; `found` is the answer after it."""
+
+    builder: Builder
+    question: Question
+    pool: Pool[Shared]
+    speculation: Speculation = field(default_factory=Speculation)
+    found: Changes | None = None
+    runs: int = 0
+
+    def advise(self, winner: Candidate) -> Iterator[str]:
+        baseline = self._baseline(winner)
+        if baseline is None:
+            return
+        wishes = self._wishes(baseline, winner)
+        yield f"what to change on {baseline.label}"
+        alone = {wish.name: self._changed(baseline, wish.fields) for wish in wishes}
+        held = self._capacities([baseline, *(c for c in alone.values() if c is not None)])
+        start = held[baseline]
+
+        def gain(wish: _Wish) -> float:
+            changed = alone[wish.name]
+            if changed is None:
+                return 0.0
+            per_gpu = held[changed] / changed.tp
+            return per_gpu / (start / baseline.tp) if start else math.inf if per_gpu else 0.0
+
+        order = sorted(wishes, key=lambda wish: (-gain(wish), wish.name))
+        yield "changes together"
+        steps, merged = [], {}
+        for wish in order:
+            if gain(wish) >= WORTH:
+                merged |= wish.fields
+                steps.append((wish, self._changed(baseline, merged)))
+        held |= self._capacities([c for _, c in steps if c is not None])
+        together = {wish.name: c for wish, c in steps if c is not None}
+        changes = [
+            self._change(wish, gain(wish), alone[wish.name], together.get(wish.name), held)
+            for wish in order
+        ]
+        last = next((c for _, c in reversed(steps) if c is not None), baseline)
+        changes.append(self._speculate(baseline, last, held[last]))
+        changes.append(self._replicate(last, held[last]))
+        self.found = Changes(
+            baseline=Baseline(
+                candidate=baseline,
+                label=f"{baseline.model} on {baseline.label}, {_settings(baseline)}",
+                requests_s=start,
+            ),
+            changes=tuple(changes),
+        )
+
+    # -- what could be changed -----------------------------------------------------------------
+
+    def _baseline(self, winner: Candidate) -> Candidate | None:
+        """The model as its checkpoint is, on as few of the winner's GPUs as hold it, with the
+        smallest settings and without a prefix cache."""
+        plain = replace(
+            winner,
+            precision=self.builder.plain_precision(winner.model),
+            kv_dtype=self.builder.plain_kv_dtype(winner.model),
+            max_sequences=min(self._values(winner, "max_sequences")),
+            batch_tokens=min(self._values(winner, "batch_tokens")),
+            prefix_cache=False,
+        )
+        for tp in sorted(self._values(winner, "tp")):
+            candidate = replace(plain, tp=tp)
+            if self.builder.refuse(candidate) is None:
+                return candidate
+        return None
+
+    def _values(self, like: Candidate, name: str) -> set[Any]:
+        return {
+            getattr(each, name)
+            for each in self.builder.candidates()
+            if (each.model, each.gpu) == (like.model, like.gpu)
+        }
+
+    def _wishes(self, base: Candidate, winner: Candidate) -> list[_Wish]:
+        wishes = [
+            _Wish(name=f"weights in {precision}", fields={"precision": precision})
+            for precision in sorted(self._values(winner, "precision") - {base.precision})
+        ]
+        wishes = [w for w in wishes if self._changed(base, w.fields) is not None]
+        wishes += [
+            _Wish(name=f"KV in {kv}", fields={"kv_dtype": kv})
+            for kv in sorted(self._values(winner, "kv_dtype") - {base.kv_dtype})
+        ]
+        share = self.question.lengths.shared_share
+        if share > 0:
+            wishes.append(
+                _Wish(
+                    name="prefix cache",
+                    fields={"prefix_cache": True},
+                    remark=f"{share:.0%} of prompt tokens are shared",
+                )
+            )
+        most = max(self._values(winner, "max_sequences"))
+        if most > base.max_sequences:
+            wishes.append(_Wish(name=f"{most:,} sequences", fields={"max_sequences": most}))
+        chunk = max(self._values(winner, "batch_tokens"))
+        if chunk > base.batch_tokens:
+            wishes.append(_Wish(name=f"chunks of {chunk:,} tokens", fields={"batch_tokens": chunk}))
+        wider = [tp for tp in sorted(self._values(winner, "tp")) if tp > base.tp]
+        if wider:
+            wishes.append(_Wish(name=f"tensor parallel {wider[0]}", fields={"tp": wider[0]}))
+        return wishes
+
+    def _changed(self, base: Candidate, fields: Fields) -> Candidate | None:
+        changed = replace(base, **fields)
+        return None if self.builder.refuse(changed) is not None else changed
+
+    # -- capacities ----------------------------------------------------------------------------
+
+    def _capacities(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+        """All at once, a run of each in every round."""
+        searches, none = [], {}
+        for candidate in dict.fromkeys(candidates):
+            about = self._about(candidate, self.builder.build(candidate, 1.0))
+            if about is None:
+                none[candidate] = 0.0
+            else:
+                searches.append(_Search(candidate=candidate, about=about))
+        while rest := [each for each in searches if each.is_open]:
+            jobs = [self._job(each) for each in rest]
+            trials = self.pool.map(run_job, jobs)
+            self.runs += len(trials)
+            for each, trial in zip(rest, trials, strict=True):
+                each.runs += 1
+                if trial.holds:
+                    each.low = max(each.low, trial.rate)
+                else:
+                    each.high = min(each.high, trial.rate)
+        return none | {each.candidate: each.low for each in searches}
+
+    def _job(self, search: _Search) -> Job:
+        rate = search.next_rate
+        answer_s = search.about.step_s * self.question.lengths.output_tokens
+        return Job(
+            candidate=search.candidate,
+            rate=rate,
+            seed=self.question.seed,
+            slowness=1.0,
+            requests=requests_for(rate, answer_s),
+        )
+
+    def _about(
+        self, candidate: Candidate, built: Built, step_s: StepTime | None = None
+    ) -> Steady | None:
+        limits = Limits(
+            sequences=candidate.max_sequences,
+            batch_tokens=candidate.batch_tokens,
+            kv_tokens=built.kv_tokens,
+            tpot_s=self.question.slo.tpot_s,
+        )
+        demand = self.question.lengths.demand(prefix_cache=candidate.prefix_cache)
+        return about_requests(demand, limits, step_s or built.step_s)
+
+    # -- lines of the list ---------------------------------------------------------------------
+
+    def _change(
+        self,
+        wish: _Wish,
+        gain: float,
+        alone: Candidate | None,
+        together: Candidate | None,
+        held: Mapping[Candidate, float],
+    ) -> Change:
+        remark = wish.remark
+        if alone is None:
+            remark = "not possible here"
+        elif gain < WORTH:
+            remark = ", ".join(filter(None, [remark, "no gain here: left out"]))
+        return Change(
+            name=wish.name,
+            requests_s=None if alone is None else held[alone],
+            gpus=1 if alone is None else alone.tp,
+            alone=gain,
+            together=None if together is None else held[together],
+            together_gpus=0 if together is None else together.tp,
+            remark=remark,
+        )
+
+    def _speculate(self, base: Candidate, last: Candidate, last_rate: float) -> Change:
+        way = self.speculation
+        alone, together = (self._speculation_gain(candidate) for candidate in (base, last))
+        remark = (
+            f"by formula: {way.draft_tokens} draft tokens, {way.acceptance:.0%} accepted, "
+            f"{way.tokens_per_step:.2f} tokens a step"
+        )
+        if together < WORTH:
+            remark += "; no gain in a full batch: left out"
+        return Change(
+            name="speculation",
+            requests_s=None,
+            gpus=base.tp,
+            alone=alone,
+            together=last_rate * together if together >= WORTH else None,
+            together_gpus=last.tp,
+            remark=remark,
+        )
+
+    def _speculation_gain(self, candidate: Candidate) -> float:
+        """Of the steady state's rate. A step computes all draft tokens of every sequence, and
+        reads each sequence's KV once; prompts come in proportion to answers."""
+        built = self.builder.build(candidate, 1.0)
+        plain = self._about(candidate, built)
+        faster = self._about(candidate, built, speculative_step(self.speculation, built.step_s))
+        if plain is None or faster is None:
+            return 0.0
+        return faster.requests_s / plain.requests_s
+
+    def _replicate(self, last: Candidate, rate: float) -> Change:
+        count = max(1, math.ceil(self.question.rate / rate - 1e-9)) if rate else 0
+        return Change(
+            name=f"{count} replicas" if count != 1 else "1 replica",
+            requests_s=None,
+            gpus=last.tp * count,
+            alone=1.0,
+            together=rate * count,
+            together_gpus=last.tp * count,
+            remark=f"for {self.question.rate:g} requests/s, {last.tp * count} GPUs in all",
+        )
+
+
+def speculative_step(way: Speculation, step_s: StepTime) -> Callable[[Batch], float]:
+    """The time that one token of every sequence takes, where a step yields several."""
+
+    def per_token_s(batch: Batch) -> float:
+        tokens = way.tokens_per_step
+        verify = replace(
+            batch,
+            # Draft tokens are rows of the products; what they attend to is read already.
+            prefill_tokens=batch.prefill_tokens * tokens + batch.decodes * way.draft_tokens,
+        )
+        drafting = replace(batch, prefill_tokens=0.0)
+        draft_s = way.draft_tokens * way.draft_share * step_s(drafting)
+        return (step_s(verify) + draft_s) / tokens
+
+    return per_token_s
+
+
+def _settings(candidate: Candidate) -> str:
+    cache = "" if candidate.prefix_cache else ", no prefix cache"
+    return f"{candidate.max_sequences:,} sequences, {candidate.batch_tokens:,} tokens a step{cache}"
