@@ -19,6 +19,9 @@ PARTS = 20  # of the time in which requests arrived
 SKIPPED_PARTS = 5  # while the batch fills
 LEAST_GROWTH = 0.02  # of arrivals that are added to the queue: less is not called growth
 SURE = 3.0  # growth is this many times its standard error
+# And this many times the chance variation of how many requests are there at once, which is about the
+# square root of their number: parts that follow each other are alike, so the error alone is too sure.
+NOISE = 3.0
 REFUSED_SHARE = 0.01  # a full queue refuses: with more than this it is saturated
 LEAST_REQUESTS = 60
 TURNS = 4  # the shortest time that can be judged, in times of a request's service
@@ -48,7 +51,8 @@ def judge(served: Sequence[Served]) -> Verdict:
     parts = present(served, begin_s, end_s, PARTS)[SKIPPED_PARTS:]
     slope, error = line(parts)
     arrivals = len(served) / PARTS
-    if slope > LEAST_GROWTH * arrivals and slope > SURE * error:
+    chance = NOISE * math.sqrt(math.fsum(parts) / len(parts))
+    if slope > LEAST_GROWTH * arrivals and slope > SURE * error and slope * len(parts) > chance:
         return Verdict.SATURATED
     return Verdict.STABLE
 
