@@ -50,6 +50,7 @@ PATHS = (
     "tests/engine/test_turns.py",
     "tests/grammar/test_matches.py",
     "tests/models/test_known_parameters.py",
+    "tests/search/test_planner.py",
     "tests/server/request/test_pieces.py",
     "tests/simulate/test_lean.py",
     "tests/simulate/test_replica.py",

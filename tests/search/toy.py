@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from headrace.simulate.replica import UNBOUNDED, Setup
-
 from headrace.core.step import RunnerLimits, StepPlan
 from headrace.search.answer import Loss, Why
 from headrace.search.candidate import Candidate
@@ -15,6 +13,7 @@ from headrace.search.demand import lengths_of
 from headrace.search.question import Question
 from headrace.search.replica import Built, ErrorBand
 from headrace.search.steady import Batch
+from headrace.simulate.replica import UNBOUNDED, Setup
 from headrace.workload.arrivals import OpenLoop
 from headrace.workload.slo import Slo
 from headrace.workload.workload import Synthetic, fixed

@@ -35,4 +35,4 @@ def test_chance_is_not_growth() -> None:
 
 
 def test_growth_is_found_all_the_same() -> None:
-    assert set(verdicts(400.0, 3000, 2)) == {Verdict.SATURATED}
+    assert set(verdicts(400.0, 1500, 1)) == {Verdict.SATURATED}

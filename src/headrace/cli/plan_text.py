@@ -53,7 +53,8 @@ def ranking_lines(answer: Answer, *, several_models: bool) -> list[str]:
     lines = [_line(_PARTS, widths)]
     for row, shown in zip(answer.rows, cells, strict=False):
         lines.append(_line(shown, widths))
-        settings = f"{row.candidate.max_sequences:,} sequences, {row.candidate.batch_tokens:,} tokens a step"
+        one = row.candidate
+        settings = f"{one.max_sequences:,} sequences, {one.batch_tokens:,} tokens a step"
         if several_models:
             settings = f"{row.candidate.model}; {settings}"
         lines.append(f"{'':{widths[0]}}  {settings}")

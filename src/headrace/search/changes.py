@@ -125,7 +125,8 @@ class Advisor:
 
         order = sorted(wishes, key=lambda wish: (-gain(wish), wish.name))
         yield "changes together"
-        steps, merged = [], {}
+        steps: list[tuple[_Wish, Candidate | None]] = []
+        merged: dict[str, Any] = {}
         for wish in order:
             if gain(wish) >= WORTH:
                 merged |= wish.fields

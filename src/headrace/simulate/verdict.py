@@ -19,8 +19,8 @@ PARTS = 20  # of the time in which requests arrived
 SKIPPED_PARTS = 5  # while the batch fills
 LEAST_GROWTH = 0.02  # of arrivals that are added to the queue: less is not called growth
 SURE = 3.0  # growth is this many times its standard error
-# And this many times the chance variation of how many requests are there at once, which is about the
-# square root of their number: parts that follow each other are alike, so the error alone is too sure.
+# And this many times what chance does to the number of requests in the system, about its square
+# root: parts that follow each other are alike, so that the standard error alone is too small.
 NOISE = 3.0
 REFUSED_SHARE = 0.01  # a full queue refuses: with more than this it is saturated
 LEAST_REQUESTS = 60
