@@ -58,8 +58,8 @@ def test_every_row_can_be_computed_again(answer: Answer) -> None:
                 requests=trial.requests,
             )
             assert run_job((toy, asked), job) == trial
-        assert facts["usd_month"] == pytest.approx(facts["gpus"] * facts["usd_per_gpu_hour"] * 730)
-        tokens_month = 30.0 * 240 * 730 * 3600
+        assert facts["usd_month"] == pytest.approx(facts["gpus"] * facts["usd_per_gpu_hour"] * 720)
+        tokens_month = 30.0 * 240 * 720 * 3600
         assert facts["usd_million_tokens"] == pytest.approx(facts["usd_month"] / tokens_month * 1e6)
         p99s = [trial.ttft_s.p99 for trial in row.trials if trial.ttft_s is not None]
         assert (row.ttft_p99_s.low, row.ttft_p99_s.high) == (min(p99s), max(p99s))
@@ -104,7 +104,7 @@ def test_pruning_never_removes_a_winner(one: Card, other: Card, rate: float) -> 
             cheapest = min(cheapest, exhaustive_cost(toy, asked, candidate, cheapest))
     found = rows[0].usd_month if rows else math.inf
     assert found is not None
-    assert found / 730 <= cheapest * (1 + 1e-9)
+    assert found / 720 <= cheapest * (1 + 1e-9)
 
 
 def exhaustive_cost(toy: Toy, asked: Question, candidate: Candidate, below: float) -> float:
@@ -140,7 +140,7 @@ def test_cards_without_a_price_come_last_and_are_counted_in_hours() -> None:
     rows = search(toy, question(10.0), until="bands").rows
     assert [row.candidate.gpu for row in rows] == ["small", "big"]
     assert (rows[1].usd_month, rows[1].usd_million) == (None, None)
-    assert rows[1].gpu_hours_month == 730
+    assert rows[1].gpu_hours_month == 720
 
 
 def test_an_interrupted_search_says_what_it_knows() -> None:

@@ -91,7 +91,7 @@ def reading_lines(answer: Answer) -> list[str]:
         "Bands run from the fast to the slow end of the cost model's known error and over seeds; "
         'the number of replicas holds at the slow end. "holds to": the objective is held up to '
         "the first rate and broken from the second on; no latency is given beyond it. A million "
-        "tokens: prompts and answers together, at this rate all month (730 hours)."
+        "tokens: prompts and answers together, at this rate all month (720 hours)."
     )
     if priceless:
         text += " h: GPU-hours a month, where no price is known; those rows come last."

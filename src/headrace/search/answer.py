@@ -13,7 +13,7 @@ from typing import Any
 from headrace.search.candidate import Candidate
 from headrace.search.trial import Trial
 
-HOURS_A_MONTH = 730.0  # 365 * 24 / 12
+HOURS_A_MONTH = 720.0  # 30 days
 
 
 class Why(StrEnum):
