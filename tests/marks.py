@@ -49,6 +49,7 @@ PATHS = (
     "tests/engine/test_same_tokens.py",
     "tests/engine/test_turns.py",
     "tests/grammar/test_matches.py",
+    "tests/models/test_closed_form.py",
     "tests/models/test_known_parameters.py",
     "tests/search/test_planner.py",
     "tests/server/request/test_pieces.py",

@@ -60,15 +60,17 @@ def test_405b_with_every_value_quantized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mixture", "published"),
+    ("mixture", "bits"),
     [
-        ("q2_k", 3.18), ("q3_k_m", 4.02), ("q4_k_s", 4.69), ("q4_k_m", 4.92),
-        ("q5_k_m", 5.73), ("q6_k", 6.60), ("q8_0", 8.54),
+        ("q2_k", 3.1593), ("q3_k_s", 3.6429), ("q3_k_l", 4.2979), ("q4_k_s", 4.6672),
+        ("q4_k_m", 4.8944), ("q5_k_s", 5.5704), ("q5_k_m", 5.7036), ("q6_k", 6.5633),
+        ("q8_0", 8.5008), ("iq4_xs", 4.4597),
     ],
 )  # fmt: skip
-def test_gguf_files_of_llama_3_1_8b(mixture: str, published: float) -> None:
-    """The files also hold a vocabulary of about 8 MB."""
-    assert gigabytes("llama-3.1-8b", mixture) + 0.008 == pytest.approx(published, abs=0.006)
+def test_gguf_mixtures_of_llama_3_1_8b(mixture: str, bits: float) -> None:
+    """Bits a weight as llama.cpp's quantizer prints them (tools/quantize/README.md)."""
+    parameters = find_known("llama-3.1-8b").spec.parameters
+    assert gigabytes("llama-3.1-8b", mixture) * 8e9 / parameters == pytest.approx(bits, abs=2e-4)
 
 
 @pytest.mark.parametrize("name", sorted(GGUF))
