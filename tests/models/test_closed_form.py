@@ -4,13 +4,14 @@ the plain decoder, parameters, weight bytes, and sums taken one by one."""
 from __future__ import annotations
 
 from dataclasses import astuple, replace
+from functools import cache
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.closed_form import closed_form
+from headrace.models.closed_form import ClosedForm, closed_form
 from headrace.models.counting import Chunk, StepCount, count_step
 from headrace.models.counting_ops import experts_used
 from headrace.models.known import Known, all_known, find_known
@@ -81,6 +82,29 @@ def test_chunks_come_and_go(kept: list[Chunk], gone: list[Chunk]) -> None:
         plain.add(chunk.tokens, chunk.start, chunk.wanted)
     assert_equal(form(load), form(plain))
     assert load.sequences == len(kept)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    known=st.sampled_from(MODELS),
+    starts=st.lists(st.one_of(st.integers(0, 300), st.integers(0, 200_000)), max_size=9),
+)
+def test_many_decodes_at_once(known: Known, starts: list[int]) -> None:
+    form = _form(known.config_id)
+    at_once, one_by_one = form.load(), form.load()
+    at_once.add(17, 3, 1)
+    at_once.add_decodes(starts)
+    one_by_one.add(17, 3, 1)
+    for start in starts:
+        one_by_one.add(1, start)
+    assert astuple(at_once)[2:] == pytest.approx(astuple(one_by_one)[2:], rel=1e-12)
+    assert at_once.flops == one_by_one.flops
+
+
+@cache
+def _form(config_id: str) -> ClosedForm:
+    spec = next(known.spec for known in MODELS if known.config_id == config_id)
+    return closed_form(spec, size_spec(spec, BF16))
 
 
 @pytest.mark.parametrize(

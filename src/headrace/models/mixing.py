@@ -43,6 +43,41 @@ def mixing(mixer: Mixer, tokens: int, start: int, value_bytes: float) -> Mixing:
             return _recurrent(mixer, tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeTerm:
+    """A cost for each key that a single token sees: all of them, or `cap` at most."""
+
+    cap: int | None
+    flops: int
+    read_bytes: float
+
+
+def decode_terms(mixer: Mixer, value_bytes: float) -> tuple[DecodeTerm, ...] | None:
+    """What a single token after one or more costs, as terms to be summed over many sequences; None
+    if it can't be said so. What it writes, and states, do not depend on the position."""
+    match mixer:
+        case HeadsSpec():
+            dims = mixer.key_dim + mixer.value_dim
+            cap = mixer.window if mixer.index is None else mixer.index.top
+            if mixer.index is not None and mixer.window is not None:
+                return None
+            flops, read = 2 * mixer.heads * dims, mixer.kv_heads * dims * value_bytes
+        case LatentSpec():
+            # From the second token on, attending to the latent itself must be the cheaper way.
+            saved = 2 * mixer.kv_rank + mixer.rope_dim - mixer.key_dim - mixer.value_dim
+            if mixer.kv_rank * (mixer.nope_dim + mixer.value_dim) < 2 * saved:
+                return None
+            cap = None if mixer.index is None else mixer.index.top
+            flops = 2 * mixer.heads * (2 * mixer.kv_rank + mixer.rope_dim)
+            read = mixer.kept_values * value_bytes
+        case RecurrentSpec():
+            return ()
+        case _:
+            return None
+    scores = DecodeTerm(None, _index_flops(mixer.index, 1), _index_read(mixer, 1))
+    return (DecodeTerm(cap, flops, read), *((scores,) if mixer.index else ()))
+
+
 def pairs(tokens: int, start: int, window: int | None) -> int:
     """How many (query, key) pairs are seen: token i of the chunk sees start + i + 1 keys, or the
     window's."""
