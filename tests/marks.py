@@ -53,6 +53,7 @@ PATHS = (
     "tests/models/test_known_parameters.py",
     "tests/search/test_planner.py",
     "tests/server/request/test_pieces.py",
+    "tests/simulate/test_fleet.py",
     "tests/simulate/test_lean.py",
     "tests/simulate/test_replica.py",
     "tests/simulate/test_report.py",

@@ -8,6 +8,7 @@ lets the earliest go first. Knows no other replica and no routing.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from headrace.engine.loop import Engine
 from headrace.engine.stats import EngineStats
 from headrace.policies.queue import QueueBounds, Ticket
 from headrace.simulate.cost import Cost
+from headrace.simulate.handover import Room, receive
 from headrace.simulate.lean import LeanRunner
 from headrace.simulate.prompts import Prompts
 from headrace.simulate.served import Served
@@ -99,7 +101,11 @@ class Replica:
             max_prompt_tokens=setup.queue.max_prompt_tokens,
             clock=lambda: self._queue_s,
         )
-        self._inbox: deque[tuple[float, Served]] = deque()  # on their way, in order of time
+        # On their way: a heap of (ready, order, request, whether its keys and values come along).
+        self._inbox: list[tuple[float, int, Served, bool]] = []
+        self._offered = 0
+        self._last_ready_s = start_s
+        self._handed: deque[GenerateRequest] = deque()  # wait for room for their blocks
         self._entered: list[GenerateRequest] = []  # in the queue; the engine has them next
         self._live: dict[str, Served] = {}
         self._tickets: dict[str, Ticket] = {}
@@ -118,16 +124,25 @@ class Replica:
     @property
     def next_s(self) -> float:
         """When it has something to do; infinity: not before a request is offered."""
-        if self._is_computing or self._entered or self._engine.has_work:
+        if self._is_computing or self._entered or self._handed or self._engine.has_work:
             return self._clock.now_s()
         return self._inbox[0][0] if self._inbox else math.inf
 
     def offer(self, served: Served, arrival_s: float) -> None:
-        """A request comes. Not earlier than those offered before; not later than `next_s`."""
+        """A request comes. Not before those that were offered earlier, nor before the last wake."""
         ready_s = self.setup.edge.ready_s(served.ask, arrival_s)
-        if self._inbox:  # one after the other: a short prompt does not overtake a long one
-            ready_s = max(ready_s, self._inbox[-1][0])
-        self._inbox.append((ready_s, served))
+        # One after the other: a short prompt does not overtake a long one.
+        self._last_ready_s = max(self._last_ready_s, ready_s)
+        self._offer(served, self._last_ready_s, False)
+
+    def hand_over(self, served: Served, at_s: float) -> None:
+        """A sequence comes whose prompt another replica has computed. It starts when there is room
+        for its blocks, without a place in the server's queue."""
+        self._offer(served, at_s, True)
+
+    def _offer(self, served: Served, ready_s: float, is_handed: bool) -> None:
+        heapq.heappush(self._inbox, (ready_s, self._offered, served, is_handed))
+        self._offered += 1
 
     def wake(self) -> list[Served]:
         """Let its next moment come. Returns the requests that ended then."""
@@ -149,9 +164,13 @@ class Replica:
         """Requests that have arrived by now enter the queue, each at its own time."""
         refused = []
         while self._inbox and self._inbox[0][0] <= now_s:
-            self._queue_s, served = self._inbox.popleft()
+            self._queue_s, _, served, is_handed = heapq.heappop(self._inbox)
             request = self._prompts.request(served.ask, str(self._next_id))
             self._next_id += 1
+            if is_handed:
+                self._live[request.request_id] = served
+                self._handed.append(request)
+                continue
             try:
                 ticket = self._queue.enter(request)
             except HeadraceError as error:
@@ -165,6 +184,11 @@ class Replica:
     def _submit(self, now_s: float) -> list[Served]:
         """Give the engine what has entered the queue."""
         refused = []
+        if self._handed:
+            room = Room(self._engine)
+            while self._handed and room.take(self._handed[0]):
+                receive(self._engine, self._handed[0])
+                self._entered.append(self._handed.popleft())
         for request in self._entered:
             request_id = request.request_id
             try:
@@ -232,3 +256,9 @@ class Replica:
     def waiting_requests(self) -> int:
         """Offered and not started."""
         return len(self._inbox) + self._queue.waiting_requests
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Of their prompts."""
+        coming = sum(served.ask.prompt_tokens for _, _, served, _ in self._inbox)
+        return coming + self._queue.waiting_tokens
