@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from headrace.cli import options
 from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
+from headrace.cli.foreign import ForeignCommand
 from headrace.cli.gpus import gpus
 from headrace.cli.models import (
     models_app,
@@ -74,7 +75,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # A prompt that was not quoted arrives as extra words: `run` says what to do about them.
-app.command(context_settings={"allow_extra_args": True})(run)
+app.command(cls=ForeignCommand, context_settings={"allow_extra_args": True})(run)
 
 
 def main() -> None:
@@ -145,7 +146,7 @@ def _top(
     pass
 
 
-@app.command()
+@app.command(cls=ForeignCommand)
 @with_engine_flags
 @with_sampling_flags
 def chat(

@@ -14,11 +14,11 @@ from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
+from headrace.cli.foreign import ForeignCommand
 from headrace.cli.options import named_as_flags
 from headrace.core.checks import plain_types
-from headrace.core.config import RENAMED, EngineConfig, renamed
+from headrace.core.config import EngineConfig
 from headrace.core.request import SamplingParams
 from headrace.core.sampling import MODEL_DEFAULTS, Row, Taken, rows_of
 from headrace.core.settings import Setting, all_settings, split_list
@@ -32,12 +32,11 @@ def with_engine_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table == "engine"]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
-        _refuse_old(given)
         settings = {setting.name: _take(given, setting) for setting in chosen}
         with named_as_flags():
             return {ENGINE: EngineConfig(**settings)}
 
-    flags = [_engine_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    flags = [_engine_flag(setting) for setting in chosen]
     return _replaced(command, ENGINE, flags, take)
 
 
@@ -81,15 +80,14 @@ def with_settings_flags(command: Callable[..., None]) -> Callable[..., None]:
     chosen = [setting for setting in all_settings() if setting.table]
 
     def take(given: dict[str, Any]) -> dict[str, Any]:
-        _refuse_old(given)
         taken = {setting.name: _take(given, setting) for setting in chosen}
         return {GIVEN: {name: value for name, value in taken.items() if value is not None}}
 
-    flags = [_open_flag(setting) for setting in chosen] + [_old_flag(old) for old in RENAMED]
+    flags = [_open_flag(setting) for setting in chosen]
     return _replaced(command, GIVEN, flags, take)
 
 
-class SectionedCommand(TyperCommand):
+class SectionedCommand(ForeignCommand):
     """A command whose help lists the flags of each config in a panel of its own."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -130,20 +128,6 @@ def _replaced(
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     del call.__wrapped__  # Typer would read its annotations instead
     return call
-
-
-def _old_flag(name: str) -> inspect.Parameter:
-    """An old flag, accepted only so that the error can name the new one."""
-    option = typer.Option(f"--{name}", hidden=True)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
-
-
-def _refuse_old(given: dict[str, Any]) -> None:
-    for old in RENAMED:
-        if (value := given.pop(old)) is not None:
-            raise renamed(old, value, "--{} {}".format)
 
 
 def _engine_flag(setting: Setting) -> inspect.Parameter:

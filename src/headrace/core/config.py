@@ -228,11 +228,14 @@ class EngineConfig(SchedulerConfig):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
-        """From names and values out of a file or keyword arguments; an unknown name is an error."""
+        """From names and values as keyword arguments. Other engines' names are understood, or their
+        errors say what to do (core/foreign/); an unknown name is an error."""
         known = [each.name for each in fields(cls)]
         for name in values:
             if name in RENAMED:
                 raise renamed(name, values[name], "{}={!r}".format)
+        values = _own_names(values, known)
+        for name in values:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 remedy = (
@@ -252,6 +255,19 @@ class EngineConfig(SchedulerConfig):
 
 
 _POOL_SIZES = ("kv_memory", "kv_tokens", "kv_fraction")
+
+
+def _own_names(values: Mapping[str, object], known: list[str]) -> dict[str, object]:
+    """The values with other engines' names and words replaced by ours."""
+    if all(name in known for name in values) and not SHARED_NAMES & values.keys():
+        return dict(values)
+    from headrace.core.foreign.keywords import own_keywords
+
+    return own_keywords(values, known)
+
+
+# Settings that other engines have under the same name, with values of their own.
+SHARED_NAMES = frozenset({"quantization", "load_format", "generation_config", "policy"})
 
 # Settings of earlier versions, and what they are called now.
 RENAMED = {"backend": "device"}

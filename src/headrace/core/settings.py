@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from headrace.core.config import RENAMED, EngineConfig, renamed
+from headrace.core.config import RENAMED, SHARED_NAMES, EngineConfig, renamed
 from headrace.core.errors import ConfigError
 from headrace.core.server_config import ServerConfig
 
@@ -178,7 +178,7 @@ def resolve_settings(
 
 
 def _from_file(file: SettingsFile, known: Mapping[str, Setting]) -> dict[str, tuple[object, str]]:
-    found = {}
+    found: dict[str, tuple[object, str]] = {}
     for table, entries in _tables(file):
         names = [name for name, setting in known.items() if setting.table == table]
         for key, value in entries.items():
@@ -187,10 +187,39 @@ def _from_file(file: SettingsFile, known: Mapping[str, Setting]) -> dict[str, tu
                 error = renamed(key, value, "{} = {!r}".format)
                 remedy = f"{error.remedy} It belongs to [{known[RENAMED[key]].table}]."
                 raise ConfigError(f"{place}: {error.cause}", remedy, param=key)
-            if key not in names:
+            theirs = _theirs(key, value, "{} = {!r}".format, is_own=key in known)
+            if theirs is None and key not in names:
                 raise _unknown_key(key, table, place, known)
-            found[key] = (_typed(known[key], value, place), place)
+            for name, meant in ({key: value} if theirs is None else theirs).items():
+                if known[name].table != table:
+                    raise ConfigError(
+                        f"{place}: {key} is {name} here, which does not belong {_where(table)}.",
+                        f"Move it to {_right_place(known[name])}.",
+                        param=key,
+                    )
+                _refuse_both(found, name, place)
+                found[name] = (_typed(known[name], meant, place), place)
     return found
+
+
+def _theirs(
+    name: str, value: object, write: Callable[[str, object], str], *, is_own: bool
+) -> dict[str, object] | None:
+    """Our settings for another engine's word; None where it is ours, or nobody's."""
+    if is_own and name not in SHARED_NAMES:
+        return None
+    from headrace.core.foreign.keywords import own_settings
+
+    return own_settings(name, value, write, is_own=is_own)
+
+
+def _refuse_both(found: Mapping[str, tuple[object, str]], name: str, place: str) -> None:
+    if name in found:
+        raise ConfigError(
+            f"{name} is set twice, by {found[name][1]} and by {place}.",
+            "Keep one of them.",
+            param=name,
+        )
 
 
 def _tables(file: SettingsFile) -> list[tuple[str, Mapping[str, object]]]:
@@ -209,10 +238,8 @@ def _tables(file: SettingsFile) -> list[tuple[str, Mapping[str, object]]]:
 
 
 def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting]) -> ConfigError:
-    where = f"in [{table}]" if table else "at the top of the file"
     if key in known:
-        right = f"[{known[key].table}]" if known[key].table else "the top of the file"
-        remedy = f"It belongs to {right}."
+        remedy = f"It belongs to {_right_place(known[key])}."
     else:
         here = [n for n, s in known.items() if s.table == table]
         tables = [] if table else ["server", "engine"]
@@ -220,7 +247,16 @@ def _unknown_key(key: str, table: str, place: str, known: Mapping[str, Setting])
         remedy = (
             f"Did you mean {near[0]}?" if near else f"Choose one of {', '.join(here + tables)}."
         )
-    return ConfigError(f"{place}: unknown setting {key!r} {where}.", remedy, param=key)
+    cause = f"{place}: unknown setting {key!r} {_where(table)}."
+    return ConfigError(cause, remedy, param=key)
+
+
+def _where(table: str) -> str:
+    return f"in [{table}]" if table else "at the top of the file"
+
+
+def _right_place(setting: Setting) -> str:
+    return f"[{setting.table}]" if setting.table else "the top of the file"
 
 
 def _typed(setting: Setting, value: object, place: str) -> object:
@@ -254,13 +290,20 @@ def _from_variables(
     variables: Mapping[str, str], known: Mapping[str, Setting]
 ) -> dict[str, tuple[object, str]]:
     settings = {setting.variable: setting for setting in known.values()}
-    found = {}
+    found: dict[str, tuple[object, str]] = {}
     for name, text in variables.items():
         if not name.startswith(PREFIX) or _is_for_others(name, text):
             continue
         setting = settings.get(name)
         if (old := name.removeprefix(PREFIX).lower()) in RENAMED:
-            raise renamed(old, text, lambda word, value: f"{PREFIX}{word.upper()}={value}")
+            raise renamed(old, text, _as_variable)
+        theirs = _theirs(old, text, _as_variable, is_own=setting is not None)
+        if theirs is not None:
+            for meant, value in theirs.items():
+                _refuse_both(found, meant, name)
+                written = str(value).lower() if isinstance(value, bool) else str(value)
+                found[meant] = (_parsed(known[meant], written), name)
+            continue
         if setting is None:
             # Compare without the prefix, which would make any two names similar.
             words = [
@@ -269,8 +312,13 @@ def _from_variables(
             near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1)
             remedy = f"Did you mean {PREFIX}{near[0]}?" if near else "Unset it."
             raise ConfigError(f"Unknown variable {name}.", remedy, param=name)
+        _refuse_both(found, setting.name, name)
         found[setting.name] = (_parsed(setting, text), name)
     return found
+
+
+def _as_variable(name: str, value: object) -> str:
+    return f"{PREFIX}{name.upper()}={value}"
 
 
 def _is_for_others(name: str, text: str) -> bool:
