@@ -7,7 +7,7 @@ file adds up, compares and shows them. Knows no machine, no files and no backend
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from headrace.core.sizes import MIB, show_bytes
 from headrace.models.spec import ModelSpec
@@ -178,8 +178,10 @@ def predict(
     graphs_bytes: int = 0,
     runtime_bytes: int | None = None,
     available_bytes: int | None = None,
+    kv: KvCost | None = None,
 ) -> Ledger:
-    """The ledger of a model with these sizes and this pool."""
+    """The ledger of a model with these sizes and this pool. `kv` was made before, for another number
+    of bytes per token, since going through a model's layers takes time."""
     return Ledger(
         weights_bytes=weight_bytes,
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,
@@ -188,7 +190,9 @@ def predict(
         runtime_bytes=_RUNTIME_BYTES + spec.vocab_size * _RUNTIME_BYTES_PER_TOKEN
         if runtime_bytes is None
         else runtime_bytes,
-        kv=KvCost.of(spec, kv_dtype, kv_bytes_per_token),
+        kv=KvCost.of(spec, kv_dtype, kv_bytes_per_token)
+        if kv is None
+        else replace(kv, bytes_per_token=kv_bytes_per_token),
         total_blocks=total_blocks,
         block_tokens=block_tokens,
         max_batch_tokens=max_batch_tokens,
