@@ -18,6 +18,7 @@ PATHS = (
     "tests/benchmarks",
     "tests/cli/test_commands.py",
     "tests/cli/test_end_to_end.py",
+    "tests/cli/test_fit.py",
     "tests/cli/test_input.py",
     "tests/cli/test_models.py",
     "tests/core/test_collector.py",

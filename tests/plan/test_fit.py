@@ -16,8 +16,8 @@ from headrace.backends.demands import Setup, demand_on_gpu
 from headrace.core.config import EngineConfig
 from headrace.core.sizes import GIB
 from headrace.hardware.gpus import find_gpu
-from headrace.models.kv import kv_bytes
 from headrace.models.known import find_known
+from headrace.models.kv import kv_bytes
 from headrace.models.precision import find_precision, weight_bytes
 from headrace.plan.fit import Demand, Fit, budget_of, fit_on, longest_context, most_sequences
 from headrace.plan.fit_work import Floors, floors
@@ -325,7 +325,7 @@ def test_a_draft_is_sized_at_the_context_that_is_served() -> None:
 
 
 def test_latent_keys_and_hybrid_layers() -> None:
-    """DeepSeek V3 70,272 bytes a token; Mixtral 131,072; Qwen3.6-27B keeps KV in 16 layers of 64."""
+    """DeepSeek V3 70,272 bytes a token, Mixtral 131,072; Qwen3.6-27B has KV in 16 layers of 64."""
     for name, each in (("deepseek-v3", 70_272), ("mixtral-8x7b-v0.1", 131_072)):
         assert demand_of(name).sequence_bytes(64) == 64 * each
     hybrid = demand_of("qwen3.6-27b")

@@ -180,8 +180,8 @@ def predict(
     available_bytes: int | None = None,
     kv: KvCost | None = None,
 ) -> Ledger:
-    """The ledger of a model with these sizes and this pool. `kv` was made before, for another number
-    of bytes per token, since going through a model's layers takes time."""
+    """The ledger of a model with these sizes and this pool. `kv` was made before, for another
+    number of bytes per token, since going through a model's layers takes time."""
     return Ledger(
         weights_bytes=weight_bytes,
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,
