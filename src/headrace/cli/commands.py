@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import options
+from headrace.cli.cost import cost
 from headrace.cli.fit import fit
 from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
 from headrace.cli.foreign import ForeignCommand
@@ -182,6 +183,7 @@ app.command("rm")(models_rm)
 app.command("verify")(models_verify)
 app.command()(gpus)
 app.command()(fit)
+app.command()(cost)
 
 
 @app.command()
