@@ -67,5 +67,5 @@ def test_a_wheel_from_the_sdist_works_without_the_sources(sdist: Path, tmp_path:
     here = "import headrace, pathlib as p; print(*p.Path(headrace.__file__).parent.rglob('*'))"
     names = {Path(name).name for name in run(python, "-I", "-c", here, cwd=tmp_path).split()}
     assert {"py.typed", "choices.json", "_native.pyi"} <= names
-    assert {"gpus.toml", "cpus.toml", "api_prices.toml"} <= names
+    assert {"gpus.toml", "cpus.toml", "engines.toml", "api_prices.toml"} <= names
     assert "kernels.h" not in names

@@ -1,0 +1,1 @@
+"""Planning against what was measured: the roofline, the simulator, and other planners."""
