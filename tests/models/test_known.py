@@ -166,19 +166,6 @@ def test_parts_that_are_not_counted_are_said() -> None:
     assert find_known("llama-3-8b").spec.left_out == ()
 
 
-def test_windowed_layers_may_have_more_heads() -> None:
-    """Step 3.7: also where its decoder is a section of the file, with its own names of fields."""
-    known = find_known("step-3.7-flash")
-    config = dict(known.config)
-    config["num_attention_groups"] = config.pop("num_key_value_heads")
-    config["moe_num_experts"] = config.pop("num_experts")
-    config["moe_top_k"] = config.pop("num_experts_per_tok")
-    wrapped = spec_of_config({"model_type": "step3p7", "text_config": {**config, "model_type": ""}})
-    assert wrapped.stack == known.spec.stack
-    heads = [layer.mixer.heads for layer in wrapped.stack]  # type: ignore[union-attr]
-    assert (heads.count(96), heads.count(64)) == (33, 12)
-
-
 def test_layers_of_each_kind() -> None:
     nano = find_known("nemotron-3-nano").spec
     kinds = [type(layer.mixer).__name__ for layer in nano.stack]

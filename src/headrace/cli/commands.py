@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import options
+from headrace.cli.calibrate import calibrate
 from headrace.cli.cost import cost
 from headrace.cli.fit import fit
 from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
@@ -33,6 +34,7 @@ from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.cli.ps import ps
 from headrace.cli.run import open_llm, run
 from headrace.cli.serve import serve
+from headrace.cli.simulate import simulate
 from headrace.core.config import EngineConfig
 from headrace.core.disk import disk_full, is_full
 from headrace.core.errors import HeadraceError, OfflineError
@@ -184,6 +186,8 @@ app.command("verify")(models_verify)
 app.command()(gpus)
 app.command()(fit)
 app.command()(cost)
+app.command()(calibrate)
+app.command()(simulate)
 
 
 @app.command()

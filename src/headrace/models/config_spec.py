@@ -60,7 +60,6 @@ _WRAPPERS = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
-    "step3p7": "step3p5",
 }
 
 

@@ -49,14 +49,10 @@ class OpenLoop:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
     clients: int
-    # Clients begin one after the other over this time, so that they don't stay in step.
-    ramp_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.clients <= 1_000_000:
             raise refusal(ConfigError, "clients", self.clients, "1 to 1000000")
-        if not 0 <= self.ramp_s < math.inf:
-            raise refusal(ConfigError, "ramp_s", self.ramp_s, "0 or more")
 
 
 Arrivals = OpenLoop | ClosedLoop

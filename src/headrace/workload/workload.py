@@ -132,18 +132,17 @@ class Synthetic:
     def _closed(self, arrivals: ClosedLoop, seed: int) -> Iterator[Ask]:
         """Each client is a session that never ends: conversation after conversation."""
         clients = [
-            self._client(Random(f"{seed} session {client}"), client, arrivals)
+            self._client(Random(f"{seed} session {client}"), client)
             for client in range(arrivals.clients)
         ]
         while True:
             for client in clients:
                 yield next(client)
 
-    def _client(self, random: Random, client: int, arrivals: ClosedLoop) -> Iterator[Ask]:
-        at_s = arrivals.ramp_s * client / arrivals.clients
+    def _client(self, random: Random, client: int) -> Iterator[Ask]:
         turn = 0
         while True:
-            for ask in self._conversation(random, client, at_s, turn):
+            for ask in self._conversation(random, client, 0.0, turn):
                 yield ask
                 turn = ask.turn + 1
 

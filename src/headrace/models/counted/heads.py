@@ -165,8 +165,6 @@ def step3(config: Fields, outer: Fields | None) -> ModelSpec:
     """Step 3.5 and 3.7 Flash: each head's output has a gate; windowed layers may have more heads
     (where the file says so)."""
     count = stack.layer_count(config)
-    if not config.has("num_key_value_heads") and config.has("num_attention_groups"):
-        config = config.with_value("num_key_value_heads", config.value("num_attention_groups"))
     mixer = stack.heads(config, head_norm=True)
     full = replace(mixer, gate_rows=mixer.heads)
     other = config.section("attention_other_setting")

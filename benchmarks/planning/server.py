@@ -1,0 +1,193 @@
+"""The simulator against the running server on this machine.
+
+    python benchmarks/planning/server.py [--model M] [--profile FILE] [--runs 3] [--scale 1]
+        [--only WORDS ...] [--out FILE] [--markdown FILE]
+
+Calibrates first, unless a profile is given. Then every workload of cases.py is served by `headrace
+serve` in a process of its own, round after round, and simulated from the profile: throughput, TTFT
+and TPOT, median and P99, and the rate at which both are saturated. Beside every error stands half
+of the range of the server's own runs. None of the workloads is one that was calibrated with. The
+machine should do nothing else; --scale makes runs shorter or longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from headrace.assemble import read_tokenizer
+from headrace.calibrate.client import Server
+from headrace.calibrate.run import calibrate, plain_ids
+from headrace.core.config import EngineConfig
+from headrace.fetch.resolve import resolve_model
+from headrace.hardware.profile import Profile, load_profile
+from headrace.simulate.profiled import setup_of
+from headrace.simulate.report import Report
+from headrace.simulate.serve import serve
+from headrace.simulate.verdict import Bracket, Verdict, find_saturation
+from headrace.weights.load import open_weights
+from headrace.workload.ask import Ask
+from planning.cases import CASES, SATURATED, Case, Compared, compare, compared, markdown
+from planning.load import Load
+
+TARGET_SATURATION = 0.05
+
+
+def vocabulary_of(model: str | None) -> list[int]:
+    with open_weights(resolve_model(model, offline=True)) as file:
+        tokenizer = read_tokenizer(file)
+        return plain_ids(tokenizer, tokenizer.vocab_size)
+
+
+def at_load(case: Case, profile: Profile, scale: float) -> list[Ask]:
+    """The requests of a case. Its rate is a share of the simulated saturation."""
+    count = max(8, round(case.requests * scale))
+    if case.load is None:
+        return list(case.workload.asks(0, count))
+    rate = case.load * saturation(case, profile).stable
+    return list(case.workload.at_rate(rate).asks(0, count))
+
+
+def saturation(case: Case, profile: Profile) -> Bracket:
+    def judged(rate: float) -> Verdict:
+        setup = setup_of(profile, seed=0)
+        return serve(case.workload.at_rate(rate).asks(0, 400), setup).verdict
+
+    return find_saturation(judged, 1.0)
+
+
+def run_server(server: Server, asks: Sequence[Ask], vocabulary: list[int], salt: str) -> Report:
+    load = Load(server.port, vocabulary, salt)
+    served = asyncio.run(load.run(asks))
+    late = sorted(load.late_s)
+    if late and late[int(0.99 * (len(late) - 1))] > 0.005:
+        print(f"  note: the client was late by {late[-1] * 1e3:.1f} ms at worst", flush=True)
+    return Report(served=tuple(served))
+
+
+def served_saturation(
+    server: Server, profile: Profile, vocabulary: list[int], scale: float
+) -> tuple[Bracket, Bracket]:
+    """Of the server and of the simulator, judged by the same rule on runs of the same length."""
+    count = max(60, round(SATURATED.requests * scale))
+    simulated = saturation(SATURATED, profile)
+    runs = 0
+
+    def judged(rate: float) -> Verdict:
+        nonlocal runs
+        runs += 1
+        asks = list(SATURATED.workload.at_rate(rate).asks(0, count))
+        verdict = run_server(server, asks, vocabulary, f"saturation {runs}").verdict
+        print(f"  {rate:.3g} requests/s: {verdict.value}", flush=True)
+        return verdict
+
+    def imagined(rate: float) -> Verdict:
+        asks = SATURATED.workload.at_rate(rate).asks(0, count)
+        return serve(asks, setup_of(profile, seed=0)).verdict
+
+    real = find_saturation(judged, simulated.stable, tolerance=0.04, most_runs=8)
+    return real, find_saturation(imagined, simulated.stable, tolerance=0.04, most_runs=8)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model")
+    parser.add_argument("--profile", type=Path, help="calibrated before; else it is done now")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of calibration")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
+    parser.add_argument("--only", nargs="+", help="workloads whose names have one of these in them")
+    parser.add_argument("--no-saturation", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    profile = _profile(options)
+    vocabulary = vocabulary_of(options.model)
+    chosen = [
+        case for case in CASES if not options.only or any(w in case.name for w in options.only)
+    ]
+    asks = {case.name: at_load(case, profile, options.scale) for case in chosen}
+    real: dict[str, list[Report]] = {case.name: [] for case in chosen}
+    notes: list[str] = []
+    rows: list[Compared] = []
+    with Server(options.model) as server:
+        run_server(server, list(CASES[1].workload.asks(9, 8)), vocabulary, "warm up")
+        for run in range(options.runs):
+            for case in chosen:
+                print(f"run {run + 1}: {case.name}", flush=True)
+                salt = f"{case.name} {run}"
+                real[case.name].append(run_server(server, asks[case.name], vocabulary, salt))
+        for case in chosen:
+            made = [
+                serve(asks[case.name], setup_of(profile, seed=seed)) for seed in range(options.runs)
+            ]
+            rows += compare(case.name, real[case.name], made)
+        if not options.no_saturation:
+            print("saturation", flush=True)
+            found, made_bracket = served_saturation(server, profile, vocabulary, options.scale)
+            notes += [f"server saturated {found}", f"simulator saturated {made_bracket}"]
+            middle = _middle(found), _middle(made_bracket)
+            if all(middle):
+                row = compared(
+                    SATURATED.name, "saturation", [middle[0]], [middle[1]], TARGET_SATURATION
+                )
+                rows.append(replace(row, spread=(found.saturated / found.stable - 1) / 2))
+    refused = sum(report.refused for reports in real.values() for report in reports)
+    notes.append(f"{refused} requests of the server's runs failed")
+    text = markdown(rows, notes)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text)
+    if options.out:
+        options.out.write_text(json.dumps(_facts(rows, notes, profile), indent=1) + "\n")
+
+
+def _middle(bracket: Bracket) -> float:
+    """0: the bracket is open."""
+    if not bracket.stable or bracket.saturated == float("inf"):
+        return 0.0
+    return float((bracket.stable * bracket.saturated) ** 0.5)
+
+
+def _profile(options: argparse.Namespace) -> Profile:
+    if options.profile is not None and options.profile.exists():
+        return load_profile(options.profile)
+    said: set[str] = set()
+
+    def tell(what: str, done: int, total: int | None) -> None:
+        if what not in said:
+            said.add(what)
+            print(f"calibrating: {what}", flush=True)
+
+    made = calibrate(
+        options.model,
+        config=EngineConfig(),
+        seconds=options.seconds,
+        tell=tell,
+        offline=True,
+    )
+    if options.profile is not None:
+        made.save(options.profile)
+    return made
+
+
+def _facts(rows: list[Compared], notes: list[str], profile: Profile) -> dict[str, Any]:
+    return {
+        "machine": dict(profile.machine),
+        "model": dict(profile.model),
+        "calibrated": profile.date,
+        "rows": [{**asdict(row), "error": row.error} for row in rows],
+        "notes": notes,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Step times of a runner: which steps are measured, and how.
+
+A point is a step that has decoding rows, a prompt, or both. Points are measured in turn, round
+after round, so that other work on the machine is unfair to none; what is kept is the median. The
+runner's blocks are written before: memory that was never written is read too fast. Knows runners;
+no engine and no server.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from headrace.calibrate.statistic import median, spread
+from headrace.core.step import DrawParams, Runner, RunnerLimits, StepPlan
+from headrace.hardware.profile import StepTime
+
+GREEDY = DrawParams(temperature=0.0)
+CONTEXT = 32  # before rows that decode, where the context is not what is measured
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CHUNKS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+MIXED_CHUNKS = (16, 64, 128, 256, 512, 2048, 8192)  # beside rows that decode
+CONTEXTS = (256, 1024, 4096)
+STARTS = (512, 2048)
+SHORT_TOKENS = 64  # in a step that is measured after one of its kind
+MOST_TOKENS = 16_384  # in the blocks of one step: more takes too long to fill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    decode_rows: int = 0
+    context_tokens: int = CONTEXT
+    prompt_tokens: int = 0
+    prompt_start: int = 0
+    draws: bool = True
+
+    @property
+    def batch_tokens(self) -> int:
+        return self.decode_rows + self.prompt_tokens
+
+    def blocks(self, block_tokens: int) -> int:
+        rows = self.decode_rows * -(-(self.context_tokens + 1) // block_tokens)
+        return rows + -(-(self.prompt_start + self.prompt_tokens) // block_tokens)
+
+    def plan(self, tokens: Sequence[int], block_tokens: int) -> StepPlan:
+        plan = StepPlan()
+        width = -(-(self.context_tokens + 1) // block_tokens)
+        for row in range(self.decode_rows):
+            table = list(range(row * width, (row + 1) * width))
+            plan.add(row, [tokens[row]], self.context_tokens, table, draw=GREEDY)
+        if self.prompt_tokens:
+            end = self.prompt_start + self.prompt_tokens
+            first = self.decode_rows * width
+            plan.add(
+                self.decode_rows,
+                [tokens[at % len(tokens)] for at in range(self.prompt_tokens)],
+                self.prompt_start,
+                list(range(first, first + -(-end // block_tokens))),
+                draw=GREEDY if self.draws else None,
+            )
+        return plan
+
+
+def points_for(limits: RunnerLimits) -> list[Point]:
+    """Decoding rows by prompt tokens, decoding after longer contexts, prompts after a start."""
+    rows = [n for n in ROWS if n < limits.max_sequences] + [limits.max_sequences]
+    rows = sorted({n for n in rows if n <= max(ROWS)})
+    most = limits.max_batch_tokens
+    chunks = sorted({n for n in (*CHUNKS, most) if n <= min(most, limits.context_tokens - 1)})
+    mixed = [n for n in MIXED_CHUNKS if n < most]
+    found = [Point(decode_rows=n) for n in rows]
+    found += [Point(prompt_tokens=n) for n in chunks]
+    found += [Point(decode_rows=n, prompt_tokens=p) for n in rows for p in mixed]
+    found += [Point(decode_rows=n, context_tokens=c) for n in rows for c in CONTEXTS]
+    long = [n for n in chunks if n >= 16]
+    found += [Point(prompt_tokens=p, prompt_start=s) for p in long[::2] for s in STARTS]
+    found += [Point(prompt_tokens=16, draws=False)] if 16 in chunks else []
+    return [point for point in found if _fits(point, limits)]
+
+
+def _fits(point: Point, limits: RunnerLimits) -> bool:
+    held = point.blocks(limits.block_tokens)
+    return (
+        point.batch_tokens <= limits.max_batch_tokens
+        and point.context_tokens < limits.context_tokens
+        and point.prompt_start + point.prompt_tokens < limits.context_tokens
+        and point.decode_rows + bool(point.prompt_tokens) <= limits.max_sequences
+        and held <= limits.total_blocks
+        and held * limits.block_tokens <= MOST_TOKENS
+    )
+
+
+def needed_tokens(points: Iterable[Point], block_tokens: int) -> int:
+    """For how many tokens the blocks of these points are."""
+    return block_tokens * max((point.blocks(block_tokens) for point in points), default=1)
+
+
+class Steps:
+    """A runner, ready to be measured."""
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        self.limits = runner.limits
+        self._runner = runner
+        random = Random(0)
+        self._tokens = [random.randrange(vocab_size) for _ in range(1024)]
+
+    def fill(self, points: Iterable[Point]) -> None:
+        """Write every block that a point reads: one prompt is computed, and copied."""
+        size = self.limits.block_tokens
+        total = min(needed_tokens(points, size) // size, self.limits.total_blocks)
+        first = min(total, 256 // size or 1, self.limits.max_batch_tokens // size or 1)
+        whole = StepPlan()
+        tokens = self._tokens[: min(first * size, self.limits.max_batch_tokens)]
+        whole.add(0, tokens, 0, list(range(first)), version=1)
+        self._run(whole)
+        for at in range(first, total, 4096):
+            plan = StepPlan()
+            plan.copies += [(block % first, block) for block in range(at, min(at + 4096, total))]
+            plan.add(0, tokens[:1], 0, [0], version=2)  # a plan has a row
+            self._run(plan)
+
+    def seconds(self, point: Point) -> float:
+        return self._run(point.plan(self._tokens, self.limits.block_tokens))
+
+    def settled_seconds(self, point: Point) -> float:
+        """Of a step among others like it, as when a server decodes: after a step of another kind
+        caches hold other things, and threads may have gone to sleep."""
+        if point.batch_tokens > SHORT_TOKENS:  # so long that it does not matter
+            return self.seconds(point)
+        self.seconds(point)
+        return (self.seconds(point) + self.seconds(point)) / 2
+
+    def _run(self, plan: StepPlan) -> float:
+        self._runner.submit(plan)
+        return self._runner.collect().compute_s
+
+
+def measure(
+    seconds_of: Callable[[Point], float],
+    points: Sequence[Point],
+    *,
+    is_over: Callable[[int], bool],
+    tell: Callable[[int], None] = lambda done: None,
+) -> tuple[StepTime, ...]:
+    """Rounds over all points until `is_over(rounds)`. A Ctrl-C ends it early, and what was measured
+    by then is returned; before anything was, it is raised."""
+    found: defaultdict[Point, list[float]] = defaultdict(list)
+    done = rounds = 0
+    try:
+        while not is_over(rounds):
+            for point in points:
+                taken_s = seconds_of(point)
+                found[point].append(taken_s)
+                done += 1
+                tell(done)
+            rounds += 1
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    return tuple(
+        StepTime(
+            decode_rows=point.decode_rows,
+            context_tokens=point.context_tokens if point.decode_rows else 0,
+            prompt_tokens=point.prompt_tokens,
+            prompt_start=point.prompt_start,
+            draws=point.draws,
+            seconds=median(values),
+            spread=spread(values),
+            repetitions=len(values),
+        )
+        for point, values in found.items()
+    )

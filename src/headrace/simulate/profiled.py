@@ -1,0 +1,126 @@
+"""A replica as a profile measured it: the machine that was calibrated, on a virtual clock.
+
+What a served step takes beside the step itself was measured with clients that stream: the engine's
+scheduling and committing, sending tokens to the HTTP process, and what HTTP process and clients
+take from the processors that compute. All of it is by the number of rows that draw a token. The way
+of a request in and of a token out comes from first tokens. Nothing here is fitted to a workload.
+Knows profiles and plans; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from statistics import fmean, median
+
+from headrace.core.config import SchedulerConfig
+from headrace.core.step import RunnerLimits, StepPlan
+from headrace.hardware.profile import Profile, Serving, StreamTime
+from headrace.simulate.cost import Cost
+from headrace.simulate.curve import Curve, Line
+from headrace.simulate.replica import Edge, Setup
+
+MOST_DRAWS = 16  # of noise for one step: a longer one is no more even for it
+
+
+class Noise:
+    """How much longer than the median a step takes: drawn from measured gaps between tokens. A step
+    that takes as long as several of these gaps is as uneven as their mean."""
+
+    def __init__(self, gaps: Sequence[float], usual_s: float, seed: int) -> None:
+        self._gaps = gaps
+        self._usual_s = usual_s
+        self._random = Random(seed)
+
+    def __call__(self, step_s: float) -> float:
+        draws = min(max(round(step_s / self._usual_s), 1), MOST_DRAWS)
+        last = len(self._gaps) - 1
+        total = 0.0
+        for _ in range(draws):
+            place = self._random.random() * last
+            at = int(place)
+            total += self._gaps[at] + (self._gaps[min(at + 1, last)] - self._gaps[at]) * (
+                place - at
+            )
+        return total / draws
+
+
+def setup_of(
+    profile: Profile, *, config: SchedulerConfig | None = None, seed: int | None = 0
+) -> Setup:
+    """`seed` is that of the noise of steps; None: every step takes its median."""
+    limits = profile.limits
+    curve = Curve(profile.steps)
+    schedule = _line({one.decode_rows: one.schedule_s for one in profile.host})
+    commit = _line({one.decode_rows: one.commit_s for one in profile.host})
+    rest = publish = _line({})
+    serving, edge = profile.serving, Edge()
+    if serving is not None and serving.streams:
+        added = {one.streams: _added(one, schedule, commit) for one in serving.streams}
+        publish = _line({rows: sent_s for rows, (sent_s, _) in added.items()})
+        rest = _line({rows: rest_s for rows, (_, rest_s) in added.items()})
+        first_s = schedule(1) + commit(1) + publish(1) + rest(1)
+        edge = _edge(serving, first_s)
+    noise = None
+    if seed is not None and serving is not None and serving.gaps and serving.streams:
+        noise = Noise(serving.gaps, serving.streams[0].token_s, seed)
+    return Setup(
+        limits=RunnerLimits(
+            max_batch_tokens=limits.max_batch_tokens,
+            max_sequences=limits.max_sequences,
+            total_blocks=limits.total_blocks,
+            block_tokens=limits.block_tokens,
+            context_tokens=limits.context_tokens,
+            steps_in_flight=max(1, limits.steps_in_flight),
+        ),
+        cost=_cost(curve, rest, noise),
+        host=lambda plan: schedule(len(plan)),
+        result=lambda plan: commit(len(plan)) + publish(_drawing(plan)),
+        config=config or SchedulerConfig(max_step_growth=limits.max_step_growth),
+        edge=edge,
+    )
+
+
+def _cost(curve: Curve, rest: Line, noise: Noise | None) -> Cost:
+    def cost(plan: StepPlan) -> float:
+        step_s = curve(plan) + rest(_drawing(plan))
+        return step_s if noise is None else step_s * noise(step_s)
+
+    return cost
+
+
+def _drawing(plan: StepPlan) -> int:
+    """Rows that draw a token."""
+    return len(plan.draws) - plan.draws.count(None)
+
+
+def _line(points: Mapping[int, float]) -> Line:
+    """From nothing at no rows; zero everywhere without points."""
+    return Line({0.0: 0.0} | {float(rows): seconds for rows, seconds in points.items()})
+
+
+def _added(one: StreamTime, schedule: Line, commit: Line) -> tuple[float, float]:
+    """What a served step of so many rows has beside the step alone and the engine's time: sending
+    its tokens, and the rest, which is in the step itself."""
+    added_s = one.token_s - one.alone_s - schedule(one.streams) - commit(one.streams)
+    sent_s = min(max(0.0, added_s), one.publish_s)
+    return sent_s, max(0.0, added_s - sent_s)
+
+
+def _edge(serving: Serving, first_s: float) -> Edge:
+    """`first_s` is what a step of one row adds by itself."""
+    after_s = serving.round_trip_s / 2
+    added = [(one.prompt_tokens, one.ttft_s - one.alone_s) for one in serving.first_tokens]
+    if not added:
+        return Edge(before_s=after_s, after_s=after_s)
+    mean_tokens = fmean(tokens for tokens, _ in added)
+    mean_s = fmean(seconds for _, seconds in added)
+    spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in added)
+    token_s = 0.0
+    if spread:
+        slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in added)
+        token_s = max(0.0, slope / spread)
+    whole_s = median(seconds - token_s * tokens for tokens, seconds in added)
+    return Edge(
+        before_s=max(0.0, whole_s - first_s - after_s), before_token_s=token_s, after_s=after_s
+    )
