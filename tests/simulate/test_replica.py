@@ -150,7 +150,7 @@ def test_every_token_is_accounted_for(
         limits=limits(slots, blocks, steps_in_flight),
         cost=linear_cost(0.01, 0.001),
         host=lambda plan: 0.002,
-        edge=Edge(before_s=0.01, before_token_s=1e-5, after_s=0.003),
+        edge=Edge(before_s=0.01, before_token_s=1e-5, busy_s=0.001, after_s=0.003),
         queue=UNBOUNDED,
     )
     report = serve(asks, setup)
@@ -161,7 +161,7 @@ def test_every_token_is_accounted_for(
         assert each.started_s is not None
         assert each.first_s is not None
         assert each.end_s is not None
-        ready_s = setup.edge.ready_s(each.ask, each.arrival_s)
+        ready_s = each.arrival_s + setup.edge.delay_s(each.ask) + setup.edge.work_s(each.ask)
         assert each.arrival_s < ready_s <= each.started_s + 1e-9
         assert each.started_s < each.first_s <= each.end_s
         assert 0 <= each.cached_tokens < each.ask.prompt_tokens
@@ -232,6 +232,19 @@ def test_a_full_queue_refuses_as_the_server_does() -> None:
     assert report.refused == 15
     assert len(report.done) == 5
     assert {each.refused for each in report.served} == {None, "TooManyRequestsError"}
+
+
+def test_work_before_the_engine_is_done_one_after_the_other_and_delays_are_not() -> None:
+    asks = [Ask(at_s=0.0, prompt_tokens=10, output_tokens=1) for _ in range(4)]
+
+    def ready(edge: Edge) -> list[float]:
+        setup = Setup(limits=limits(), cost=lambda plan: 1e-6, edge=edge)
+        return [each.started_s or 0.0 for each in serve(asks, setup).served]
+
+    assert ready(Edge(before_s=0.1, before_token_s=0.01)) == pytest.approx([0.2] * 4, abs=1e-4)
+    assert ready(Edge(busy_s=0.1, busy_token_s=0.01, before_s=1.0)) == pytest.approx(
+        [1.2, 1.4, 1.6, 1.8], abs=1e-4
+    )
 
 
 def test_a_prompt_that_can_not_run_is_refused_and_the_others_are_not() -> None:

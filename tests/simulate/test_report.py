@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ from headrace.core.errors import ConfigError
 from headrace.core.step import RunnerLimits
 from headrace.simulate.replica import UNBOUNDED, QueueLimits, Setup
 from headrace.simulate.report import Report, band, quantile
+from headrace.simulate.saturation import burst, saturation
 from headrace.simulate.serve import serve
 from headrace.simulate.served import Served
 from headrace.simulate.verdict import Verdict, find_saturation, judge, line, present
+from headrace.workload.arrivals import OpenLoop
 from headrace.workload.ask import Ask
 from headrace.workload.slo import Slo
+from headrace.workload.workload import Synthetic, fixed
 
 
 def served(
@@ -173,7 +177,32 @@ def test_a_bracket_is_as_wide_as_what_is_not_clear() -> None:
         return Verdict.SATURATED if rate > 12 else Verdict.UNCLEAR
 
     bracket = find_saturation(judged, 4.0)
-    assert bracket.stable < 8
-    assert bracket.saturated > 12
+    assert 8 / 1.05 <= bracket.stable < 8
+    assert 12 < bracket.saturated <= 12 * 1.05
+    assert len(bracket.rates) < 16
     with pytest.raises(ConfigError, match="above 0"):
         find_saturation(judged, 0.0)
+
+
+def test_a_workloads_saturation_lies_around_what_a_full_server_does() -> None:
+    """Eight places, 0.01 s a step whatever is in it: 8 x 100 tokens a second, 40 of them a request,
+    and a step for each prompt."""
+    workload = Synthetic(prompts=fixed(16), outputs=fixed(40), arrivals=OpenLoop(rate_s=1.0))
+    setup = Setup(
+        limits=replace(LIMITS, max_sequences=8),
+        cost=lambda plan: 0.01,
+        config=SchedulerConfig(prefix_cache=False, max_step_growth=1e9),
+        queue=UNBOUNDED,
+    )
+    full = burst(workload.asks(0, 200), setup)
+    assert full.requests_s == pytest.approx(20, rel=0.03)
+    bracket = saturation(workload, setup, seeds=(0, 1))
+    assert bracket.stable < 20.5
+    assert bracket.saturated > 19.5
+    assert bracket.saturated < 1.25 * bracket.stable
+
+
+def test_a_setup_that_serves_nothing_has_no_saturation() -> None:
+    workload = Synthetic(prompts=fixed(999), outputs=fixed(4), arrivals=OpenLoop(rate_s=1.0))
+    with pytest.raises(ConfigError, match="None of the 400 requests"):
+        saturation(workload, Setup(limits=LIMITS, cost=lambda plan: 0.01))

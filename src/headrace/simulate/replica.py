@@ -32,15 +32,23 @@ from headrace.workload.ask import Ask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """The time between the client and the engine, which no step overlaps with."""
+    """The time between the client and the engine, which no step overlaps with. Of what comes before
+    the engine, some is a delay, which many requests may have at once; the rest keeps the server's
+    one process busy, which takes one request after the other."""
 
-    before_s: float = 0.0  # of a request: parsing, the way to the engine's process
-    before_token_s: float = 0.0  # and for each token of its prompt: tokenizing
+    before_s: float = 0.0  # delay of a request
+    before_token_s: float = 0.0  # and for each token of its prompt
+    busy_s: float = (
+        0.0  # work for a request: parsing, templates, sending it to the engine's process
+    )
+    busy_token_s: float = 0.0  # and for each token of its prompt: tokenizing
     after_s: float = 0.0  # of a token: making text of it, and its way to the client
 
-    def ready_s(self, ask: Ask, arrival_s: float) -> float:
-        """When a request reaches the engine's queue."""
-        return arrival_s + self.before_s + self.before_token_s * ask.prompt_tokens
+    def delay_s(self, ask: Ask) -> float:
+        return self.before_s + self.before_token_s * ask.prompt_tokens
+
+    def work_s(self, ask: Ask) -> float:
+        return self.busy_s + self.busy_token_s * ask.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +112,7 @@ class Replica:
         # On their way: a heap of (ready, order, request, whether its keys and values come along).
         self._inbox: list[tuple[float, int, Served, bool]] = []
         self._offered = 0
+        self._worked_s = start_s  # until when its process is busy with requests that came
         self._last_ready_s = start_s
         self._handed: deque[GenerateRequest] = deque()  # wait for room for their blocks
         self._entered: list[GenerateRequest] = []  # in the queue; the engine has them next
@@ -130,9 +139,10 @@ class Replica:
 
     def offer(self, served: Served, arrival_s: float) -> None:
         """A request comes. Not before those that were offered earlier, nor before the last wake."""
-        ready_s = self.setup.edge.ready_s(served.ask, arrival_s)
+        edge = self.setup.edge
+        self._worked_s = max(self._worked_s, arrival_s) + edge.work_s(served.ask)
         # One after the other: a short prompt does not overtake a long one.
-        self._last_ready_s = max(self._last_ready_s, ready_s)
+        self._last_ready_s = max(self._last_ready_s, self._worked_s + edge.delay_s(served.ask))
         self._offer(served, self._last_ready_s, False)
 
     def hand_over(self, served: Served, at_s: float) -> None:

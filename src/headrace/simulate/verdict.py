@@ -102,28 +102,61 @@ def find_saturation(
     tolerance: float = 0.05,
     most_runs: int = 16,
 ) -> Bracket:
-    """`judged` runs a workload at a rate. Doubles or halves from the guess until the two sides are
-    known, then halves the space between them until it is `tolerance` wide. Stops where a run is
-    unclear: the bracket is then wider."""
+    """`judged` runs a workload at a rate. Goes up and down from the guess until the two sides are
+    known, then halves what lies between them until it is `tolerance` wide. Where runs are unclear
+    the bracket stays around them."""
     if not guess > 0:
         raise ConfigError(
             f"The rate to begin with is {guess}; expected one above 0.", "Give another."
         )
-    low, high = 0.0, math.inf
+    known = _Known()
     rates: list[float] = []
-    rate, step = guess, 1.25
-    while len(rates) < most_runs and not high <= low * (1 + tolerance):
-        rates.append(rate)
-        verdict = judged(rate)
+    step = 1.25
+    while len(rates) < most_runs and not known.is_within(tolerance):
+        rates.append(known.next_rate(guess, step))
+        if known.low == 0 or known.high == math.inf:
+            step = min(2.0, step * step) if rates[1:] else step
+        known.learn(rates[-1], judged(rates[-1]))
+    return Bracket(stable=known.low, saturated=known.high, rates=tuple(rates))
+
+
+@dataclass(slots=True)
+class _Known:
+    """low | stable side | first unclear ... last unclear | saturated side | high"""
+
+    low: float = 0.0
+    high: float = math.inf
+    unclear: tuple[float, float] | None = None
+
+    def learn(self, rate: float, verdict: Verdict) -> None:
         if verdict is Verdict.UNCLEAR:
-            break
+            first, last = self.unclear or (rate, rate)
+            self.unclear = (min(first, rate), max(last, rate))
+            return
         if verdict is Verdict.STABLE:
-            low = max(low, rate)
+            self.low = max(self.low, rate)
         else:
-            high = min(high, rate)
-        if low and high < math.inf:
-            rate = math.sqrt(low * high)
-        else:
-            rate = rate / step if verdict is Verdict.SATURATED else rate * step
-            step = min(2.0, step * step)
-    return Bracket(stable=low, saturated=high, rates=tuple(rates))
+            self.high = min(self.high, rate)
+        if (
+            self.unclear is not None
+            and not self.low < self.unclear[0] <= self.unclear[1] < self.high
+        ):
+            self.unclear = None  # a clear answer beyond it counts more
+
+    @property
+    def _sides(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Where the two ends of the bracket may still move to."""
+        first, last = self.unclear or (self.high, self.low)
+        return (self.low, first), (last, self.high)
+
+    def is_within(self, tolerance: float) -> bool:
+        return all(low > 0 and high <= low * (1 + tolerance) for low, high in self._sides)
+
+    def next_rate(self, guess: float, step: float) -> float:
+        below, above = self._sides
+        if self.low == 0:
+            return below[1] / step if below[1] < math.inf else guess
+        if self.high == math.inf:
+            return above[0] * step
+        low, high = max(below, above, key=lambda side: side[1] / side[0])
+        return math.sqrt(low * high)

@@ -1,0 +1,76 @@
+"""At which rate a setup is saturated by a workload: a bracket, from runs with several seeds.
+
+A rate is stable if the queue grew with no seed, and saturated if it grew with every one; in
+between, chance decides, and the bracket is as wide as that. Runs are long enough to be judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from headrace.core.errors import ConfigError
+from headrace.simulate.replica import UNBOUNDED, Setup
+from headrace.simulate.report import Report
+from headrace.simulate.serve import serve
+from headrace.simulate.verdict import Bracket, Verdict, find_saturation
+from headrace.workload.ask import Ask
+from headrace.workload.workload import Workload
+
+BURST_REQUESTS = 400
+LEAST_REQUESTS = 400
+MOST_REQUESTS = 20_000
+TURNS = 8  # a run is this many times as long as a request's service
+
+
+def burst(asks: Iterable[Ask], setup: Setup) -> Report:
+    """All requests at once, without the queue's bounds: what it serves with no lack of work."""
+    at_once = (
+        Ask(
+            at_s=0.0,
+            prompt_tokens=ask.prompt_tokens,
+            output_tokens=ask.output_tokens,
+            shared=ask.shared,
+        )
+        for ask in asks
+    )
+    return serve(
+        at_once,
+        Setup(
+            limits=setup.limits,
+            cost=setup.cost,
+            host=setup.host,
+            result=setup.result,
+            config=setup.config,
+            queue=UNBOUNDED,
+        ),
+    )
+
+
+def saturation(
+    workload: Workload,
+    setup: Setup,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    tolerance: float = 0.05,
+) -> Bracket:
+    """Of a workload that has a rate."""
+    first = burst(workload.asks(seeds[0], BURST_REQUESTS), setup)
+    if not first.requests_s:
+        raise ConfigError(
+            f"None of the {len(first.served)} requests of workload {workload.name} could be served "
+            "by this setup; expected some.",
+            "Give it more memory, a longer context or shorter requests.",
+        )
+    times = [each.e2e_s - each.queue_s for each in first.done]
+    service_s = math.fsum(times) / len(times)
+
+    def judged(rate: float) -> Verdict:
+        wanted = math.ceil(TURNS * rate * service_s)
+        count = min(MOST_REQUESTS, max(LEAST_REQUESTS, wanted))
+        verdicts = {
+            serve(workload.at_rate(rate).asks(seed, count), setup).verdict for seed in seeds
+        }
+        return verdicts.pop() if len(verdicts) == 1 else Verdict.UNCLEAR
+
+    return find_saturation(judged, first.requests_s, tolerance=tolerance)
