@@ -40,7 +40,7 @@ def gigabytes(name: str, precision: Precision | str) -> float:
         ("llama-3.1-405b", "bf16", 811.7),
         ("mixtral-8x7b", "fp16", 93.4),
         ("qwen2-72b", "fp16", 145.4),
-        # Sizes of the checkpoints as published.
+        # The published checkpoints: 12.8 and 60.8 GiB by the model card of gpt-oss.
         ("gpt-oss-20b", "mxfp4", 13.8),
         ("gpt-oss-120b", "mxfp4", 65.2),
     ],
