@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test quick test-slow test-floors test-clients fuzz attack lint lock chat model bench-peers clean
+.PHONY: serve test quick test-slow test-floors test-clients test-engines fuzz attack lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -43,6 +43,12 @@ CLIENTS_FLAGS ?=
 
 test-clients: $(VENV)/.dev model
 	$(BIN)/python -m pytest tests/clients $(wildcard tests/server/observe/test_prometheus.py) -rs $(CLIENTS_FLAGS)
+
+# The flags that we write for other engines, parsed by those engines: their wheels and what their
+# parsers import, some 3 GB, are installed in the cache folder first. `make test` skips these tests
+# where that was never done.
+test-engines: $(VENV)/.dev
+	HEADRACE_TEST_ENGINES=1 $(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
 
 # Odd requests to a real server for as long as you like; `make test` has a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"

@@ -22,6 +22,8 @@ PATHS = (
     "tests/cli/test_input.py",
     "tests/cli/test_models.py",
     "tests/core/test_collector.py",
+    "tests/dialects/test_foreign_words.py",
+    "tests/dialects/test_real_parsers.py",
     "tests/fetch/test_catalog.py",
     "tests/fetch/test_pull_parts.py",
     "tests/server/access/test_operators.py",

@@ -17,6 +17,7 @@ from typing import Any
 from headrace.core.config import KvDtype, Policy, Quantization
 from headrace.core.errors import ConfigError
 from headrace.core.foreign.engines import ENGINES
+from headrace.core.foreign.llama_cpp import LLAMA_CPP
 from headrace.core.foreign.topics import NEEDLESS, OWN_ANSWERS, TOPICS
 from headrace.core.foreign.values import Fixed, Names
 from headrace.core.foreign.words import Engine, Word, plain
@@ -31,6 +32,8 @@ _SAME = frozenset(
         "generation_config", "model", "device", "policy", "kv_dtype", "quantization",
     }
 )  # fmt: skip
+# Letters that mean something else to vLLM, where few know them.
+_BETTER_KNOWN: dict[str, tuple[Engine, ...]] = {"-n": (LLAMA_CPP,), "-r": (LLAMA_CPP,)}
 _ALL_LAYERS = 99  # what people write for "all of them"
 # Our values of the settings in SHARED_NAMES, which others have with values of their own.
 SHARED = {
@@ -43,7 +46,7 @@ SHARED = {
 
 def find_flag(flag: str) -> tuple[Word, bool] | None:
     """Another engine's word, by its flag, and whether the flag says no."""
-    for engine in ENGINES.values():
+    for engine in (*_BETTER_KNOWN.get(flag, ()), *ENGINES.values()):
         if found := engine.find(flag):
             return found
     return None
@@ -65,12 +68,6 @@ def _keywords() -> dict[str, Word]:
                 if flag.startswith("--") and not flag.startswith("--no-"):
                     found.setdefault(plain(flag), word)
     return found
-
-
-def engines_of(word: Word) -> list[Engine]:
-    """The engines that have a word."""
-    names = set(word.flags)
-    return [engine for engine in ENGINES.values() if names & engine.by_flag.keys()]
 
 
 def understand(word: Word, value: object, written: str) -> Settings:

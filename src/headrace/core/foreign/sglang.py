@@ -221,7 +221,7 @@ _TOPICS = {
         --quantize-and-serve --enable-unified-memory --gc-threshold=+ --sidecar= --sidecar-args=
         --allow-auto-truncate --incremental-streaming-output --enable-streaming-session
         --gc-warning-threshold-secs= --enable-precise-embedding-interpolation --mooncake-ib-device=
-        --rl-on-policy-target= --enable-response-store --qsa-indexer-dtype= --config= --crash-on-nan
+        --rl-on-policy-target= --enable-response-store --qsa-indexer-dtype= --config=
     """,
     "recurrent": """
         --mamba-backend= --enable-scattered-sconv --max-mamba-cache-size= --mamba-ssm-dtype=
@@ -246,7 +246,6 @@ _TOPICS = {
         --prefill-delayer-token-usage-low-watermark= --prefill-delayer-queue-min-ratio=
         --prefill-delayer-max-delay-ms= --min-free-slots-delay= --kv-canary-sweep-interval=
         --prefill-kv-cache-dequant-dtype= --enable-watermark --prefill-decode-interval-min-bs=
-        --disable-overlap
     """,
     "speculation": """
         --speculative-draft-model-revision= --speculative-draft-load-format=

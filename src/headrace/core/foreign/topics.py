@@ -135,6 +135,11 @@ OWN_ANSWERS: dict[str, Answer] = {
         "Use --context-tokens (context_tokens) for one sequence, and --kv-tokens (kv_tokens) for "
         "all together.",
     ),
+    "max_total_tokens": (
+        "to SGLang this is the size of the KV pool, to Text Generation Inference the longest "
+        "sequence.",
+        "Use --kv-tokens (kv_tokens) or --context-tokens (context_tokens).",
+    ),
     "revision": TOPICS["hub"],
     "model_repo": TOPICS["hub"],
     "split_mode": TOPICS["one_gpu"],

@@ -88,7 +88,7 @@ _TOPICS = {
     "cache": """
         --block-size= --num-gpu-blocks-override= --kv-cache-dtype-skip-layers=+
         --disable-hybrid-kv-cache-manager --use-v2-block-manager --num-lookahead-slots=
-        --kv-cache-free-gpu-memory-fraction= --calculate-kv-scales --num-gpu-blocks=
+        --calculate-kv-scales
     """,
     "debug": """
         --return-tokens-as-token-ids --enable-sleep-mode --sleep-preserve-parameter-names=+
@@ -138,7 +138,7 @@ _TOPICS = {
     "lora": """
         --lora-modules=+ --enable-lora --max-loras= --max-lora-rank= --lora-dtype=
         --enable-tower-connector-lora --max-cpu-loras= --fully-sharded-loras --lora-target-modules=+
-        --default-mm-loras= --specialize-active-lora --max-lora-cls-labels= --prompt-adapters=
+        --default-mm-loras= --specialize-active-lora --max-lora-cls-labels=
     """,
     "observe": """
         --enable-per-request-metrics --enable-server-load-tracking --enable-trace-replay
@@ -178,7 +178,7 @@ _TOPICS = {
         --prefix-caching-hash-algo= --prefix-match-unit= --engram-config= --additional-config=
         --aux-output-config= --fail-on-environ-validation --max-seq-len-to-capture=
         --preemption-mode= --max-context-len-to-capture= --task= --override-pooler-config=
-        --response-format= --disable-frontend-multiprocessing -O=
+        --disable-frontend-multiprocessing -O=
     """,
     "recurrent": """
         --mamba-backend= --mamba-ssu-algorithm= --enable-mamba-cache-stochastic-rounding
