@@ -65,25 +65,25 @@ def profile(*, serves: bool = True, gaps: tuple[float, ...] = ()) -> Profile:
                 publish_s=SENT_S * rows,
                 token_s=alone_s + added_s,
                 alone_s=alone_s,
+                added_s=added_s,
                 spread=0.0,
                 repetitions=3,
             )
         )
-    first = [
-        FirstToken(
-            prompt_tokens=tokens,
-            ttft_s=true_s(1, tokens - 1, 0, 0)
-            + 2 * HOST_S
-            + (SENT_S + TAKEN_S)
-            + WAY_IN_S
-            + 1e-6 * tokens
-            + ROUND_TRIP_S / 2,
-            alone_s=true_s(1, tokens - 1, 0, 0),
-            spread=0.0,
-            repetitions=4,
+    first = []
+    for tokens in (17, 257, 1025):
+        alone_s = true_s(1, tokens - 1, 0, 0)
+        added_s = 2 * HOST_S + SENT_S + TAKEN_S + WAY_IN_S + 1e-6 * tokens + ROUND_TRIP_S / 2
+        first.append(
+            FirstToken(
+                prompt_tokens=tokens,
+                ttft_s=alone_s + added_s,
+                alone_s=alone_s,
+                added_s=added_s,
+                spread=0.0,
+                repetitions=4,
+            )
         )
-        for tokens in (17, 257, 1025)
-    ]
     return Profile(
         headrace="test",
         date="2026-11-16T00:00:00+00:00",

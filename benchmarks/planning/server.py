@@ -31,6 +31,7 @@ from headrace.fetch.resolve import resolve_model
 from headrace.hardware.profile import Profile, load_profile
 from headrace.simulate.profiled import setup_of
 from headrace.simulate.report import Report
+from headrace.simulate.saturation import saturation
 from headrace.simulate.serve import serve
 from headrace.simulate.verdict import Bracket, Verdict, find_saturation
 from headrace.weights.load import open_weights
@@ -52,16 +53,8 @@ def at_load(case: Case, profile: Profile, scale: float) -> list[Ask]:
     count = max(8, round(case.requests * scale))
     if case.load is None:
         return list(case.workload.asks(0, count))
-    rate = case.load * saturation(case, profile).stable
+    rate = case.load * saturation(case.workload, setup_of(profile, seed=0)).stable
     return list(case.workload.at_rate(rate).asks(0, count))
-
-
-def saturation(case: Case, profile: Profile) -> Bracket:
-    def judged(rate: float) -> Verdict:
-        setup = setup_of(profile, seed=0)
-        return serve(case.workload.at_rate(rate).asks(0, 400), setup).verdict
-
-    return find_saturation(judged, 1.0)
 
 
 def run_server(server: Server, asks: Sequence[Ask], vocabulary: list[int], salt: str) -> Report:
@@ -78,7 +71,7 @@ def served_saturation(
 ) -> tuple[Bracket, Bracket]:
     """Of the server and of the simulator, judged by the same rule on runs of the same length."""
     count = max(60, round(SATURATED.requests * scale))
-    simulated = saturation(SATURATED, profile)
+    simulated = saturation(SATURATED.workload, setup_of(profile, seed=0))
     runs = 0
 
     def judged(rate: float) -> Verdict:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from random import Random
 
 from headrace.calibrate.client import Connection, Heard, Server, completion
-from headrace.calibrate.statistic import median, relative_quantiles, spread
+from headrace.calibrate.statistic import median, relative_parts, spread
 from headrace.hardware.profile import FirstToken, Serving, StreamTime
 
 STREAMS = (1, 4, 16, 48)
@@ -144,6 +144,7 @@ def _summed(found: _Found) -> Serving:
                 publish_s=each["publish"],
                 token_s=median(one.token_s),
                 alone_s=median(one.alone_s),
+                added_s=max(0.0, _difference(one.token_s, one.alone_s)),
                 spread=spread(one.token_s),
                 repetitions=len(one.token_s),
             )
@@ -153,6 +154,7 @@ def _summed(found: _Found) -> Serving:
             prompt_tokens=tokens,
             ttft_s=median(values),
             alone_s=median(found.alone_s[tokens]),
+            added_s=max(0.0, _difference(values, found.alone_s[tokens])),
             spread=spread(values),
             repetitions=len(values),
         )
@@ -163,8 +165,13 @@ def _summed(found: _Found) -> Serving:
         streams=tuple(streams),
         first_tokens=tuple(first),
         round_trip_s=median(found.round_trips_s) if found.round_trips_s else 0.0,
-        gaps=relative_quantiles(found.gaps_s) if found.gaps_s else (),
+        gaps=relative_parts(found.gaps_s) if found.gaps_s else (),
     )
+
+
+def _difference(values: Sequence[float], others: Sequence[float]) -> float:
+    """The median of pairs: a machine that is slow for a while is slow for both of a pair."""
+    return median([one - other for one, other in zip(values, others, strict=False)])
 
 
 def _prompt(random: Random, vocabulary: Sequence[int], tokens: int) -> list[int]:

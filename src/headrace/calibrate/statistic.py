@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def median(values: Sequence[float]) -> float:
@@ -22,11 +23,12 @@ def spread(values: Sequence[float]) -> float:
     return (high - low) / 2 / middle
 
 
-def relative_quantiles(values: Sequence[float], count: int = 21) -> tuple[float, ...]:
-    """The values at 0, 1 / (count - 1), ..., 1 of their order, divided by their median."""
+def relative_parts(values: Sequence[float], count: int = 20) -> tuple[float, ...]:
+    """The values in order of size, in so many equal parts: each part's mean, divided by the median
+    of all. Drawing one of them has the mean of all values, whatever their extremes are."""
     ordered = sorted(values)
     middle = statistics.median(ordered)
-    if not ordered or middle <= 0:
+    if len(ordered) < count or middle <= 0:
         return ()
-    last = len(ordered) - 1
-    return tuple(ordered[round(at * last / (count - 1))] / middle for at in range(count))
+    ends = [round(at * len(ordered) / count) for at in range(count + 1)]
+    return tuple(statistics.fmean(ordered[low:high]) / middle for low, high in pairwise(ends))

@@ -101,7 +101,12 @@ def simulate(
     objective = parse_slo(slo) if slo else described.slo
     count = requests or (MOST_REQUESTS if trace else 300)
     report = serve(described.asks(seed, count), setup_of(found, seed=seed))
-    bracket = _saturation(described, found, count, seed) if saturation else None
+    bracket = None
+    if saturation:
+        from headrace.simulate.saturation import saturation as bracket_of
+
+        seeds = (seed, seed + 1, seed + 2)
+        bracket = bracket_of(described, setup_of(found, seed=seed), seeds=seeds)
     if as_json:
         facts = report_facts(report, objective)
         facts["saturation"] = None if bracket is None else asdict(bracket)
@@ -156,20 +161,6 @@ def _check_model(model: str | None, found: Profile, path: Path) -> None:
             f"{path} is a profile of {name}, not of {model}.",
             f"Run headrace calibrate {model} --out FILE, and give that file as --profile.",
         )
-
-
-def _saturation(described: Workload, found: Profile, count: int, seed: int) -> Any:
-    from headrace.simulate.profiled import setup_of
-    from headrace.simulate.serve import serve
-    from headrace.simulate.verdict import Verdict, find_saturation
-    from headrace.workload.workload import summarize
-
-    def judged(rate: float) -> Verdict:
-        asks = described.at_rate(rate).asks(seed, max(count, 200))
-        return serve(asks, setup_of(found, seed=seed)).verdict
-
-    guess = summarize(described.asks(seed, min(count, 200))).rate_s
-    return find_saturation(judged, guess or 1.0)
 
 
 def report_facts(report: Report, slo: Slo | None) -> dict[str, Any]:
@@ -244,8 +235,7 @@ def explained(found: Profile, setup: Setup) -> Iterator[str]:
     yield "TTFT         first token - arrival = way in + queue + steps + way out"
     yield "TPOT         (last token - first token) / (tokens - 1)"
     yield (
-        f"way in       {edge.before_s * 1e3:.2f} ms + {edge.before_token_s * 1e6:.2f} us a prompt "
-        f"token"
+        f"way in       {edge.busy_s * 1e3:.2f} ms + {edge.busy_token_s * 1e6:.2f} us a prompt token"
     )
     yield f"way out      {edge.after_s * 1e3:.2f} ms"
     yield (

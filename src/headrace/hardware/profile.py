@@ -77,6 +77,7 @@ class StreamTime:
     publish_s: float
     token_s: float  # from one text of a stream to the next
     alone_s: float  # a step of as many rows after as many tokens, without a server
+    added_s: float  # the median difference of the two in one round; 0 if it is negative
     spread: float  # of token_s
     repetitions: int
 
@@ -89,6 +90,7 @@ class FirstToken:
     prompt_tokens: int
     ttft_s: float
     alone_s: float
+    added_s: float  # the median difference of the two, taken one after the other
     spread: float  # of ttft_s
     repetitions: int
 
@@ -100,7 +102,8 @@ class Serving:
     streams: tuple[StreamTime, ...]
     first_tokens: tuple[FirstToken, ...]
     round_trip_s: float  # of a request that reaches no engine
-    # Quantiles of the gaps between one stream's tokens, divided by their median.
+    # The gaps between one stream's tokens in order of size and in equal parts: each part's mean,
+    # divided by the median of all.
     gaps: tuple[float, ...] = ()
 
 

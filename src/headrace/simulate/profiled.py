@@ -3,7 +3,8 @@
 What a served step takes beside the step itself was measured with clients that stream: the engine's
 scheduling and committing, sending tokens to the HTTP process, and what HTTP process and clients
 take from the processors that compute. All of it is by the number of rows that draw a token. The way
-of a request in and of a token out comes from first tokens. Nothing here is fitted to a workload.
+of a request in and of a token out comes from first tokens; the HTTP process takes in one request
+after the other. Nothing here is fitted to a workload.
 Knows profiles and plans; measures nothing.
 """
 
@@ -34,15 +35,7 @@ class Noise:
 
     def __call__(self, step_s: float) -> float:
         draws = min(max(round(step_s / self._usual_s), 1), MOST_DRAWS)
-        last = len(self._gaps) - 1
-        total = 0.0
-        for _ in range(draws):
-            place = self._random.random() * last
-            at = int(place)
-            total += self._gaps[at] + (self._gaps[min(at + 1, last)] - self._gaps[at]) * (
-                place - at
-            )
-        return total / draws
+        return sum(self._random.choices(self._gaps, k=draws)) / draws
 
 
 def setup_of(
@@ -102,7 +95,7 @@ def _line(points: Mapping[int, float]) -> Line:
 def _added(one: StreamTime, schedule: Line, commit: Line) -> tuple[float, float]:
     """What a served step of so many rows has beside the step alone and the engine's time: sending
     its tokens, and the rest, which is in the step itself."""
-    added_s = one.token_s - one.alone_s - schedule(one.streams) - commit(one.streams)
+    added_s = one.added_s - schedule(one.streams) - commit(one.streams)
     sent_s = min(max(0.0, added_s), one.publish_s)
     return sent_s, max(0.0, added_s - sent_s)
 
@@ -110,9 +103,9 @@ def _added(one: StreamTime, schedule: Line, commit: Line) -> tuple[float, float]
 def _edge(serving: Serving, first_s: float) -> Edge:
     """`first_s` is what a step of one row adds by itself."""
     after_s = serving.round_trip_s / 2
-    added = [(one.prompt_tokens, one.ttft_s - one.alone_s) for one in serving.first_tokens]
+    added = [(one.prompt_tokens, one.added_s) for one in serving.first_tokens]
     if not added:
-        return Edge(before_s=after_s, after_s=after_s)
+        return Edge(busy_s=after_s, after_s=after_s)
     mean_tokens = fmean(tokens for tokens, _ in added)
     mean_s = fmean(seconds for _, seconds in added)
     spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in added)
@@ -121,6 +114,4 @@ def _edge(serving: Serving, first_s: float) -> Edge:
         slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in added)
         token_s = max(0.0, slope / spread)
     whole_s = median(seconds - token_s * tokens for tokens, seconds in added)
-    return Edge(
-        before_s=max(0.0, whole_s - first_s - after_s), before_token_s=token_s, after_s=after_s
-    )
+    return Edge(busy_s=max(0.0, whole_s - first_s - after_s), busy_token_s=token_s, after_s=after_s)
