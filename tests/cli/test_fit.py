@@ -130,6 +130,22 @@ def test_a_draft_takes_memory() -> None:
     assert drafted["total_bytes"] == plain["total_bytes"] + drafted["ledger"]["draft_bytes"]
 
 
+def test_another_engines_command_line() -> None:
+    command = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2 --max-model-len 32768"
+    command += " --gpu-memory-utilization 0.92 --kv-cache-dtype fp8 --quantization fp8"
+    facts = json.loads(shown(*H100, "--from", command, "--json"))
+    assert facts["model"] == "meta-llama/Meta-Llama-3.1-70B"
+    assert (facts["tp"], facts["context_tokens"]) == (2, 32768)
+    assert (facts["precision"], facts["kv_dtype"]) == ("fp8", "fp8")
+    assert facts["budget_bytes"] == int(0.92 * facts["memory_bytes"])
+    ours = json.loads(shown(*H100, "--from", command, "--json", "--context", "4096", "--tp", "4",
+                            "--gpus", "4"))  # fmt: skip
+    assert (ours["tp"], ours["context_tokens"]) == (4, 4096)
+    whole = json.loads(shown(*H100, "--from", "vllm serve Qwen/Qwen3-8B", "--json"))
+    assert whole["context_tokens"] == find_known("qwen3-8b").spec.context_tokens
+    assert "try:" in shown(*H100, "--from", "make coffee", exit_code=2)
+
+
 def test_this_machine() -> None:
     facts = json.loads(shown("qwen3-0.6b", "--json"))
     assert facts["gpu"] == "this-machine"

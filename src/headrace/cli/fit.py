@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 8_192  # or the model's, if that is shorter: its maximum is rarely what is meant
 DEFAULT_PROMPT = 512
+DEFAULT_SHARE = "0.9"
 EXIT_DOES_NOT_FIT = 1
 _HOST = "ddr5-8ch-4800"
 
@@ -44,11 +45,12 @@ class Asked:
     quant: str | None = None
     kv_dtype: str | None = None
     draft: str | None = None
-    gpu_memory: str = "0.9"
+    gpu_memory: str = DEFAULT_SHARE
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     host: str = _HOST
     graphs: bool = True
+    takes_whole_context: bool = False  # without --context: engines serve the model's own
 
 
 def fit(
@@ -76,7 +78,7 @@ def fit(
     draft: Annotated[str | None, typer.Option(help="A second model that proposes tokens.")] = None,
     gpu_memory: Annotated[
         str, typer.Option(help="What may be used of each GPU: a fraction, or as in 60GiB.")
-    ] = "0.9",
+    ] = DEFAULT_SHARE,
     max_batch_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a step.")] = None,
     max_sequences: Annotated[
         int | None, typer.Option(min=1, help="Most sequences of a step.")
@@ -84,6 +86,12 @@ def fit(
     host: Annotated[
         str, typer.Option(help="The host whose memory layers spill into: its bandwidth counts.")
     ] = _HOST,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Another engine's command line, in quotes: answers for what it says."
+        ),
+    ] = None,
     as_json: AsJson = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show every formula with its numbers.")
@@ -95,14 +103,17 @@ def fit(
     from headrace.plan.fit_text import report_facts, report_lines
 
     wanted = one_model(name, model)
-    if wanted is None:
-        raise ConfigError("No MODEL was given.", "Name one: a file, a folder or a known name.")
     asked = Asked(
         gpu=gpu, gpus=gpus, tp=tp, context=context, concurrency=concurrency, prompt=prompt,
         quant=quant, kv_dtype=kv_dtype, draft=draft, gpu_memory=gpu_memory,
         max_batch_tokens=max_batch_tokens, max_sequences=max_sequences, host=host,
     )  # fmt: skip
-    report = make_report(wanted, asked)
+    notes: tuple[str, ...] = ()
+    if command is not None:
+        wanted, asked, notes = from_command(command, wanted, asked)
+    if wanted is None:
+        raise ConfigError("No MODEL was given.", "Name one: a file, a folder or a known name.")
+    report = make_report(wanted, asked, notes)
     if as_json:
         typer.echo(json.dumps(report_facts(report), indent=2))
     else:
@@ -111,12 +122,58 @@ def fit(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def make_report(wanted: str, asked: Asked) -> Report:
+def from_command(
+    command: str, wanted: str | None, asked: Asked
+) -> tuple[str | None, Asked, tuple[str, ...]]:
+    """What another engine's command line asks for; flags of our own win over it."""
+    from headrace.dialects.read import read_command
+
+    reading = read_command(command)
+    said = reading.deployment
+    notes = [f"{reading.engine.name}: {note}" for note in reading.notes]
+    notes += [f"{reading.engine.name} has no {word}" for word in reading.unknown]
+    if said.pipeline_parallel > 1:
+        raise ConfigError(
+            f"The command divides layers among {said.pipeline_parallel} GPUs; fit counts tensor "
+            "parallelism only.",
+            "Leave pipeline parallelism out.",
+            param="from",
+        )
+    memory = asked.gpu_memory
+    if memory == DEFAULT_SHARE and said.gpu_memory_bytes is not None:
+        memory = str(said.gpu_memory_bytes)
+    elif memory == DEFAULT_SHARE and said.gpu_memory is not None:
+        memory = str(said.gpu_memory)
+    elif said.static_memory is not None:
+        notes.append("its share of memory holds weights and keys alone: counted as the whole share")
+        memory = str(said.static_memory) if memory == DEFAULT_SHARE else memory
+    draft = said.speculation.draft if said.speculation is not None else None
+    return (
+        wanted or said.model,
+        replace(
+            asked,
+            gpus=asked.gpus or said.gpus * said.replicas,
+            tp=asked.tp or said.tensor_parallel,
+            context=asked.context or said.context_tokens,
+            takes_whole_context=asked.context is None and said.context_tokens is None,
+            quant=asked.quant or said.quantization,
+            kv_dtype=asked.kv_dtype or said.kv_dtype,
+            draft=asked.draft or draft,
+            gpu_memory=memory,
+            max_batch_tokens=asked.max_batch_tokens or said.max_batch_tokens,
+            max_sequences=asked.max_sequences or said.max_sequences,
+            graphs=not said.eager,
+        ),
+        tuple(notes),
+    )
+
+
+def make_report(wanted: str, asked: Asked, notes: tuple[str, ...] = ()) -> Report:
     from headrace.cli.fit_model import find_model
 
     found = find_model(wanted)
-    gpu, notes = _find_gpu(asked.gpu)
-    return _Reporter(found, gpu, asked, notes).report()
+    gpu, more = _find_gpu(asked.gpu)
+    return _Reporter(found, gpu, asked, [*notes, *more]).report()
 
 
 def _find_gpu(name: str | None) -> tuple[Gpu, list[str]]:
@@ -214,7 +271,7 @@ class _Reporter:
     def _context(self) -> int:
         whole = self.spec.context_tokens
         if self.asked.context is None:
-            return min(DEFAULT_CONTEXT, whole)
+            return whole if self.asked.takes_whole_context else min(DEFAULT_CONTEXT, whole)
         if self.asked.context > whole:
             raise ConfigError(
                 f"context is {self.asked.context}; the model's is {whole}.",
@@ -359,7 +416,9 @@ class _Reporter:
 
     def _notes(self, fit: Fit) -> list[str]:
         notes = [f"the model is {self.found.source}", *fit.demand.notes]
-        if self.asked.context is None:
+        if self.asked.takes_whole_context:
+            notes.append("the command sets no context, so the engine serves the model's own")
+        elif self.asked.context is None:
             notes.append(
                 f"the context is {self.context:,} tokens by default; the model's own is "
                 f"{self.spec.context_tokens:,}: --context sets it"

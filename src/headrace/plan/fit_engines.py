@@ -81,9 +81,10 @@ def _vllm(fit: Fit, left: int, each: int) -> EngineAnswer:
 
 def _sglang(fit: Fit, left: int, each: int) -> EngineAnswer:
     if left > 0:
-        # Its pool may be smaller than one context; a longer request is refused when it comes.
-        tokens = left // each * fit.context_tokens if left >= each else None
-        words = _holds(fit, left, each) if tokens else "starts with a pool below one context"
+        # It takes what its profile leaves, which may be less than one context.
+        tokens = left // fit.ledger.kv.bytes_per_token
+        words = f"takes the {tokens:,} tokens that are left, less than one context"
+        words = _holds(fit, left, each) if left >= each else words
         return EngineAnswer(engine="SGLang", does=STARTS, words=words, source="sglang#7691")
     return EngineAnswer(
         engine="SGLang",
