@@ -140,6 +140,46 @@ def test_a_queue_that_grows_is_seen(rate: float, verdict: Verdict) -> None:
     assert [run(rate, seed).verdict for seed in range(4)] == [verdict] * 4
 
 
+@pytest.mark.parametrize(
+    ("load", "verdict"),
+    [(0.75, Verdict.STABLE), (0.92, Verdict.STABLE), (1.08, Verdict.SATURATED)],
+)
+def test_a_batch_that_varies_is_not_a_queue_that_grows(load: float, verdict: Verdict) -> None:
+    """32 places, and steps that take longer with more in them: what is in the server varies by
+    more than a small overload adds."""
+    setup = Setup(
+        limits=replace(LIMITS, max_sequences=32, total_blocks=1024),
+        cost=lambda plan: 0.01 + 0.0002 * len(plan),
+        config=SchedulerConfig(prefix_cache=False, max_step_growth=1e9),
+        queue=UNBOUNDED,
+    )
+    rate = load * 32 / (30 * (0.01 + 0.0002 * 32))  # 30 steps of a full batch a request
+    workload = Synthetic(prompts=fixed(8), outputs=fixed(30), arrivals=OpenLoop(rate_s=rate))
+    found = [serve(workload.asks(seed, 2000), setup).verdict for seed in range(3)]
+    assert found == [verdict] * 3
+
+
+def test_a_closed_loop_is_never_saturated_and_short_sessions_are_unclear() -> None:
+    def turns(clients: int, count: int, wait_s: float) -> Report:
+        asks = [
+            Ask(
+                at_s=0.1 * client,
+                prompt_tokens=4,
+                output_tokens=1,
+                session=client,
+                turn=turn,
+                after_s=wait_s if turn else None,
+            )
+            for client in range(clients)
+            for turn in range(count)
+        ]
+        return serve(asks, Setup(limits=LIMITS, cost=lambda plan: 1.0, queue=UNBOUNDED))
+
+    assert turns(clients=5, count=40, wait_s=0.0).verdict is Verdict.STABLE
+    # Conversations take longer than the time in which they began.
+    assert turns(clients=40, count=5, wait_s=30.0).verdict is Verdict.UNCLEAR
+
+
 def test_a_full_queue_is_saturated_though_it_can_not_grow() -> None:
     report = run(1.3, 0, queue=QueueLimits(max_waiting_requests=20))
     assert report.refused > 0.1 * len(report.served)

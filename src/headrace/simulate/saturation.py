@@ -17,10 +17,10 @@ from headrace.simulate.verdict import Bracket, Verdict, find_saturation
 from headrace.workload.ask import Ask
 from headrace.workload.workload import Workload
 
-BURST_REQUESTS = 400
+BURST_REQUESTS = 400  # and four for each place, so that most of the burst finds a full batch
 LEAST_REQUESTS = 400
 MOST_REQUESTS = 20_000
-TURNS = 8  # a run is this many times as long as a request's service
+TURNS = 8  # a run is this many times as long as a request, or a session
 
 
 def burst(asks: Iterable[Ask], setup: Setup) -> Report:
@@ -55,7 +55,9 @@ def saturation(
     tolerance: float = 0.05,
 ) -> Bracket:
     """Of a workload that has a rate."""
-    first = burst(workload.asks(seeds[0], BURST_REQUESTS), setup)
+    count = max(BURST_REQUESTS, 4 * setup.limits.max_sequences)
+    asks = list(workload.asks(seeds[0], count))
+    first = burst(asks, setup)
     if not first.requests_s:
         raise ConfigError(
             f"None of the {len(first.served)} requests of workload {workload.name} could be served "
@@ -63,10 +65,10 @@ def saturation(
             "Give it more memory, a longer context or shorter requests.",
         )
     times = [each.e2e_s - each.queue_s for each in first.done]
-    service_s = math.fsum(times) / len(times)
+    span_s = _span_s(asks, math.fsum(times) / len(times))
 
     def judged(rate: float) -> Verdict:
-        wanted = math.ceil(TURNS * rate * service_s)
+        wanted = math.ceil(TURNS * rate * span_s)
         count = min(MOST_REQUESTS, max(LEAST_REQUESTS, wanted))
         verdicts = {
             serve(workload.at_rate(rate).asks(seed, count), setup).verdict for seed in seeds
@@ -74,3 +76,11 @@ def saturation(
         return verdicts.pop() if len(verdicts) == 1 else Verdict.UNCLEAR
 
     return find_saturation(judged, first.requests_s, tolerance=tolerance)
+
+
+def _span_s(asks: Sequence[Ask], service_s: float) -> float:
+    """The mean time of a session, or of a request if there are none."""
+    sessions = len({ask.session for ask in asks if ask.session is not None})
+    alone = sum(1 for ask in asks if ask.session is None)
+    between_s = math.fsum(ask.after_s or 0.0 for ask in asks)
+    return (between_s + service_s * len(asks)) / (sessions + alone)

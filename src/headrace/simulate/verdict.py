@@ -17,14 +17,25 @@ from headrace.simulate.served import Served
 
 PARTS = 20  # of the time in which requests arrived
 SKIPPED_PARTS = 5  # while the batch fills
-LEAST_GROWTH = 0.02  # of arrivals that are added to the queue: less is not called growth
-SURE = 3.0  # growth is this many times its standard error
-# And this many times what chance does to the number of requests in the system, about its square
-# root: parts that follow each other are alike, so that the standard error alone is too small.
-NOISE = 3.0
+LATE_PARTS = 8
 REFUSED_SHARE = 0.01  # a full queue refuses: with more than this it is saturated
 LEAST_REQUESTS = 60
+CLIENTS_SHARE = 0.1  # of requests that came by themselves: with fewer it may be a closed loop
 TURNS = 4  # the shortest time that can be judged, in times of a request's service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What is called growth of a number of requests."""
+
+    share: float  # of the requests that arrived meanwhile, and
+    sure: float  # this many times the standard error of the line
+
+
+# Requests that wait hardly vary in a stable server. Those that are in the server vary with chance,
+# by their root at least, but grow first where there are more places than are ever filled.
+WAITING = Growth(share=0.02, sure=5.0)
+PRESENT = Growth(share=0.05, sure=8.0)
 
 
 class Verdict(StrEnum):
@@ -34,35 +45,86 @@ class Verdict(StrEnum):
 
 
 def judge(served: Sequence[Served]) -> Verdict:
-    """`served` in order of arrival. The number of requests in the system is averaged over parts of
-    the time in which requests arrive, and a line is laid through the parts."""
+    """`served` in order of arrival. The numbers of requests that wait, and of those in the server,
+    are averaged over parts of the time in which requests arrive; a line is laid through each."""
     if sum(1 for each in served if each.refused is not None) > REFUSED_SHARE * len(served):
         return Verdict.SATURATED
     if len(served) < LEAST_REQUESTS:
         return Verdict.UNCLEAR
-    begin_s, end_s = served[0].arrival_s, served[-1].arrival_s
-    times = [
-        each.end_s - each.started_s
-        for each in served
-        if each.end_s is not None and each.started_s is not None
-    ]
-    if not times or end_s - begin_s < TURNS * math.fsum(times) / len(times):
+    begin_s, end_s = served[0].arrival_s, _last_arrival_s(served)
+    if end_s is None:
+        return Verdict.STABLE
+    arrived = sum(1 for each in served if each.arrival_s <= end_s)
+    if end_s - begin_s < TURNS * _span_s(served):
         return Verdict.UNCLEAR
-    parts = present(served, begin_s, end_s, PARTS)[SKIPPED_PARTS:]
-    slope, error = line(parts)
-    arrivals = len(served) / PARTS
-    chance = NOISE * math.sqrt(math.fsum(parts) / len(parts))
-    if slope > LEAST_GROWTH * arrivals and slope > SURE * error and slope * len(parts) > chance:
+    arrivals = arrived * (PARTS - SKIPPED_PARTS) / PARTS
+    waiting = present(served, begin_s, end_s, PARTS, _left_queue_s)[SKIPPED_PARTS:]
+    if _grows(waiting, arrivals, WAITING):
+        return Verdict.SATURATED
+    inside = present(served, begin_s, end_s, PARTS)[SKIPPED_PARTS:]
+    usual = math.sqrt(math.fsum(inside) / len(inside))
+    # A batch that fills up rises ever more slowly.
+    still = line(inside[-LATE_PARTS:])[0] > 0.5 * line(inside)[0]
+    rise = line(inside)[0] * len(inside)
+    if _grows(inside, arrivals, PRESENT) and rise > 5 * usual and still:
         return Verdict.SATURATED
     return Verdict.STABLE
 
 
-def present(served: Sequence[Served], begin_s: float, end_s: float, parts: int) -> list[float]:
-    """The mean number of requests in the system in each of so many equal parts of a time."""
+def _grows(parts: Sequence[float], arrivals: float, growth: Growth) -> bool:
+    slope, error = line(parts)
+    return slope * len(parts) > growth.share * arrivals and slope > growth.sure * error
+
+
+def _last_arrival_s(served: Sequence[Served]) -> float | None:
+    """Of those that came by themselves: turns of sessions that have begun go on after it. None: a
+    closed loop, whose clients wait for their answers, so that no queue can grow."""
+    alone = [each.arrival_s for each in served if each.ask.after_s is None]
+    begin_s, end_s = served[0].arrival_s, served[-1].arrival_s
+    last_s = max(alone, default=begin_s)
+    if len(alone) <= CLIENTS_SHARE * len(served) and last_s - begin_s < (end_s - begin_s) / 2:
+        return None
+    return last_s
+
+
+def _span_s(served: Sequence[Served]) -> float:
+    """The mean time of what comes by itself, in the server and between turns: a request from its
+    start to its end, or a session, without the time that its requests waited."""
+    times: list[float] = []
+    sessions: dict[int, tuple[float, float, float]] = {}  # begin, end, waited
+    for each in served:
+        if each.end_s is None or each.started_s is None:
+            continue
+        if each.ask.session is None:
+            times.append(each.end_s - each.started_s)
+            continue
+        begin_s, _, waited_s = sessions.get(each.ask.session, (each.arrival_s, 0.0, 0.0))
+        sessions[each.ask.session] = (begin_s, each.end_s, waited_s + each.queue_s)
+    times += [end_s - begin_s - waited_s for begin_s, end_s, waited_s in sessions.values()]
+    return math.fsum(times) / len(times) if times else 0.0
+
+
+def _left_s(served: Served) -> float:
+    return math.inf if served.end_s is None else served.end_s
+
+
+def _left_queue_s(served: Served) -> float:
+    return _left_s(served) if served.started_s is None else served.started_s
+
+
+def present(
+    served: Sequence[Served],
+    begin_s: float,
+    end_s: float,
+    parts: int,
+    until_s: Callable[[Served], float] = _left_s,
+) -> list[float]:
+    """The mean number of requests that are there, from arrival until `until_s`, in each of so many
+    equal parts of a time."""
     width_s = (end_s - begin_s) / parts
     sums = [0.0] * parts
     for each in served:
-        left_s = math.inf if each.end_s is None else each.end_s
+        left_s = until_s(each)
         first = max(0, int((each.arrival_s - begin_s) / width_s))
         for part in range(first, parts):
             from_s = begin_s + part * width_s
