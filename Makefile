@@ -48,7 +48,8 @@ test-clients: $(VENV)/.dev model
 # parsers import, some 3 GB, are installed in the cache folder first. `make test` skips these tests
 # where that was never done.
 test-engines: $(VENV)/.dev
-	HEADRACE_TEST_ENGINES=1 $(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
+	$(BIN)/python tests/dialects/engines.py
+	$(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
 
 # Odd requests to a real server for as long as you like; `make test` has a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"

@@ -69,7 +69,7 @@ CASES: list[tuple[dict[str, Any], dict[str, tuple[str, object]]]] = [
         "lmdeploy": ("speculative_num_draft_tokens", 3)}),
     ({"speculation": Speculation(method="ngram", tokens=4)}, {
         "vllm": ("speculative_config", {"method": "ngram", "num_speculative_tokens": 4}),
-        "sglang": ("speculative_algorithm", "ngram")}),
+        "sglang": ("speculative_algorithm", "NGRAM")}),
     ({"load_format": "dummy"}, {"vllm": ("load_format", "dummy"),
                                 "sglang": ("load_format", "dummy")}),
     ({"revision": "v1"}, {"vllm": ("revision", "v1"), "sglang": ("revision", "v1"),

@@ -26,7 +26,7 @@ class Speculation:
 
 def methods(**theirs: str) -> Names:
     """Our names with another engine's, the other way around."""
-    return Names({word.lower(): ours for ours, word in theirs.items()})
+    return Names({word: ours for ours, word in theirs.items()})
 
 
 @dataclass(frozen=True, slots=True)

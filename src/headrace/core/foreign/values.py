@@ -117,7 +117,8 @@ class Names:
 
     def read(self, value: object) -> object:
         word = str(value).lower()
-        return self.ours.get(word, word)
+        known = (ours for theirs, ours in self.ours.items() if theirs.lower() == word)
+        return next(known, word)
 
     def write(self, value: object) -> str | None:
         return next((word for word, meaning in self.ours.items() if meaning == value), None)
