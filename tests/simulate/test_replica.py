@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -311,3 +313,16 @@ def test_the_report_of_nothing() -> None:
     assert report.ttft_s is None
     assert report.output_tokens_s == 0.0
     assert report.measured == ()
+
+
+def test_a_run_leaves_the_process_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    """Preemptions are counted, not logged; the log and the collector are as before."""
+    log, before = logging.getLogger("headrace.engine"), gc.get_threshold()
+    level = log.level
+    asks = [Ask(at_s=0.0, prompt_tokens=8, output_tokens=1) for _ in range(80)]
+    asks += [Ask(at_s=1.0, prompt_tokens=100, output_tokens=300) for _ in range(8)]
+    with caplog.at_level(logging.WARNING):
+        report = serve(asks, Setup(limits=limits(blocks=40), cost=linear_cost(), queue=UNBOUNDED))
+    assert report.preemptions > 0
+    assert caplog.records == []
+    assert (log.level, gc.get_threshold()) == (level, before)

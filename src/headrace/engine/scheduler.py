@@ -42,6 +42,7 @@ from headrace.engine.next_plan import NextPlan
 from headrace.engine.pace import Pace
 from headrace.engine.policy import StepTimes
 from headrace.engine.prefix import PrefixCache
+from headrace.engine.room import Room
 from headrace.engine.roster import Roster
 from headrace.engine.sequence import Rare, Sequence, Status, child_seed, start_sequence
 from headrace.engine.starting import Starting
@@ -94,6 +95,7 @@ class Scheduler:
             admission=self._admission,
             compute=self._add_row,
         )
+        self._room = Room(self._roster, self.stats, self._starting.heaviest)
         self.started = self._starting.started
         self._next_order = 0
         self.progress = 0  # grows while results are committed, which grammars may make slow
@@ -176,7 +178,7 @@ class Scheduler:
         """The next step, or None if nothing can be computed now."""
         new = NextPlan(self.limits.max_batch_tokens)
         running = self._pace.choose(self._running.values())
-        prompts = add_decoding(running, new, self._make_room)
+        prompts = add_decoding(running, new, self._room.make)
         decode_tokens = len(new.sequences)
         if decode_tokens:
             waiting = min(len(self._waiting), self._starting.slots - len(self._running))
@@ -195,7 +197,7 @@ class Scheduler:
         start, known = sequence.scheduled_tokens, len(sequence.token_ids)
         # A token that is not known yet gets its own row, in a later step than the known ones.
         end = min(start + count, known) if start < known else start + 1
-        if end > sequence.own_tokens and not self._make_room(sequence, start, end, new):
+        if end > sequence.own_tokens and not self._room.make(sequence, start, end, new):
             return
         draw: DrawParams | None = None
         uniform, extra = 0.0, None
@@ -224,51 +226,6 @@ class Scheduler:
         new.sequences[sequence.sequence_id] = sequence
         new.prompt_budget -= end - start
         sequence.scheduled_tokens = end
-
-    def _make_room(self, sequence: Sequence, start: int, end: int, new: NextPlan) -> bool:
-        """Get blocks for positions start..end. Copies the first one if it is shared."""
-        pool = self.blocks
-        at, held = start // pool.block_tokens, len(sequence.blocks)
-        copy = at < held and not pool.is_writable(sequence.blocks[at])
-        needed = -(-end // pool.block_tokens) - held + copy
-        if needed <= 0:
-            sequence.own_tokens = held * pool.block_tokens
-            return True
-        while pool.available_blocks < needed:
-            if self._roster.reclaim_waiting(None):
-                continue
-            victim = self._starting.heaviest()
-            self._preempt(victim, new)
-            if victim is sequence:
-                return False
-        if copy:
-            old, fresh = sequence.blocks[at], pool.take()
-            new.plan.copies.append((old, fresh))
-            sequence.hold_blocks([*sequence.blocks[:at], fresh, *sequence.blocks[at + 1 :]])
-            pool.give_back([old])
-            sequence.published_blocks = min(sequence.published_blocks, at)
-            self.stats.cow_copies += 1
-            needed -= 1
-        for _ in range(needed):
-            sequence.blocks.append(pool.take())
-        sequence.own_tokens = len(sequence.blocks) * pool.block_tokens
-        return True
-
-    def _preempt(self, victim: Sequence, new: NextPlan) -> None:
-        lost = victim.computed_tokens
-        new.remove(victim)
-        self.stats.preemptions += 1
-        self.stats.preempted_tokens += lost
-        log.warning(
-            "preempted sequence %d of request %s: %d computed tokens will be computed again "
-            "(%d sequences running, %d blocks in the pool)",
-            victim.sequence_id,
-            victim.request.request_id,
-            lost,
-            len(self._running),
-            self.blocks.total_blocks,
-        )
-        self._roster.preempt(victim)
 
     # -- results -------------------------------------------------------------------------------
 

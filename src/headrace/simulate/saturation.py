@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from headrace.core.errors import ConfigError
-from headrace.simulate.replica import UNBOUNDED, Setup
+from headrace.simulate.replica import UNBOUNDED, Edge, Setup
 from headrace.simulate.report import Report
 from headrace.simulate.serve import serve
 from headrace.simulate.verdict import Bracket, Verdict, find_saturation
@@ -25,26 +26,8 @@ TURNS = 8  # a run is this many times as long as a request, or a session
 
 def burst(asks: Iterable[Ask], setup: Setup) -> Report:
     """All requests at once, without the queue's bounds: what it serves with no lack of work."""
-    at_once = (
-        Ask(
-            at_s=0.0,
-            prompt_tokens=ask.prompt_tokens,
-            output_tokens=ask.output_tokens,
-            shared=ask.shared,
-        )
-        for ask in asks
-    )
-    return serve(
-        at_once,
-        Setup(
-            limits=setup.limits,
-            cost=setup.cost,
-            host=setup.host,
-            result=setup.result,
-            config=setup.config,
-            queue=UNBOUNDED,
-        ),
-    )
+    at_once = (replace(ask, at_s=0.0, session=None, turn=0, after_s=None) for ask in asks)
+    return serve(at_once, replace(setup, edge=Edge(), queue=UNBOUNDED))
 
 
 def saturation(
