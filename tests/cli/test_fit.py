@@ -114,6 +114,26 @@ def test_a_bare_config(tmp_path: Path) -> None:
         assert facts["ledger"]["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 2
 
 
+def test_a_gguf_file_is_counted_as_it_would_be_served(default_model_path: Path) -> None:
+    """On a CPU as the backend's own ledger has it; a GPU holds it in bf16, and that is said."""
+    from headrace.assemble import plan_memory
+    from headrace.backends.registry import find_backend
+    from headrace.core.config import Device, EngineConfig
+    from headrace.weights.load import open_weights
+
+    facts = json.loads(shown(str(default_model_path), "--context", "4096", "--json"))
+    config = EngineConfig(device=Device.CPU, context_tokens=4096, kv_tokens=4096)
+    with open_weights(default_model_path) as file:
+        ledger = plan_memory(file, find_backend(Device.CPU), config)[2].ledger
+    assert facts["precision"] == "Q4_1 and Q8_0"
+    for name in ("weights_bytes", "kv_pool_bytes", "activations_bytes", "runtime_bytes"):
+        assert facts["ledger"][name] == getattr(ledger, name), name
+    widened = json.loads(shown(str(default_model_path), *H100, "--json"))
+    assert widened["precision"] == "bf16"
+    assert widened["ledger"]["weights_bytes"] == pytest.approx(2 * facts["parameters"], rel=0.01)
+    assert any("held on a GPU as bf16" in note for note in widened["notes"])
+
+
 def test_several_gpus() -> None:
     facts = json.loads(shown("llama-3.1-70b", *H100, "--gpus", "4", "--json"))
     assert (facts["tp"], facts["replicas"]) == (4, 1)

@@ -16,9 +16,11 @@ from headrace.backends.demands import Setup, demand_on_gpu
 from headrace.core.config import EngineConfig
 from headrace.core.sizes import GIB
 from headrace.hardware.gpus import find_gpu
+from headrace.models.counting import Chunk, count_step
 from headrace.models.known import find_known
 from headrace.models.kv import kv_bytes
 from headrace.models.precision import find_precision, weight_bytes
+from headrace.models.sizes import size_spec
 from headrace.plan.fit import Demand, Fit, budget_of, fit_on, longest_context, most_sequences
 from headrace.plan.fit_work import Floors, floors
 from headrace.plan.sizing import Footprint, size_pool
@@ -50,6 +52,11 @@ def fitted(
         context_tokens=context,
         concurrency=concurrency,
     )
+
+
+def demand_of(name: str, **setup: object) -> Demand:
+    spec = find_known(name).spec
+    return demand_on_gpu(spec, Setup(**setup), multiprocessors=132)  # type: ignore[arg-type]
 
 
 def floors_of(fit: Fit, gpu: str, prompt: int, rate: str = "bf16") -> Floors:
@@ -251,14 +258,23 @@ def test_shapes_of_a_spec_weigh_what_the_model_does(name: str) -> None:
     assert held == pytest.approx(2 * spec.parameters, rel=0.001)  # norms have four bytes
 
 
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "gemma-2-9b", "qwen3-30b-a3b", "gpt-oss-20b", "mixtral-8x7b-v0.1"]
+)
+def test_the_work_is_what_the_decoder_counts(name: str) -> None:
+    """models/counting.py walks the decoder; the floors add up its matrices."""
+    spec, precision = find_known(name).spec, find_precision("bf16")
+    sizes = size_spec(spec, precision)
+    work = demand_of(name).work
+    for tokens, start in ((1, 999), (700, 0)):
+        count = count_step(spec, sizes, [Chunk(tokens=tokens, start=start)])
+        ours = work.token_flops + work.key_flops(1000) if tokens == 1 else work.prompt_flops(700)
+        assert ours == pytest.approx(count.flops, rel=1e-6)
+
+
 # -- properties ------------------------------------------------------------------------------------
 
 NAMES = ("llama-3.1-8b", "qwen3-0.6b", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b")
-
-
-def demand_of(name: str, **setup: object) -> Demand:
-    spec = find_known(name).spec
-    return demand_on_gpu(spec, Setup(**setup), multiprocessors=132)  # type: ignore[arg-type]
 
 
 DEMANDS = {name: demand_of(name) for name in NAMES}

@@ -81,7 +81,8 @@ def demand_on_gpu(
     served = spec.served and setup.tp == 1
     if served and weights is not None:
         shapes = layout.shape_weights(weights, _CUDA.get(setup.precision, "none"))
-        held = _held(shapes, setup.precision)
+        found = Counter(matrix.format.value for matrix in layout.matrices_of(shapes))
+        held = _held(shapes, " and ".join(name for name, _ in found.most_common()))
     elif served and setup.precision in _CUDA:
         shapes = layout.shape_weights(shaped_weights(spec), _CUDA[setup.precision])
         held = _held(shapes, setup.precision)
@@ -286,13 +287,17 @@ def _packed(weights: DecoderWeights[Weight], precision: str) -> Weights:
     from headrace.backends.cpu import layout as cpu_layout
 
     parts: Counter[str] = Counter()
+    formats: Counter[str] = Counter()
 
     def add(role: str, weight: Weight) -> None:
         if len(weight.parts[0].shape) == 1:
             parts["norms"] += 4 * weight.columns
         elif role != "embed":
+            formats.update(part.format.name for part in weight.parts)
             bias = 4 * sum(part.values for part in weight.bias)
             parts[_PARTS[role]] += cpu_layout.matrix_bytes(weight.parts) + bias
 
     weights.map(add)
+    if precision == "file":
+        precision = " and ".join(name for name, _ in formats.most_common())
     return Weights(precision=precision, parts=_ordered(parts), is_exact=True)

@@ -418,18 +418,23 @@ class _Reporter:
         notes = [f"the model is {self.found.source}", *fit.demand.notes]
         if self.asked.takes_whole_context:
             notes.append("the command sets no context, so the engine serves the model's own")
-        elif self.asked.context is None:
+        elif self.asked.context is None and self.context < self.spec.context_tokens:
             notes.append(
                 f"the context is {self.context:,} tokens by default; the model's own is "
                 f"{self.spec.context_tokens:,}: --context sets it"
             )
         if self.gpu.memory_bytes is None and self.gpu.nominal_bytes is not None:
             notes.append(f"{self.gpu.name}: the driver's figure is not known; this is the nominal")
+        if self.gpu.kind == "gpu" and self.gpu.vendor != "NVIDIA":
+            notes.append(f"Headrace has no kernels for GPUs of {self.gpu.vendor}")
         if self.gpu.kind == "gpu" and self.gpu.sms is None:
             notes.append(f"{self.gpu.name}: its multiprocessors are not known; 108 are assumed")
         if self.found.stored_bytes and self.gpu.kind == "gpu":
             size = self.found.stored_bytes / 2**30
-            notes.append(f"the file's tensors are {size:,.1f} GiB, which llama.cpp would hold")
+            notes.append(
+                f"the file's tensors are {size:,.2f} GiB; here they are held on a GPU as "
+                f"{fit.demand.weights.precision}"
+            )
         if self.spec.left_out:
             notes.append(f"not counted: {', '.join(self.spec.left_out)}")
         if self.gpus > self.tp:

@@ -76,8 +76,7 @@ def _verdict(report: Report) -> str:
 
 
 def _precision(fit: Fit) -> str:
-    name = fit.demand.weights.precision
-    return "the file's types" if name == "file" else name
+    return fit.demand.weights.precision
 
 
 def ledger_lines(fit: Fit, share: float | None) -> list[str]:
@@ -85,7 +84,7 @@ def ledger_lines(fit: Fit, share: float | None) -> list[str]:
     weights = fit.demand.weights
     parameters = f"{fit.demand.spec.parameters / 1e9:,.2f} billion parameters"
     if fit.demand.tp > 1:
-        parameters += f", a part of 1/{fit.demand.tp}"
+        parameters = f"one of {fit.demand.tp} parts of {parameters}"
     rows = [("weights", weights.bytes, f"{parameters} in {_precision(fit)}")]
     rows += [(f"  {name}", size, _part_words(fit, name, size)) for name, size in weights.parts]
     for name, size, words in fit.ledger.rows()[1:]:
@@ -127,7 +126,7 @@ def kv_formula(fit: Fit) -> str:
     each = fit.ledger.kv.bytes_per_token
     kinds = ", ".join(_kinds(spec))
     each_size = fit.demand.sequence_bytes(held)
-    split = f", divided among {fit.demand.tp} GPUs" if fit.demand.tp > 1 else ""
+    split = f", on each of {fit.demand.tp} GPUs" if fit.demand.tp > 1 else ""
     return (
         f"{kinds}; {fit.demand.kv_dtype}{split}: {each:,} bytes; a sequence of {held:,}: "
         f"{show_bytes(each_size)}"

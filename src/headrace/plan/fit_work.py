@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.models.layers import CompressedSpec, HeadsSpec, LatentSpec, Mixer
+from headrace.models.layers import Mixer
 from headrace.models.matrices import Part, layer_matrices
+from headrace.models.mixing import mixing
+from headrace.models.precision import share
 from headrace.models.spec import ModelSpec
 
 
@@ -25,7 +27,7 @@ class Work:
     output_values: float
     read_bytes: float  # by a step of many tokens: every expert
     token_read_bytes: float  # by a step of one token: its own experts
-    score_flops: tuple[tuple[float, int | None], ...]  # a key that is seen; up to a window of keys
+    mixers: tuple[tuple[Mixer, float], ...]  # of tokens, and how many layers have each, over tp
     part_values: Mapping[str, float]  # of the weights on this GPU, all experts
 
     @property
@@ -46,14 +48,14 @@ class Work:
     def prompt_flops(self, tokens: int) -> float:
         """All products of a prompt; logits of its last token only."""
         products = 2 * (tokens * (self.attention_values + self.mlp_values) + self.output_values)
-        return products + sum(each * _pairs(tokens, window) for each, window in self.score_flops)
+        return products + self._mixing_flops(tokens, 0)
 
     def key_flops(self, context_tokens: int) -> float:
         """Scores and sums of one token that sees so many."""
-        return sum(
-            each * (context_tokens if window is None else min(window, context_tokens))
-            for each, window in self.score_flops
-        )
+        return self._mixing_flops(1, context_tokens - 1)
+
+    def _mixing_flops(self, tokens: int, start: int) -> float:
+        return sum(layers * mixing(mixer, tokens, start, 2).flops for mixer, layers in self.mixers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,63 +102,35 @@ def floors(
 
 
 def work_of(spec: ModelSpec, bytes_of_part: dict[str, float], *, tp: int = 1) -> Work:
-    """`bytes_of_part`: of the weights on one GPU. Work is divided evenly among `tp` GPUs."""
+    """`bytes_of_part`: of the weights on one GPU. Each does what `tp` GPUs can't divide."""
     values: Counter[str] = Counter()
     active: Counter[str] = Counter()  # of the experts: what one token uses
     for layer, times in Counter(spec.layer_specs).items():
         for matrix in layer_matrices(layer, spec.hidden_size):
-            used = matrix.values
+            rows, columns = share(matrix, tp)
+            copies = matrix.copies
+            values[matrix.part] += times * copies * rows * columns
             if layer.experts is not None and matrix.part is Part.EXPERTS:
-                used = used // layer.experts.count * layer.experts.active
-            values[matrix.part] += times * matrix.values
-            active[matrix.part] += times * used
+                copies = layer.experts.active
+            active[matrix.part] += times * copies * rows * columns
+    mixers = Counter(layer.mixer for layer in spec.layer_specs if layer.mixer is not None)
     output = spec.vocab_size * spec.hidden_size
     whole = sum(bytes_of_part.values())
     if not spec.tied_embeddings:  # a tied table is read as the output layer
         whole -= bytes_of_part.get("embedding", 0)
     experts = bytes_of_part.get("experts", 0)
-    share = active[Part.EXPERTS] / values[Part.EXPERTS] if values[Part.EXPERTS] else 1.0
+    used = active[Part.EXPERTS] / values[Part.EXPERTS] if values[Part.EXPERTS] else 1.0
     mlp = active[Part.MLP] + active[Part.EXPERTS] + active[Part.ROUTER]
     return Work(
-        attention_values=active[Part.ATTENTION] / tp,
-        mlp_values=mlp / tp,
+        attention_values=active[Part.ATTENTION],
+        mlp_values=mlp,
         output_values=output / tp,
         read_bytes=whole,
-        token_read_bytes=whole - experts * (1 - share),
-        score_flops=tuple(_scores(spec, tp)),
+        token_read_bytes=whole - experts * (1 - used),
+        mixers=tuple((mixer, layers / tp) for mixer, layers in mixers.items()),
         part_values={
             "embedding": output / tp,
             **({} if spec.tied_embeddings else {"output": output / tp}),
-            **{part: count / tp for part, count in values.items()},
+            **values,
         },
     )
-
-
-def _scores(spec: ModelSpec, tp: int) -> list[tuple[float, int | None]]:
-    """Operations for each key that a query sees, by window: a score and a sum of values, two
-    operations for each value of a head."""
-    each: dict[int | None, float] = {}
-    for layer in spec.layer_specs:
-        flops, window = _key_flops(layer.mixer)
-        if flops:
-            each[window] = each.get(window, 0.0) + flops / tp
-    return [(flops, window) for window, flops in each.items()]
-
-
-def _key_flops(mixer: Mixer | None) -> tuple[int, int | None]:
-    match mixer:
-        case HeadsSpec():
-            return 2 * mixer.heads * (mixer.key_dim + mixer.value_dim), mixer.window
-        case LatentSpec():
-            return 2 * mixer.heads * (mixer.key_dim + mixer.value_dim), None
-        case CompressedSpec():
-            return 4 * mixer.heads * mixer.head_dim, mixer.window
-        case _:
-            return 0, None
-
-
-def _pairs(tokens: int, window: int | None) -> int:
-    """(query, key) pairs of a prompt: token i sees i + 1 keys, or the window's."""
-    if window is None or tokens <= window:
-        return tokens * (tokens + 1) // 2
-    return window * (window + 1) // 2 + (tokens - window) * window
