@@ -13,19 +13,15 @@ from tests.search.toy import CARDS, Card, Toy, question
 from headrace.search.answer import Answer, Why, grouped
 from headrace.search.candidate import Candidate
 from headrace.search.changes import Advisor
-from headrace.search.planner import Job, Planner, Shared, prove, run_job
+from headrace.search.planner import Job, Planner, prove, run_job
 from headrace.search.pool import Pool
 from headrace.search.question import Question
 from headrace.workload.slo import Slo
 
 
-def shared(toy: Toy, asked: Question) -> Shared:
-    return (toy, asked)
-
-
 def search(toy: Toy, asked: Question, processes: int = 1, until: str = "") -> Answer:
     """To its end, or until it says what it does next."""
-    with Pool(shared(toy, asked), processes) as pool:
+    with Pool(asked, processes) as pool:
         planner = Planner(toy, asked, pool)
         for doing in planner.search():
             if until and doing.startswith(until):
@@ -52,12 +48,14 @@ def test_every_row_can_be_computed_again(answer: Answer) -> None:
         for trial in row.trials:
             job = Job(
                 candidate=row.candidate,
+                recipe=toy.build(row.candidate, trial.slowness).recipe,
                 rate=asked.rate / row.replicas,
                 seed=trial.seed,
                 slowness=trial.slowness,
+                lateness=trial.lateness,
                 requests=trial.requests,
             )
-            assert run_job((toy, asked), job) == trial
+            assert run_job(asked, job) == trial
         assert facts["usd_month"] == pytest.approx(facts["gpus"] * facts["usd_per_gpu_hour"] * 720)
         tokens_month = 30.0 * 240 * 720 * 3600
         assert facts["usd_million_tokens"] == pytest.approx(facts["usd_month"] / tokens_month * 1e6)
@@ -114,8 +112,17 @@ def exhaustive_cost(toy: Toy, asked: Question, candidate: Candidate, below: floa
     replicas = 1
     while replicas * candidate.tp * usd < below and replicas < 30:
         rate = asked.rate / replicas
-        job = Job(candidate=candidate, rate=rate, seed=0, slowness=1.15, requests=300)
-        if prove((toy, asked), job).holds:
+        recipe = toy.build(candidate, 1.15).recipe
+        job = Job(
+            candidate=candidate,
+            recipe=recipe,
+            rate=rate,
+            seed=0,
+            slowness=1.15,
+            lateness=1.0,
+            requests=300,
+        )
+        if prove(asked, job).holds:
             return replicas * candidate.tp * usd
         replicas += 1
     return math.inf
@@ -145,7 +152,7 @@ def test_cards_without_a_price_come_last_and_are_counted_in_hours() -> None:
 
 def test_an_interrupted_search_says_what_it_knows() -> None:
     toy, asked = Toy(), question(30.0)
-    planner = Planner(toy, asked, Pool(shared(toy, asked)))
+    planner = Planner(toy, asked, Pool(asked))
     steps = planner.search()
     while not planner.sized:
         next(steps)
@@ -156,13 +163,12 @@ def test_an_interrupted_search_says_what_it_knows() -> None:
 
 def test_changes_alone_and_together() -> None:
     toy, asked = Toy(), question(30.0)
-    with Pool(shared(toy, asked)) as pool:
+    with Pool(asked) as pool:
         advisor = Advisor(toy, asked, pool)
         for _ in advisor.advise(toy.candidates()[0]):
             pass
     found = advisor.found
     assert found is not None
-    assert found.baseline.candidate.max_sequences == 16
     more = next(change for change in found.changes if change.name == "64 sequences")
     assert more.alone > 1.5
     assert more.together is not None

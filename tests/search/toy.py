@@ -38,6 +38,32 @@ CARDS: Mapping[str, Card] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToyRecipe:
+    card: Card
+    candidate: Candidate
+    slowness: float
+
+    def length_s(self, rows: float, context: float) -> float:
+        card, tp = self.card, self.candidate.tp
+        work_s = max(card.weights_s, card.token_s * rows) + card.context_s * context
+        return self.slowness * (work_s / tp + 0.001 * (tp > 1))
+
+    def cost(self, plan: StepPlan) -> float:
+        tokens = plan.batch_tokens
+        return self.length_s(tokens, sum(plan.starts) + tokens)
+
+    def setup(self) -> Setup:
+        limits = RunnerLimits(
+            max_batch_tokens=self.candidate.batch_tokens,
+            max_sequences=self.candidate.max_sequences,
+            total_blocks=self.card.kv_tokens * self.candidate.tp // BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            context_tokens=4096,
+        )
+        return Setup(limits=limits, cost=self.cost, queue=UNBOUNDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Toy:
     cards: Mapping[str, Card] = field(default_factory=lambda: CARDS)
     tps: tuple[int, ...] = (1, 2)
@@ -67,34 +93,19 @@ class Toy:
         return None
 
     def build(self, candidate: Candidate, slowness: float) -> Built:
-        card, tp = self.cards[candidate.gpu], candidate.tp
-
-        def length_s(rows: float, context: float) -> float:
-            work_s = max(card.weights_s, card.token_s * rows) + card.context_s * context
-            return slowness * (work_s / tp + 0.001 * (tp > 1))
-
-        def cost(plan: StepPlan) -> float:
-            tokens = plan.batch_tokens
-            return length_s(tokens, sum(plan.starts) + tokens)
+        recipe = ToyRecipe(card=self.cards[candidate.gpu], candidate=candidate, slowness=slowness)
 
         def step_s(batch: Batch) -> float:
             context = batch.decodes * batch.decode_context_tokens
-            context += batch.prefill_tokens  # each is read once, as above
-            return length_s(batch.decodes + batch.prefill_tokens, context)
+            context += batch.prefill_tokens  # each is read once
+            return recipe.length_s(batch.decodes + batch.prefill_tokens, context)
 
-        limits = RunnerLimits(
-            max_batch_tokens=candidate.batch_tokens,
-            max_sequences=candidate.max_sequences,
-            total_blocks=card.kv_tokens * tp // BLOCK_TOKENS,
-            block_tokens=BLOCK_TOKENS,
-            context_tokens=4096,
-        )
         return Built(
-            setup=Setup(limits=limits, cost=cost, queue=UNBOUNDED),
+            recipe=recipe,
             step_s=step_s,
-            kv_tokens=card.kv_tokens * tp,
-            alone_ttft_s=length_s(200, 200),
-            alone_tpot_s=length_s(1, 240),
+            kv_tokens=recipe.card.kv_tokens * candidate.tp,
+            alone_ttft_s=recipe.length_s(200, 200),
+            alone_tpot_s=recipe.length_s(1, 240),
         )
 
     def band(self, candidate: Candidate) -> ErrorBand:

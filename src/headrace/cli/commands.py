@@ -31,6 +31,7 @@ from headrace.cli.models import (
     models_verify,
 )
 from headrace.cli.options import ModelArgument, ModelName, one_model
+from headrace.cli.plan import plan
 from headrace.cli.ps import ps
 from headrace.cli.run import open_llm, run
 from headrace.cli.serve import serve
@@ -185,6 +186,7 @@ app.command("rm")(models_rm)
 app.command("verify")(models_verify)
 app.command()(gpus)
 app.command()(fit)
+app.command()(plan)
 app.command()(cost)
 app.command()(calibrate)
 app.command()(simulate)

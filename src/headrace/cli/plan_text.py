@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from headrace.search.answer import Answer, Band, Row, grouped
+from headrace.search.answer import Answer, Band, Row, Why, grouped
 from headrace.search.changes import Changes
 from headrace.search.pareto import Point
 from headrace.search.picture import Axes, terminal
@@ -54,7 +54,10 @@ def ranking_lines(answer: Answer, *, several_models: bool) -> list[str]:
     for row, shown in zip(answer.rows, cells, strict=False):
         lines.append(_line(shown, widths))
         one = row.candidate
-        settings = f"{one.max_sequences:,} sequences, {one.batch_tokens:,} tokens a step"
+        settings = (
+            f"kv {one.kv_dtype}, {one.max_sequences:,} sequences, "
+            f"{one.batch_tokens:,} tokens a step"
+        )
         if several_models:
             settings = f"{row.candidate.model}; {settings}"
         lines.append(f"{'':{widths[0]}}  {settings}")
@@ -144,6 +147,26 @@ def loss_lines(answer: Answer) -> list[str]:
         for number, line in enumerate(wrap(near, WIDTH - 18)):
             lines.append(f"         {'nearest: ' if number == 0 else '         '}{line}")
     return ["Why others lost (candidates, and the one that came nearest):", *lines] if lines else []
+
+
+def nothing_lines(answer: Answer) -> list[str]:
+    """That nothing holds the objective, and which bound makes it so."""
+    bounds = (Why.TTFT, Why.TPOT, Why.RATE, Why.BUDGET, Why.MEMORY)
+    near = [group.nearest for group in grouped(answer.losses) if group.why in bounds]
+    lines = ["Nothing holds this objective."]
+    if near:
+        first = min(near, key=lambda loss: (bounds.index(loss.why), loss.least))
+        lines += wrap(f"The bound: {first.candidate.label}: {first.text}.", WIDTH)
+    return lines
+
+
+def tally_lines(answer: Answer, notes: Sequence[str]) -> list[str]:
+    tally = answer.tally
+    looked = f"{tally.candidates:,} candidates, {tally.runs:,} runs, {tally.steps:,} steps"
+    lines = [looked if answer.complete else f"Interrupted: this is what was known ({looked})."]
+    for note in notes:
+        lines += wrap(f"note: {note}", WIDTH, subsequent_indent="  ")
+    return lines
 
 
 def change_lines(changes: Changes) -> list[str]:

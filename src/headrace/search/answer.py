@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.search.candidate import Candidate
+from headrace.search.cost import HOURS_A_MONTH
 from headrace.search.trial import Trial
-
-HOURS_A_MONTH = 720.0  # 30 days
 
 
 class Why(StrEnum):
@@ -96,7 +95,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        inner = self.candidate.label
+        inner = self.candidate.cards
         return inner if self.replicas == 1 else f"{self.replicas} x ({inner})"
 
     def facts(self) -> dict[str, Any]:

@@ -21,15 +21,24 @@ class Candidate:
     prefix_cache: bool = True
 
     @property
-    def shape(self) -> tuple[str, str, int, str, str]:
+    def rented(self) -> tuple[str, str, int, str]:
         """What is rented and loaded; the other fields are settings that cost nothing."""
-        return (self.model, self.gpu, self.tp, self.precision, self.kv_dtype)
+        return (self.model, self.gpu, self.tp, self.precision)
+
+    @property
+    def shape(self) -> tuple[str, str, int, str, str]:
+        """What memory and step times depend on."""
+        return (*self.rented, self.kv_dtype)
+
+    @property
+    def cards(self) -> str:
+        """What is rented, without the model: "2 x h200-sxm, fp8"."""
+        cards = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
+        return f"{cards}, {self.precision}"
 
     @property
     def label(self) -> str:
-        """Without the model: "2 x h200-sxm, fp8, kv fp8"."""
-        cards = f"{self.tp} x {self.gpu}" if self.tp > 1 else self.gpu
-        return f"{cards}, {self.precision}, kv {self.kv_dtype}"
+        return f"{self.cards}, kv {self.kv_dtype}"
 
     def facts(self) -> dict[str, Any]:
         return asdict(self)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace.search.candidate import Candidate
-from headrace.search.planner import Job, Shared, run_job
+from headrace.search.planner import Job, run_job
 from headrace.search.pool import Pool
 from headrace.search.question import Question
 from headrace.search.replica import Builder, Built
@@ -22,8 +22,8 @@ from headrace.search.speculation import Speculation
 from headrace.search.steady import Batch, Limits, Steady, StepTime, about_requests
 from headrace.search.trial import requests_for
 
-WIDTH = 1.06  # how narrow a capacity is looked for
-MOST_RUNS = 7  # of one capacity
+WIDTH = 1.08  # how narrow a capacity is looked for
+MOST_RUNS = 5  # of one capacity
 WORTH = 1.01  # a change with less is not applied with the others
 
 Fields = Mapping[str, Any]  # of Candidate
@@ -101,7 +101,7 @@ class Advisor:
 
     builder: Builder
     question: Question
-    pool: Pool[Shared]
+    pool: Pool[Question]
     speculation: Speculation = field(default_factory=Speculation)
     found: Changes | None = None
     runs: int = 0
@@ -128,7 +128,7 @@ class Advisor:
         steps: list[tuple[_Wish, Candidate | None]] = []
         merged: dict[str, Any] = {}
         for wish in order:
-            if gain(wish) >= WORTH:
+            if gain(wish) >= WORTH and not wish.fields.keys() & merged.keys():
                 merged |= wish.fields
                 steps.append((wish, self._changed(baseline, merged)))
         held |= self._capacities([c for _, c in steps if c is not None])
@@ -153,12 +153,11 @@ class Advisor:
 
     def _baseline(self, winner: Candidate) -> Candidate | None:
         """The model as its checkpoint is, on as few of the winner's GPUs as hold it, with the
-        smallest settings and without a prefix cache."""
+        smallest steps and without a prefix cache."""
         plain = replace(
             winner,
             precision=self.builder.plain_precision(winner.model),
             kv_dtype=self.builder.plain_kv_dtype(winner.model),
-            max_sequences=min(self._values(winner, "max_sequences")),
             batch_tokens=min(self._values(winner, "batch_tokens")),
             prefix_cache=False,
         )
@@ -176,11 +175,7 @@ class Advisor:
         }
 
     def _wishes(self, base: Candidate, winner: Candidate) -> list[_Wish]:
-        wishes = [
-            _Wish(name=f"weights in {precision}", fields={"precision": precision})
-            for precision in sorted(self._values(winner, "precision") - {base.precision})
-        ]
-        wishes = [w for w in wishes if self._changed(base, w.fields) is not None]
+        wishes = self._quantizations(base)
         wishes += [
             _Wish(name=f"KV in {kv}", fields={"kv_dtype": kv})
             for kv in sorted(self._values(winner, "kv_dtype") - {base.kv_dtype})
@@ -204,6 +199,19 @@ class Advisor:
         if wider:
             wishes.append(_Wish(name=f"tensor parallel {wider[0]}", fields={"tp": wider[0]}))
         return wishes
+
+    def _quantizations(self, base: Candidate) -> list[_Wish]:
+        """The two that promise most."""
+        found: list[tuple[float, str]] = []
+        for precision in self._values(base, "precision") - {base.precision}:
+            changed = self._changed(base, {"precision": precision})
+            about = changed and self._about(changed, self.builder.build(changed, 1.0))
+            if about:
+                found.append((-about.requests_s, precision))
+        return [
+            _Wish(name=f"weights in {precision}", fields={"precision": precision})
+            for _, precision in sorted(found)[:2]
+        ]
 
     def _changed(self, base: Candidate, fields: Fields) -> Candidate | None:
         changed = replace(base, **fields)
@@ -237,9 +245,11 @@ class Advisor:
         answer_s = search.about.step_s * self.question.lengths.output_tokens
         return Job(
             candidate=search.candidate,
+            recipe=self.builder.build(search.candidate, 1.0).recipe,
             rate=rate,
             seed=self.question.seed,
             slowness=1.0,
+            lateness=1.0,
             requests=requests_for(rate, answer_s),
         )
 
@@ -270,6 +280,8 @@ class Advisor:
             remark = "not possible here"
         elif gain < WORTH:
             remark = ", ".join(filter(None, [remark, "no gain here: left out"]))
+        elif together is None:
+            remark = "instead of a change above"
         return Change(
             name=wish.name,
             requests_s=None if alone is None else held[alone],
@@ -311,6 +323,7 @@ class Advisor:
 
     def _replicate(self, last: Candidate, rate: float) -> Change:
         count = max(1, math.ceil(self.question.rate / rate - 1e-9)) if rate else 0
+        gpus = last.tp * count
         return Change(
             name=f"{count} replicas" if count != 1 else "1 replica",
             requests_s=None,
@@ -318,7 +331,7 @@ class Advisor:
             alone=1.0,
             together=rate * count,
             together_gpus=last.tp * count,
-            remark=f"for {self.question.rate:g} requests/s, {last.tp * count} GPUs in all",
+            remark=f"for {self.question.rate:g} requests/s, {gpus} GPU{'s' * (gpus != 1)} in all",
         )
 
 

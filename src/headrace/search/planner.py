@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headrace.search.answer import HOURS_A_MONTH, Answer, Band, Loss, Row, Tally, Why
+from headrace.search.answer import Answer, Band, Loss, Row, Tally, Why
 from headrace.search.branch import Found, Shape, Sized, branch_and_bound, least_replicas
 from headrace.search.candidate import Candidate
+from headrace.search.cost import HOURS_A_MONTH
 from headrace.search.pool import Pool
 from headrace.search.question import Question
-from headrace.search.replica import Builder
+from headrace.search.replica import Builder, Built, ErrorBand, Recipe
 from headrace.search.steady import Limits, Steady, about_requests, most_requests
 from headrace.search.trial import Trial, requests_for, run_trial
 
 BOUND_SLACK = 1.1  # a bound is loosened by this: real step times are only nearly convex
 BRACKETED = 3  # rows whose highest rate is looked for
-FASTER = 4  # shapes beyond the ranking, for the front
+FASTER = 3  # shapes beyond the ranking, for the front,
+DEARER = 6.0  # which cost at most so many times the cheapest
 BRACKET_WIDTH = 1.08
 
 
@@ -37,16 +39,18 @@ class Job:
     """One run; the same job always gives the same trial."""
 
     candidate: Candidate
+    recipe: Recipe
     rate: float  # of one replica
     seed: int
     slowness: float
+    lateness: float
     requests: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Runs of one candidate at one rate at the slow end: the first, and if that held, a longer one
-    with another seed."""
+    """Runs of one candidate at one rate at the slow end: the first, and if that held, one with
+    another seed."""
 
     trials: tuple[Trial, ...]
 
@@ -55,34 +59,24 @@ class Proof:
         return all(trial.holds for trial in self.trials)
 
 
-Shared = tuple[Builder, Question]
-
-
-def run_job(shared: Shared, job: Job) -> Trial:
-    builder, question = shared
+def run_job(question: Question, job: Job) -> Trial:
     return run_trial(
-        builder.build(job.candidate, job.slowness).setup,
+        job.recipe.setup(),
         question.workload,
         question.slo,
         rate=job.rate,
         seed=job.seed,
         requests=job.requests,
         slowness=job.slowness,
+        lateness=job.lateness,
     )
 
 
-def prove(shared: Shared, job: Job) -> Proof:
-    first = run_job(shared, job)
+def prove(question: Question, job: Job) -> Proof:
+    first = run_job(question, job)
     if not first.holds:
         return Proof(trials=(first,))
-    longer = Job(
-        candidate=job.candidate,
-        rate=job.rate,
-        seed=job.seed + 1,
-        slowness=job.slowness,
-        requests=2 * job.requests,
-    )
-    return Proof(trials=(first, run_job(shared, longer)))
+    return Proof(trials=(first, run_job(question, replace(job, seed=job.seed + 1))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +84,13 @@ class _Known:
     """Of a candidate that may win."""
 
     candidate: Candidate
-    slow: float
-    fast: float
+    band: ErrorBand
     bound: float  # requests/s of a replica, at the slow end, loosened
     about: Steady
 
 
 class Planner:
-    def __init__(self, builder: Builder, question: Question, pool: Pool[Shared]) -> None:
+    def __init__(self, builder: Builder, question: Question, pool: Pool[Question]) -> None:
         self._builder, self._question, self._pool = builder, question, pool
         self._known: dict[Candidate, _Known] = {}
         self._losses: list[Loss] = []
@@ -117,9 +110,12 @@ class Planner:
         for some in (priced, unpriced):
             if some:
                 yield from self._branch(some, keep=self._question.keep)
-        faster = self._faster(priced or unpriced)
-        if faster:
-            yield from self._branch(faster, keep=len(faster))
+        ranked = self._ranked()
+        if ranked:
+            most = min(DEARER * ranked[0].cost, self._most_hourly)
+            faster = self._faster(priced or unpriced, most)
+            if faster:
+                yield from self._branch(faster, keep=len(faster), most_hourly=most)
         yield from self._measure()
         yield from self._bracket()
         self._complete = True
@@ -139,7 +135,7 @@ class Planner:
         built = self._builder.build(candidate, band.slow)
         slo = question.slo
         for why, name, alone_s, most_s in (
-            (Why.TTFT, "TTFT", built.alone_ttft_s, slo.ttft_s),
+            (Why.TTFT, "TTFT", built.alone_ttft_s * band.first_slow, slo.ttft_s),
             (Why.TPOT, "TPOT", built.alone_tpot_s, slo.tpot_s),
         ):
             if most_s is not None and alone_s > most_s:
@@ -148,59 +144,83 @@ class Planner:
                     f"the band; the objective is {most_s * 1e3:,.0f} ms"
                 )
                 return Loss(candidate=candidate, why=why, text=text, least=alone_s / most_s)
+        found = self._steady(candidate, built)
+        if found is None:
+            text = "not even one request at a time is within the objective"
+            return Loss(candidate=candidate, why=Why.RATE, text=text)
+        bound, about = found
+        self._known[candidate] = _Known(candidate=candidate, band=band, bound=bound, about=about)
+        return None
+
+    def bound_of(self, candidate: Candidate, slowness: float) -> float | None:
+        """Requests/s that one replica never exceeds; None: it serves nothing."""
+        found = self._steady(candidate, self._builder.build(candidate, slowness))
+        return None if found is None else found[0]
+
+    def _steady(self, candidate: Candidate, built: Built) -> tuple[float, Steady] | None:
         limits = Limits(
             sequences=candidate.max_sequences,
             batch_tokens=candidate.batch_tokens,
             kv_tokens=built.kv_tokens,
-            tpot_s=slo.tpot_s,
+            tpot_s=self._question.slo.tpot_s,
         )
-        demand = question.lengths.demand(prefix_cache=candidate.prefix_cache)
+        demand = self._question.lengths.demand(prefix_cache=candidate.prefix_cache)
         most = most_requests(demand, limits, built.step_s)
         about = about_requests(demand, limits, built.step_s)
         if most is None or about is None:
-            text = "not even one request at a time is within the objective"
-            return Loss(candidate=candidate, why=Why.RATE, text=text)
-        self._known[candidate] = _Known(
-            candidate=candidate,
-            slow=band.slow,
-            fast=band.fast,
-            bound=most.requests_s * BOUND_SLACK,
-            about=about,
-        )
-        return None
+            return None
+        # Experts make a step cheaper if its tokens come together, so that the estimate with whole
+        # chunks may be above the even spread.
+        return max(most.requests_s, about.requests_s) * BOUND_SLACK, about
 
     def _shapes(self) -> list[Shape[Candidate]]:
         groups: dict[tuple[object, ...], list[_Known]] = {}
         for known in self._known.values():
-            groups.setdefault(known.candidate.shape, []).append(known)
+            groups.setdefault(known.candidate.rented, []).append(known)
         shapes = []
         for group in groups.values():
-            group.sort(key=lambda known: (-known.about.requests_s, known.candidate))
+            group.sort(key=self._promise)
             first = group[0].candidate
             price = self._price(first)
             shapes.append(
                 Shape(
-                    name=" ".join(map(str, first.shape)),
+                    name=" ".join(map(str, first.rented)),
                     variants=tuple(known.candidate for known in group),
                     bounds=tuple(known.bound for known in group),
                     replica_cost=first.tp * (1.0 if price is None else price),
-                    estimate=group[0].about.requests_s,
+                    estimate=max(known.about.requests_s for known in group),
                 )
             )
         return shapes
+
+    def _promise(self, known: _Known) -> tuple[object, ...]:
+        """Fewest replicas first; of those with as many, KV as the model has it, which loses
+        nothing of its quality."""
+        candidate, rate = known.candidate, known.about.requests_s
+        count = least_replicas(self._question.rate, rate)
+        quantized = candidate.kv_dtype != self._builder.plain_kv_dtype(candidate.model)
+        return (count, quantized, -rate, candidate)
 
     def _price(self, candidate: Candidate) -> float | None:
         return self._builder.usd_per_gpu_hour(candidate)
 
     # -- sizing --------------------------------------------------------------------------------
 
-    def _branch(self, shapes: Sequence[Shape[Candidate]], keep: int) -> Iterator[str]:
+    @property
+    def _most_hourly(self) -> float:
+        return self._question.most_usd_month / HOURS_A_MONTH
+
+    def _branch(
+        self, shapes: Sequence[Shape[Candidate]], keep: int, most_hourly: float | None = None
+    ) -> Iterator[str]:
+        """`most_hourly` counts GPUs where there is no price."""
         question = self._question
-        is_priced = self._price(shapes[0].variants[0]) is not None
-        most_hourly = question.most_usd_month / HOURS_A_MONTH if is_priced else math.inf
+        if most_hourly is None:
+            is_priced = self._price(shapes[0].variants[0]) is not None
+            most_hourly = self._most_hourly if is_priced else math.inf
 
         def run(jobs: Sequence[tuple[Candidate, float]]) -> list[Proof]:
-            proofs = self._pool.map(prove, [self._job(c, rate) for c, rate in jobs])
+            proofs = self._pool.map(prove, [self.job(c, rate) for c, rate in jobs])
             self._count([trial for proof in proofs for trial in proof.trials])
             return proofs
 
@@ -209,13 +229,17 @@ class Planner:
             self._found[-1] = found
             yield f"{self.tally.runs} runs, {self.sized} deployments sized"
 
-    def _job(self, candidate: Candidate, rate: float) -> Job:
+    def job(self, candidate: Candidate, rate: float, slowness: float | None = None) -> Job:
+        """At the slow end of the band, or elsewhere."""
         known = self._known[candidate]
+        slowness = known.band.slow if slowness is None else slowness
         return Job(
             candidate=candidate,
+            recipe=self._builder.build(candidate, slowness).recipe,
             rate=rate,
             seed=self._question.seed,
-            slowness=known.slow,
+            slowness=slowness,
+            lateness=known.band.first(slowness),
             requests=self._requests(known, rate),
         )
 
@@ -231,7 +255,7 @@ class Planner:
     def sized(self) -> int:
         return sum(len(found.sized) for found in self._found)
 
-    def _faster(self, shapes: Sequence[Shape[Candidate]]) -> list[Shape[Candidate]]:
+    def _faster(self, shapes: Sequence[Shape[Candidate]], most: float) -> list[Shape[Candidate]]:
         """Shapes that were not sized and that the estimate puts on the front: dearer, faster."""
         done = {sized.shape.name: sized for found in self._found for sized in found.sized}
         fastest = max(
@@ -239,7 +263,7 @@ class Planner:
             default=0.0,
         )
         picked: list[Shape[Candidate]] = []
-        rate, most = self._question.rate, self._question.most_usd_month / HOURS_A_MONTH
+        rate = self._question.rate
 
         def least_cost(shape: Shape[Candidate]) -> float:
             return least_replicas(rate, shape.estimate) * shape.replica_cost
@@ -277,23 +301,14 @@ class Planner:
         return sorted(best.values(), key=order)
 
     def _measure(self) -> Iterator[str]:
-        """Leaders at the middle and at the fast end; the slow end is known."""
+        """Leaders at the fast end, the first of them in the middle too; the slow end is known."""
         ranked = self._ranked()
         yield f"bands of {len(ranked)} deployments"
         jobs = []
-        for sized in ranked:
-            known = self._known[sized.variant]
-            rate = self._question.rate / sized.replicas
-            for slowness in dict.fromkeys((1.0, known.fast)):
-                jobs.append(
-                    Job(
-                        candidate=sized.variant,
-                        rate=rate,
-                        seed=self._question.seed,
-                        slowness=slowness,
-                        requests=2 * self._requests(known, rate),
-                    )
-                )
+        for number, sized in enumerate(ranked):
+            fast, rate = self._known[sized.variant].band.fast, self._question.rate / sized.replicas
+            ends = dict.fromkeys((fast, 1.0) if number < BRACKETED else (fast,))
+            jobs += [self.job(sized.variant, rate, slowness) for slowness in ends]
         trials = self._pool.map(run_job, jobs)
         self._count(trials)
         for job, trial in zip(jobs, trials, strict=True):
@@ -308,23 +323,15 @@ class Planner:
         for sized in ranked:
             known = self._known[sized.variant]
             held = self._question.rate / sized.replicas
-            for slowness in (known.slow, known.fast):
-                most = max(known.bound * known.slow / slowness, held * BRACKET_WIDTH)
+            for slowness in (known.band.slow, known.band.fast):
+                most = max(known.bound * known.band.slow / slowness, held * BRACKET_WIDTH)
                 sides.append((sized, slowness, [held, most]))
         while open_sides := [s for s in sides if s[2][1] > s[2][0] * BRACKET_WIDTH]:
             yield "the highest rate of the first rows"
-            jobs = []
-            for sized, slowness, (low, high) in open_sides:
-                rate = math.sqrt(low * high)
-                jobs.append(
-                    Job(
-                        candidate=sized.variant,
-                        rate=rate,
-                        seed=self._question.seed,
-                        slowness=slowness,
-                        requests=self._requests(self._known[sized.variant], rate),
-                    )
-                )
+            jobs = [
+                self.job(sized.variant, math.sqrt(low * high), slowness)
+                for sized, slowness, (low, high) in open_sides
+            ]
             trials = self._pool.map(run_job, jobs)
             self._count(trials)
             for (_, _, limits), trial in zip(open_sides, trials, strict=True):

@@ -21,4 +21,4 @@ class Question:
     slo: Slo
     seed: int = 0
     most_usd_month: float = math.inf
-    keep: int = 8  # deployments in the ranking
+    keep: int = 6  # deployments in the ranking

@@ -16,9 +16,15 @@ from headrace.search.steady import StepTime
 from headrace.simulate.replica import Setup
 
 
+class Recipe(Protocol):
+    """Makes a replica's setup. Survives being sent to another process, which a setup may not."""
+
+    def setup(self) -> Setup: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    setup: Setup
+    recipe: Recipe
     step_s: StepTime  # of a batch, the same step times as the setup's
     kv_tokens: int  # that the pool holds
     alone_ttft_s: float  # of the prompt that the objective must hold for, on an idle replica
@@ -27,15 +33,22 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBand:
-    """Real step times lie between these multiples of the cost model's."""
+    """Real step times lie between these multiples of the cost model's; first tokens are further
+    off than steps, by these factors more at either end."""
 
     fast: float
     slow: float
+    first_fast: float = 1.0
+    first_slow: float = 1.0
     source: str  # where it comes from, for a person
+
+    def first(self, slowness: float) -> float:
+        """The factor of first tokens at one end, or 1 in the middle."""
+        return {self.slow: self.first_slow, self.fast: self.first_fast}.get(slowness, 1.0)
 
 
 class Builder(Protocol):
-    """Must survive being sent to another process."""
+    """Stays in the first process; recipes go to the others."""
 
     def candidates(self) -> Sequence[Candidate]:
         """All that could be rented, in a fixed order, the possible and the impossible."""

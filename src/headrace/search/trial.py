@@ -8,7 +8,7 @@ a workload; not where the setup came from.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headrace.simulate.replica import Setup
@@ -32,12 +32,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """`slowness` is what step times were multiplied with: the ends of the cost model's band."""
+    """`slowness` is what step times were multiplied with, and `lateness` what first tokens were
+    besides: the ends of the cost model's band."""
 
     rate: float  # requests/s that one replica was offered
     seed: int
     requests: int
     slowness: float
+    lateness: float
     holds: bool  # the objective is met, and the queue does not grow
     verdict: str  # stable, saturated, unclear
     met_share: float
@@ -69,19 +71,23 @@ def run_trial(
     seed: int,
     requests: int,
     slowness: float = 1.0,
+    lateness: float = 1.0,
 ) -> Trial:
     report = serve(workload.at_rate(rate).asks(seed, requests), setup)
+    if slo.ttft_s is not None:
+        slo = replace(slo, ttft_s=slo.ttft_s / lateness)
     saturated = report.saturated
     return Trial(
         rate=rate,
         seed=seed,
         requests=requests,
         slowness=slowness,
+        lateness=lateness,
         holds=report.meets(slo),
         verdict=str(report.verdict),
         met_share=report.met_share(slo),
         misses=_misses(report, slo),
-        ttft_s=None if saturated else _latency(report.ttft_s),
+        ttft_s=None if saturated else _latency(report.ttft_s, lateness),
         tpot_s=None if saturated else _latency(report.tpot_s),
         e2e_s=None if saturated else _latency(report.e2e_s),
         output_tokens_s=report.output_tokens_s,
@@ -91,8 +97,8 @@ def run_trial(
     )
 
 
-def _latency(found: Percentiles | None) -> Latency | None:
-    return None if found is None else Latency(p50=found.p50, p99=found.p99)
+def _latency(found: Percentiles | None, factor: float = 1.0) -> Latency | None:
+    return None if found is None else Latency(p50=found.p50 * factor, p99=found.p99 * factor)
 
 
 def _misses(report: Report, slo: Slo) -> tuple[str, ...]:
