@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from headrace.policies.scaling import ScalingRules
 from headrace.simulate.cost import linear_cost
 from headrace.simulate.fleet import DecodePool, FleetReport, FleetSetup, serve_fleet
 from headrace.simulate.handover import Handover, Link
-from headrace.simulate.replica import UNBOUNDED, Edge, Setup
+from headrace.simulate.replica import UNBOUNDED, Edge, Replica, Setup
 from headrace.simulate.serve import serve
 from headrace.simulate.served import Served
 from headrace.workload.ask import Ask
@@ -229,6 +230,35 @@ def test_a_fleet_grows_under_load_and_new_replicas_take_their_time() -> None:
     # What is paid for is at most every replica all the time, and at least one.
     end_s = max(each.end_s or 0.0 for each in report.served)
     assert end_s < report.replica_s < max(sizes) * end_s
+
+
+def test_a_replica_takes_little_memory() -> None:
+    """256 sequences and a pool full of cached blocks: the GPU backend's block size, and the pool of
+    an 8B model on 80 GB."""
+    pool = replace(
+        LIMITS, max_batch_tokens=8192, max_sequences=256, total_blocks=6562, block_tokens=64
+    )
+    setup = replace(SETUP, limits=pool)
+
+    def fill(replica: Replica, requests: int) -> None:
+        offered = 0
+        while offered < requests:
+            while replica.requests < 256 and offered < requests:
+                ask = Ask(at_s=replica.now_s, prompt_tokens=512, output_tokens=300)
+                replica.offer(Served(ask=ask, arrival_s=ask.at_s), ask.at_s)
+                offered += 1
+            replica.wake()
+
+    fill(Replica(setup), 4)  # what is made once for all replicas
+    tracemalloc.start()
+    try:
+        replica = Replica(setup)
+        fill(replica, 520)
+        taken_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert replica.stats.running_sequences > 200
+    assert taken_bytes < 5e6
 
 
 def test_a_pool_without_replicas_is_refused() -> None:

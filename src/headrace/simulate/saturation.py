@@ -20,7 +20,6 @@ from headrace.workload.workload import Workload
 
 BURST_REQUESTS = 400  # and four for each place, so that most of the burst finds a full batch
 LEAST_REQUESTS = 400
-MOST_REQUESTS = 20_000
 TURNS = 8  # a run is this many times as long as a request, or a session
 
 
@@ -36,8 +35,10 @@ def saturation(
     *,
     seeds: Sequence[int] = (0, 1, 2),
     tolerance: float = 0.05,
+    most_requests: int = 20_000,
 ) -> Bracket:
-    """Of a workload that has a rate."""
+    """Of a workload that has a rate. Long sessions need many requests to be judged: with too few
+    all rates are unclear, and the bracket is open."""
     count = max(BURST_REQUESTS, 4 * setup.limits.max_sequences)
     asks = list(workload.asks(seeds[0], count))
     first = burst(asks, setup)
@@ -52,7 +53,7 @@ def saturation(
 
     def judged(rate: float) -> Verdict:
         wanted = math.ceil(TURNS * rate * span_s)
-        count = min(MOST_REQUESTS, max(LEAST_REQUESTS, wanted))
+        count = min(most_requests, max(LEAST_REQUESTS, wanted))
         verdicts = {
             serve(workload.at_rate(rate).asks(seed, count), setup).verdict for seed in seeds
         }
