@@ -64,6 +64,7 @@ def _shapes(*rows: tuple[Any, ...]) -> dict[str, Shape]:
 
 SHAPES = {
     "cpu": _shapes(
+        ("smollm2-135m", "smollm2-135m", None, 4096, 16384, {}),
         ("qwen3-0.6b", "qwen3-0.6b", None, 4096, 16384, {}),
         ("qwen3-0.6b-f32", "qwen3-0.6b", 14, 2048, 16384, {"kv_dtype": "f32"}),
         ("qwen3-0.6b-int8", "qwen3-0.6b", 14, 8192, 65536, {"kv_dtype": "int8"}),
