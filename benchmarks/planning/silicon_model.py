@@ -28,7 +28,8 @@ SAME_SHAPE = {
     "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
     "zhipuai/GLM-5": "zai-org/GLM-5",
 }
-MEMORY_SHARE = 0.9  # of the GPU, that engines use by default
+MEMORY_SHARE = 0.9  # of the GPU, that engines use by default,
+TIGHT_SHARE = 0.95  # and where weights leave little (dsr1_fp8_b200.sh of the same scripts, 4 GPUs)
 OTHER_BYTES = 3e9  # activations, graphs, runtime
 STEP_TOKENS = 8192  # of vLLM, SGLang and TensorRT-LLM servers by default on these GPUs
 
@@ -75,24 +76,38 @@ def formats_of(row: Row, spec: ModelSpec, gpu: Gpu) -> Formats:
     """As the checkpoints of these models are: NVFP4 and INT4 ones with experts keep attention in 16
     bits; FP8 ones quantize everything but the output layer; gpt-oss has MXFP4 experts alone."""
     experts = spec.active_parameters < spec.parameters
-    kv = 1.0 if row.precision != "bf16" and row.engine == "trtllm" else 2.0
+    kv = _kv_value_bytes(row, gpu)
     if row.model.startswith("openai/gpt-oss"):
         kept = MXFP4 if "fp4" in gpu.flops else Format(value_bytes=MXFP4.value_bytes)
         return Formats(attention=BF16, mlp=BF16, experts=kept, kv_value_bytes=kv)
     if row.precision == "nvfp4":
         kept = NVFP4 if "fp4" in gpu.flops else Format(value_bytes=NVFP4.value_bytes)
         attention = BF16 if experts else kept
-        return Formats(attention=attention, mlp=kept, experts=kept, kv_value_bytes=1.0)
+        return Formats(attention=attention, mlp=kept, experts=kept, kv_value_bytes=kv)
     if row.precision == "int4_wo":
         return Formats(attention=BF16, mlp=BF16, experts=INT4, kv_value_bytes=kv)
     kept = FP8 if row.precision.startswith("fp8") else BF16
     return Formats(attention=kept, mlp=kept, experts=kept, kv_value_bytes=kv)
 
 
+def _kv_value_bytes(row: Row, gpu: Gpu) -> float:
+    """The rows do not say. Most were taken by the scripts of SemiAnalysisAI/InferenceX (commit
+    843c625, benchmarks/single_node): with quantized weights they ask for FP8 KV on Blackwell, of
+    TensorRT-LLM, and of vLLM on an H200; not for gpt-oss or INT4, nor else on Hopper."""
+    if row.precision in ("bf16", "int4_wo") or row.model.startswith("openai/gpt-oss"):
+        return 2.0
+    if row.engine == "trtllm":
+        return 1.0
+    if "fp4" in gpu.flops or (row.engine == "vllm" and row.gpu.startswith("h200")):
+        return 1.0
+    return 2.0
+
+
 def room_tokens(gpu: Gpu, work: StepWork) -> float:
     """Context tokens that the memory left by the weights holds, in all copies of attention."""
     assert gpu.memory_bytes is not None
-    room = max(1e8, gpu.memory_bytes * MEMORY_SHARE - work.weight_bytes - OTHER_BYTES)
+    share = TIGHT_SHARE if work.weight_bytes > 0.8 * gpu.memory_bytes else MEMORY_SHARE
+    room = max(1e8, gpu.memory_bytes * share - work.weight_bytes - OTHER_BYTES)
     # Windows are kept as windows by these engines: their share does not grow.
     token_bytes = sum(span.read_bytes for span in work.spans if span.limit > 1024)
     return room / token_bytes * work.copies
