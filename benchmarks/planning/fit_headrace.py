@@ -14,14 +14,15 @@ import random
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 
 from headrace.hardware.gpus import find_gpu
 from headrace.models.known import find_known
 from headrace.simulate.engines import MOST, weights_of
-from headrace.simulate.roofline import Efficiencies, peaks_of, step_times
-from headrace.simulate.step_work import Format, Formats, Layout, step_work
+from headrace.simulate.roofline import Efficiencies, Peaks, peaks_of, step_times
+from headrace.simulate.step_work import Format, Formats, Layout, StepWork, step_work
 from planning.fit_silicon import ENGINES_FILE, put_values
 from planning.silicon_model import BF16, FP8
 
@@ -100,14 +101,20 @@ def _seconds(
         base = float(data["base"][name])  # type: ignore[arg-type]
         value = base * own.get(name, 1.0) * weights.get(name, 1.0)
         values[name] = min(value, MOST.get(name, value))
-    work = step_work(find_known("llama-3.1-8b").spec, formats, Layout())
-    times = step_times(work, peaks_of(find_gpu("h200-sxm"), work), Efficiencies(**values))
+    work, peaks = _work(formats)
+    times = step_times(work, peaks, Efficiencies(**values))
     tokens = figure.rows * figure.tokens
     seen = float(figure.rows * (figure.start + figure.tokens))
     if figure.tokens == 1:
         return times.step_s(tokens, figure.rows, decoding=(seen,), reading=(0.0,), pairs=(0.0,))
     pairs = figure.tokens * (figure.tokens + 1) / 2
     return times.step_s(tokens, 1, decoding=(0.0,), reading=(seen,), pairs=(pairs,))
+
+
+@cache
+def _work(formats: Formats) -> tuple[StepWork, Peaks]:
+    work = step_work(find_known("llama-3.1-8b").spec, formats, Layout())
+    return work, peaks_of(find_gpu("h200-sxm"), work)
 
 
 if __name__ == "__main__":

@@ -166,12 +166,12 @@ def fit(cases: Sequence[Case], rounds: int = 90) -> Column:
     at = begin()
     mean, square = np.zeros_like(at), np.zeros_like(at)
     for step in range(1, rounds + 1):
-        here = _loss(table, at)
+        here = loss(table, at)
         slope = np.empty_like(at)
         for index in range(len(at)):
             moved = at.copy()
             moved[index] += 1e-3
-            slope[index] = (_loss(table, moved) - here) / 1e-3
+            slope[index] = (loss(table, moved) - here) / 1e-3
         mean = 0.9 * mean + 0.1 * slope
         square = 0.99 * square + 0.01 * slope**2
         rate = 0.03 * (1 + np.cos(np.pi * step / rounds)) + 0.002
@@ -180,7 +180,8 @@ def fit(cases: Sequence[Case], rounds: int = 90) -> Column:
     return at
 
 
-def _loss(table: Table, at: Column) -> float:
+def loss(table: Table, at: Column) -> float:
+    """What is made small: errors of both times in the logarithm, and the pull."""
     ttft, tpot = predict(table, at)
     errors = _TTFT_WEIGHT * _counted(np.log(ttft / table.ttft_s))
     errors = errors + _counted(np.log(tpot / table.tpot_s))
