@@ -31,7 +31,7 @@ SAME_SHAPE = {
 MEMORY_SHARE = 0.9  # of the GPU, that engines use by default,
 TIGHT_SHARE = 0.95  # and where weights leave little (dsr1_fp8_b200.sh of the same scripts, 4 GPUs)
 OTHER_BYTES = 3e9  # activations, graphs, runtime
-STEP_TOKENS = 8192  # of vLLM, SGLang and TensorRT-LLM servers by default on these GPUs
+STEP_TOKENS = 8192  # of all rows: the scripts that took most of them set this or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class Profile:
     engine: str
     efficiencies: Efficiencies
     waits: Waits
-    step_tokens: int  # that it computes in a step by default
+    step_tokens: int  # of a step, that the coefficients were fitted with
     ttft: Band
     tpot: Band
     unmeasured: tuple[str, ...]  # what no measured row covers: "generation ampere", ...
