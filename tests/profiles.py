@@ -15,6 +15,7 @@ from headrace.hardware.profile import (
 
 FIXED_S, ROW_S, TOKEN_S, CONTEXT_S = 5e-3, 1e-3, 8e-4, 1e-6
 HOST_S, SENT_S, TAKEN_S, WAY_IN_S, ROUND_TRIP_S = 4e-5, 1e-4, 2e-4, 2e-3, 6e-4
+BUSY_S = 5e-4  # of WAY_IN_S
 
 
 def true_s(rows: int, context: float, tokens: int, attended: float) -> float:
@@ -50,7 +51,7 @@ def steps() -> tuple[StepTime, ...]:
     return (*found, step(0, 0, 16, 0, draws=False))
 
 
-def profile(*, serves: bool = True, gaps: tuple[float, ...] = ()) -> Profile:
+def profile(*, serves: bool = True) -> Profile:
     """Served steps take HOST_S twice, SENT_S a row and TAKEN_S a row more than steps alone."""
     streams = []
     for rows in (1, 4, 16):
@@ -80,6 +81,7 @@ def profile(*, serves: bool = True, gaps: tuple[float, ...] = ()) -> Profile:
                 ttft_s=alone_s + added_s,
                 alone_s=alone_s,
                 added_s=added_s,
+                busy_s=BUSY_S,
                 spread=0.0,
                 repetitions=4,
             )
@@ -104,7 +106,6 @@ def profile(*, serves: bool = True, gaps: tuple[float, ...] = ()) -> Profile:
             streams=tuple(streams),
             first_tokens=tuple(first),
             round_trip_s=ROUND_TRIP_S,
-            gaps=gaps,
         )
         if serves
         else None,

@@ -113,19 +113,19 @@ class Compared:
         return abs(self.error) <= self.target
 
 
-def compare(case: str, served: Sequence[Report], simulated: Sequence[Report]) -> list[Compared]:
-    """Medians over runs of both."""
+def compare(case: str, served: Sequence[Report], simulated: Report) -> list[Compared]:
+    """With the median over the server's runs."""
     found = []
     for name, (of, target) in MEASURES.items():
         real = [value for report in served if (value := of(report))]
-        made = [value for report in simulated if (value := of(report))]
+        made = of(simulated)
         if real and made:
             found.append(compared(case, name, real, made, target))
     return found
 
 
 def compared(
-    case: str, measure: str, real: Sequence[float], made: Sequence[float], target: float
+    case: str, measure: str, real: Sequence[float], made: float, target: float
 ) -> Compared:
     middle = median(real)
     return Compared(
@@ -133,7 +133,7 @@ def compared(
         measure=measure,
         served=middle,
         spread=(max(real) - min(real)) / 2 / middle,
-        simulated=median(made),
+        simulated=made,
         target=target,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.calibrate import serving
 from headrace.calibrate.client import Heard, Server
-from headrace.calibrate.serving import OUTPUT, measure_serving
+from headrace.calibrate.serving import AGAIN, OUTPUT, measure_serving, token_s
 from headrace.hardware.profile import Serving
 
 PARTS_S = {"schedule": 1e-5, "compute": 0.01, "sample": 1e-3, "commit": 2e-5, "publish": 3e-5}
@@ -22,6 +22,12 @@ class Counting:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._busy_s = 0.0
+
+    def http_busy_s(self) -> float:
+        """Read before and after AGAIN requests."""
+        self._busy_s += AGAIN * 2e-4
+        return self._busy_s
 
     def counters(self) -> dict[str, float]:
         self._steps += OUTPUT
@@ -34,8 +40,6 @@ def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(port: int, prompts: Sequence[Sequence[int]], output: int) -> list[Heard]:
         step_s = 0.011 + 0.001 * len(prompts)
         times = [1.0 + 0.02 + step_s * at for at in range(output)]
-        # One gap is long, as where another stream's prompt was computed: the median has none of it.
-        times = [at + (0.3 if number > 5 else 0.0) for number, at in enumerate(times)]
         return [
             Heard(sent_s=1.0, first_s=times[0], last_s=times[-1], tokens=output, text_s=times)
             for _ in prompts
@@ -81,8 +85,7 @@ def test_streams_are_beside_steps_alone_and_parts_are_means_of_a_step() -> None:
     assert [one.prompt_tokens for one in found.first_tokens] == [17, 257, 1025]
     assert all(one.ttft_s == pytest.approx(0.02) for one in found.first_tokens)
     assert found.round_trip_s == 4e-4
-    assert found.gaps[:19] == pytest.approx([1.0] * 19)
-    assert found.gaps[-1] > 2
+    assert all(one.busy_s == pytest.approx(2e-4) for one in found.first_tokens)
 
 
 def test_limits_hold_and_a_ctrl_c_keeps_whole_rounds() -> None:
@@ -94,3 +97,13 @@ def test_limits_hold_and_a_ctrl_c_keeps_whole_rounds() -> None:
     kept = measured(9, stop_after=400)
     assert kept is not None
     assert kept.streams[0].repetitions >= 1
+
+
+def test_the_time_between_tokens_is_that_while_all_decode() -> None:
+    early = Heard(first_s=1.0, last_s=5.0, tokens=5, text_s=[1.0, 3.0, 3.5, 4.0, 5.0])
+    late = Heard(first_s=3.0, last_s=4.5, tokens=3, text_s=[3.0, 3.6, 4.5])
+    # Together from 3.0 to 4.5: 3.0, 3.5, 4.0 of the one, all of the other.
+    assert token_s([early, late]) == pytest.approx((0.5 + 0.75) / 2)
+    assert token_s([early]) == pytest.approx(1.0)
+    apart = Heard(first_s=9.0, last_s=10.0, tokens=3, text_s=[9.0, 9.5, 10.0])
+    assert token_s([early, apart]) == pytest.approx((1.0 + 0.5) / 2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.calibrate.host import measure_host
-from headrace.calibrate.statistic import relative_parts, spread
+from headrace.calibrate.statistic import spread
 from headrace.calibrate.steps import CONTEXT, Point, Steps, measure, points_for
 from headrace.core.clock import VirtualClock
 from headrace.core.step import RunnerLimits
@@ -106,10 +106,7 @@ def test_the_engine_is_timed_for_as_many_rows_as_fit() -> None:
     assert all(one.schedule_s >= 0 and one.commit_s >= 0 for one in found)
 
 
-def test_spread_and_quantiles() -> None:
+def test_spread() -> None:
     assert spread([2.0, 2.0, 2.0, 2.0]) == 0
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1 / 3)
     assert spread([1.0, 3.0]) == pytest.approx(0.5)
-    parts = relative_parts([8.0, 2.0, 4.0, 4.0, 3.0, 90.0], 3)
-    assert parts == (2.5 / 4, 1.0, 49 / 4)
-    assert relative_parts([1.0], 3) == ()

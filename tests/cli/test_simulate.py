@@ -22,7 +22,7 @@ LIGHT = ("--input", "64", "--output", "16", "--rate", "2", "--requests", "120")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    profile(gaps=(0.9, 1.0, 1.2)).save(tmp_path / "profile.json")
+    profile().save(tmp_path / "profile.json")
     return tmp_path / "profile.json"
 
 

@@ -16,7 +16,7 @@ from headrace.hardware.profile import Ceilings, ProductRate, load_profile
 @pytest.mark.parametrize("serves", [True, False])
 def test_what_is_written_is_read_again(tmp_path: Path, serves: bool) -> None:
     path = tmp_path / "profile.json"
-    made = profile(serves=serves, gaps=(0.9, 1.0, 1.3))
+    made = profile(serves=serves)
     made.save(path)
     assert load_profile(path) == made
     assert [one.name for one in tmp_path.iterdir()] == ["profile.json"]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median
-
 import pytest
 from tests.profiles import (
+    BUSY_S,
     HOST_S,
     ROUND_TRIP_S,
     SENT_S,
@@ -15,13 +14,11 @@ from tests.profiles import (
     true_s,
 )
 
-from headrace.simulate.profiled import Noise, setup_of
+from headrace.simulate.profiled import setup_of
 from headrace.simulate.serve import serve
-from headrace.workload.arrivals import ClosedLoop, OpenLoop
+from headrace.workload.arrivals import ClosedLoop
 from headrace.workload.ask import Ask
 from headrace.workload.workload import Synthetic, fixed
-
-GAPS = (0.8, 0.9, 1.0, 1.05, 1.6)
 
 
 def test_a_request_alone_takes_its_way_its_step_and_what_serving_adds() -> None:
@@ -51,26 +48,8 @@ def test_without_a_server_only_the_engine_is_added() -> None:
     assert served.ttft_s == pytest.approx(true_s(0, 0, 64, 65 / 2) + 2 * HOST_S)
 
 
-def test_noise_is_that_of_the_gaps_and_the_same_by_seed() -> None:
-    noise, again = (Noise(GAPS, 0.01, seed=4) for _ in range(2))
-    drawn = [noise(0.01) for _ in range(4000)]
-    assert drawn == [again(0.01) for _ in range(4000)]
-    assert set(drawn) == set(GAPS)
-    assert median(drawn) == pytest.approx(1.0)
-    assert fmean(drawn) == pytest.approx(fmean(GAPS), abs=0.02)
-    # A step as long as nine gaps is more even.
-    long = [noise(0.09) for _ in range(500)]
-    assert max(long) - min(long) < max(drawn) - min(drawn)
-    assert fmean(long) == pytest.approx(fmean(GAPS), abs=0.02)
-
-
-def test_a_seed_gives_the_same_report_and_another_one_does_not() -> None:
-    workload = Synthetic(prompts=fixed(32), outputs=fixed(20), arrivals=OpenLoop(rate_s=4.0))
-
-    def ends(seed: int | None) -> list[float | None]:
-        setup = setup_of(profile(gaps=GAPS), seed=seed)
-        return [each.end_s for each in serve(workload.asks(0, 40), setup).served]
-
-    assert ends(1) == ends(1)
-    assert ends(1) != ends(2)
-    assert ends(None) == ends(None)
+def test_the_http_process_takes_in_one_request_after_the_other() -> None:
+    edge = setup_of(profile()).edge
+    assert edge.busy_s == pytest.approx(BUSY_S)
+    assert edge.before_s + edge.busy_s == pytest.approx(WAY_IN_S)
+    assert edge.before_token_s + edge.busy_token_s == pytest.approx(1e-6)

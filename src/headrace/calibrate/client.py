@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -220,6 +221,14 @@ class Server:
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}") as reply:
             return str(reply.read().decode())
+
+    def http_busy_s(self) -> float:
+        """Processor time of the process that speaks HTTP, so far; 0 where it can't be read."""
+        try:
+            ran_ns, *_ = Path(f"/proc/{self._process.pid}/schedstat").read_text().split()
+        except (OSError, ValueError):
+            return 0.0
+        return int(ran_ns) / 1e9
 
     def counters(self) -> dict[str, float]:
         """The server's own figures by name; step_seconds by part, kv_blocks by state."""

@@ -17,11 +17,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from random import Random
 
 from headrace.calibrate.client import Connection, Heard, Server, completion
-from headrace.calibrate.statistic import median, relative_parts, spread
+from headrace.calibrate.statistic import median, spread
 from headrace.hardware.profile import FirstToken, Serving, StreamTime
 
 STREAMS = (1, 4, 16, 48)
@@ -46,7 +45,7 @@ class _Found:
     streams: defaultdict[int, _Streams] = field(default_factory=lambda: defaultdict(_Streams))
     ttft_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     alone_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    gaps_s: list[float] = field(default_factory=list)
+    busy_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     round_trips_s: list[float] = field(default_factory=list)
 
 
@@ -74,10 +73,12 @@ def measure_serving(
             for tokens in lengths:
                 prompt = _prompt(random, vocabulary, tokens)
                 _ask(server.port, [prompt], 1)
+                busy_s = server.http_busy_s()
                 for _ in range(AGAIN):
                     found.alone_s[tokens].append(median(_settled(alone, 1, tokens - 1)))
                     (heard,) = _ask(server.port, [prompt], 1)
                     found.ttft_s[tokens].append(heard.ttft_s)
+                found.busy_s[tokens].append((server.http_busy_s() - busy_s) / AGAIN)
             found.round_trips_s += [_round_trip(server.port) for _ in range(5)]
             rounds += 1
             tell(rounds)
@@ -110,12 +111,8 @@ def _streams(
     for part in PARTS:
         name = f"step_seconds {part}"
         kept.parts[part] += after[name] - before[name]
-    # Of the streams together: each has its part of steps in which others' prompts are computed.
-    kept.token_s.append(median([_middle_gap(one) for one in heard]))
+    kept.token_s.append(token_s(heard))
     kept.alone_s.append(median(alone_s))
-    if count == 1:
-        times = heard[0].text_s
-        found.gaps_s += [late - early for early, late in pairwise(times)]
 
 
 def _settled(alone: AloneStep, rows: int, context: int) -> list[float]:
@@ -123,10 +120,17 @@ def _settled(alone: AloneStep, rows: int, context: int) -> list[float]:
     return [alone(rows, context) for _ in range(8)][2:]
 
 
-def _middle_gap(heard: Heard) -> float:
-    """The median time between texts: a prompt that others had computed meanwhile does not count."""
-    gaps = [late - early for early, late in pairwise(heard.text_s)]
-    return median(gaps) if gaps else heard.tpot_s
+def token_s(heard: Sequence[Heard]) -> float:
+    """The mean time between texts while all streams decode: from the last one's first text to the
+    first one's last, so that nobody's prompt is in it. A mean, since throughput is made of means;
+    the median over streams, since their texts come together."""
+    from_s, until_s = max(one.first_s for one in heard), min(one.last_s for one in heard)
+    means = []
+    for one in heard:
+        times = [at for at in one.text_s if from_s <= at <= until_s]
+        if len(times) > 1:
+            means.append((times[-1] - times[0]) / (len(times) - 1))
+    return median(means) if means else median([one.tpot_s for one in heard])
 
 
 def _summed(found: _Found) -> Serving:
@@ -155,6 +159,7 @@ def _summed(found: _Found) -> Serving:
             ttft_s=median(values),
             alone_s=median(found.alone_s[tokens]),
             added_s=max(0.0, _difference(values, found.alone_s[tokens])),
+            busy_s=max(0.0, median(found.busy_s[tokens])) if found.busy_s[tokens] else 0.0,
             spread=spread(values),
             repetitions=len(values),
         )
@@ -165,7 +170,6 @@ def _summed(found: _Found) -> Serving:
         streams=tuple(streams),
         first_tokens=tuple(first),
         round_trip_s=median(found.round_trips_s) if found.round_trips_s else 0.0,
-        gaps=relative_parts(found.gaps_s) if found.gaps_s else (),
     )
 
 

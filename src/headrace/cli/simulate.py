@@ -69,7 +69,7 @@ def simulate(
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Also find the rate at which the queue grows.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the requests and of the steps' noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
     as_json: AsJson = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each figure is made of.")
@@ -100,13 +100,13 @@ def simulate(
         raise ConfigError(f"--requests is {requests}; expected 1 to {MOST_REQUESTS}.")
     objective = parse_slo(slo) if slo else described.slo
     count = requests or (MOST_REQUESTS if trace else 300)
-    report = serve(described.asks(seed, count), setup_of(found, seed=seed))
+    report = serve(described.asks(seed, count), setup_of(found))
     bracket = None
     if saturation:
         from headrace.simulate.saturation import saturation as bracket_of
 
         seeds = (seed, seed + 1, seed + 2)
-        bracket = bracket_of(described, setup_of(found, seed=seed), seeds=seeds)
+        bracket = bracket_of(described, setup_of(found), seeds=seeds)
     if as_json:
         facts = report_facts(report, objective)
         facts["saturation"] = None if bracket is None else asdict(bracket)
@@ -116,7 +116,7 @@ def simulate(
         if bracket is not None:
             typer.echo(f"saturated    {bracket}")
         if explain:
-            typer.echo("\n".join(explained(found, setup_of(found, seed=seed))))
+            typer.echo("\n".join(explained(found, setup_of(found))))
     is_good = report.meets(objective) if objective is not None else not report.saturated
     raise typer.Exit(0 if is_good else 1)
 
@@ -231,7 +231,7 @@ def _ms(seconds: float) -> str:
 def explained(found: Profile, setup: Setup) -> Iterator[str]:
     edge, machine = setup.edge, found.machine
     yield f"machine      {machine.get('cpu')}, measured {found.date}"
-    yield f"step         {len(found.steps)} measured ones, interpolated; + serving, + noise"
+    yield f"step         {len(found.steps)} measured ones, interpolated; + what serving adds"
     yield "TTFT         first token - arrival = way in + queue + steps + way out"
     yield "TPOT         (last token - first token) / (tokens - 1)"
     yield (

@@ -68,14 +68,14 @@ class HostTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTime:
     """So many streams at once, through the running server. A step's parts are means by the server's
-    own counters; the others are medians of runs in turn with the same steps without a server."""
+    own counters; the others are medians over runs in turn with the same steps without a server."""
 
     streams: int
     schedule_s: float
     compute_s: float  # sampling included
     commit_s: float
     publish_s: float
-    token_s: float  # from one text of a stream to the next
+    token_s: float  # mean time from one text of a stream to the next, while all of them decode
     alone_s: float  # a step of as many rows after as many tokens, without a server
     added_s: float  # the median difference of the two in one round; 0 if it is negative
     spread: float  # of token_s
@@ -91,6 +91,7 @@ class FirstToken:
     ttft_s: float
     alone_s: float
     added_s: float  # the median difference of the two, taken one after the other
+    busy_s: float  # processor time that the HTTP process took for one of these requests
     spread: float  # of ttft_s
     repetitions: int
 
@@ -102,9 +103,6 @@ class Serving:
     streams: tuple[StreamTime, ...]
     first_tokens: tuple[FirstToken, ...]
     round_trip_s: float  # of a request that reaches no engine
-    # The gaps between one stream's tokens in order of size and in equal parts: each part's mean,
-    # divided by the median of all.
-    gaps: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

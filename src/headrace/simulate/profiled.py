@@ -11,7 +11,6 @@ Knows profiles and plans; measures nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from random import Random
 from statistics import fmean, median
 
 from headrace.core.config import SchedulerConfig
@@ -21,27 +20,9 @@ from headrace.simulate.cost import Cost
 from headrace.simulate.curve import Curve, Line
 from headrace.simulate.replica import Edge, Setup
 
-MOST_DRAWS = 16  # of noise for one step: a longer one is no more even for it
 
-
-class Noise:
-    """How much longer than the median a step takes: drawn from measured gaps between tokens. A step
-    that takes as long as several of these gaps is as uneven as their mean."""
-
-    def __init__(self, gaps: Sequence[float], usual_s: float, seed: int) -> None:
-        self._gaps = gaps
-        self._usual_s = usual_s
-        self._random = Random(seed)
-
-    def __call__(self, step_s: float) -> float:
-        draws = min(max(round(step_s / self._usual_s), 1), MOST_DRAWS)
-        return sum(self._random.choices(self._gaps, k=draws)) / draws
-
-
-def setup_of(
-    profile: Profile, *, config: SchedulerConfig | None = None, seed: int | None = 0
-) -> Setup:
-    """`seed` is that of the noise of steps; None: every step takes its median."""
+def setup_of(profile: Profile, *, config: SchedulerConfig | None = None) -> Setup:
+    """`config` is how the engine is set; None: as it was when it was measured."""
     limits = profile.limits
     curve = Curve(profile.steps)
     schedule = _line({one.decode_rows: one.schedule_s for one in profile.host})
@@ -54,9 +35,6 @@ def setup_of(
         rest = _line({rows: rest_s for rows, (_, rest_s) in added.items()})
         first_s = schedule(1) + commit(1) + publish(1) + rest(1)
         edge = _edge(serving, first_s)
-    noise = None
-    if seed is not None and serving is not None and serving.gaps and serving.streams:
-        noise = Noise(serving.gaps, serving.streams[0].token_s, seed)
     return Setup(
         limits=RunnerLimits(
             max_batch_tokens=limits.max_batch_tokens,
@@ -66,7 +44,7 @@ def setup_of(
             context_tokens=limits.context_tokens,
             steps_in_flight=max(1, limits.steps_in_flight),
         ),
-        cost=_cost(curve, rest, noise),
+        cost=_cost(curve, rest),
         host=lambda plan: schedule(len(plan)),
         result=lambda plan: commit(len(plan)) + publish(_drawing(plan)),
         config=config or SchedulerConfig(max_step_growth=limits.max_step_growth),
@@ -74,10 +52,9 @@ def setup_of(
     )
 
 
-def _cost(curve: Curve, rest: Line, noise: Noise | None) -> Cost:
+def _cost(curve: Curve, rest: Line) -> Cost:
     def cost(plan: StepPlan) -> float:
-        step_s = curve(plan) + rest(_drawing(plan))
-        return step_s if noise is None else step_s * noise(step_s)
+        return curve(plan) + rest(_drawing(plan))
 
     return cost
 
@@ -101,17 +78,36 @@ def _added(one: StreamTime, schedule: Line, commit: Line) -> tuple[float, float]
 
 
 def _edge(serving: Serving, first_s: float) -> Edge:
-    """`first_s` is what a step of one row adds by itself."""
+    """`first_s` is what a step of one row adds by itself. Of the rest, what the HTTP process works
+    is one request after the other; the remainder is a delay that many may have at once."""
     after_s = serving.round_trip_s / 2
-    added = [(one.prompt_tokens, one.added_s) for one in serving.first_tokens]
-    if not added:
-        return Edge(busy_s=after_s, after_s=after_s)
-    mean_tokens = fmean(tokens for tokens, _ in added)
-    mean_s = fmean(seconds for _, seconds in added)
-    spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in added)
+    if not serving.first_tokens:
+        return Edge(before_s=after_s, after_s=after_s)
+    whole_s, whole_token_s = _straight(
+        [(one.prompt_tokens, one.added_s) for one in serving.first_tokens]
+    )
+    busy_s, busy_token_s = _straight(
+        [(one.prompt_tokens, one.busy_s) for one in serving.first_tokens]
+    )
+    before_s = max(0.0, whole_s - first_s - after_s)
+    busy_s, busy_token_s = min(busy_s, before_s), min(busy_token_s, whole_token_s)
+    return Edge(
+        before_s=before_s - busy_s,
+        before_token_s=whole_token_s - busy_token_s,
+        busy_s=busy_s,
+        busy_token_s=busy_token_s,
+        after_s=after_s,
+    )
+
+
+def _straight(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """A line through points by least squares: seconds at 0 tokens, and for each token. Neither is
+    negative."""
+    mean_tokens = fmean(tokens for tokens, _ in points)
+    mean_s = fmean(seconds for _, seconds in points)
+    spread = sum((tokens - mean_tokens) ** 2 for tokens, _ in points)
     token_s = 0.0
     if spread:
-        slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in added)
+        slope = sum((tokens - mean_tokens) * (seconds - mean_s) for tokens, seconds in points)
         token_s = max(0.0, slope / spread)
-    whole_s = median(seconds - token_s * tokens for tokens, seconds in added)
-    return Edge(busy_s=max(0.0, whole_s - first_s - after_s), busy_token_s=token_s, after_s=after_s)
+    return max(0.0, median(seconds - token_s * tokens for tokens, seconds in points)), token_s
