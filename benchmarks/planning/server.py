@@ -5,9 +5,9 @@
 
 Calibrates first, unless a profile is given. Then every workload of cases.py is served by `headrace
 serve` in a process of its own, round after round, and simulated from the profile: throughput, TTFT
-and TPOT, median and P99, and the rate at which both are saturated. Beside every error stands half
-of the range of the server's own runs. None of the workloads is one that was calibrated with. The
-machine should do nothing else; --scale makes runs shorter or longer.
+and TPOT, median and P99, and the requests a second that are served when more come than that.
+Beside every error stands half of the range of the server's own runs. None of the workloads is one
+that was calibrated with. The machine should do nothing else; --scale makes runs shorter or longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from headrace.simulate.profiled import setup_of
 from headrace.simulate.report import Report
 from headrace.simulate.saturation import saturation
 from headrace.simulate.serve import serve
-from headrace.simulate.verdict import Bracket, Verdict, find_saturation
 from headrace.weights.load import open_weights
 from headrace.workload.ask import Ask
 from planning.cases import CASES, SATURATED, Case, Compared, compare, compared, markdown
@@ -79,28 +78,11 @@ def simulated(asks: Sequence[Ask], profile: Profile) -> Report:
     return Report(served=kept)
 
 
-def served_saturation(
-    server: Server, profile: Profile, vocabulary: list[int], scale: float
-) -> tuple[Bracket, Bracket]:
-    """Of the server and of the simulator, judged by the same rule on runs of the same length."""
+def at_once(scale: float) -> list[Ask]:
+    """More than can be served, all at one time: what is served then is the rate of saturation."""
     count = max(60, round(SATURATED.requests * scale))
-    guess = saturation(SATURATED.workload, setup_of(profile)).stable
-    runs = 0
-
-    def judged(rate: float) -> Verdict:
-        nonlocal runs
-        runs += 1
-        asks = list(SATURATED.workload.at_rate(rate).asks(0, count))
-        verdict = run_server(server, asks, vocabulary, f"saturation {runs}").verdict
-        print(f"  {rate:.3g} requests/s: {verdict.value}", flush=True)
-        return verdict
-
-    def imagined(rate: float) -> Verdict:
-        asks = SATURATED.workload.at_rate(rate).asks(0, count)
-        return serve(asks, setup_of(profile)).verdict
-
-    real = find_saturation(judged, guess, tolerance=0.04, most_runs=8)
-    return real, find_saturation(imagined, guess, tolerance=0.04, most_runs=8)
+    drawn = SATURATED.workload.asks(0, count)
+    return [replace(ask, at_s=0.0, session=None) for ask in drawn]
 
 
 def main() -> None:
@@ -122,7 +104,8 @@ def main() -> None:
     ]
     asks = {case.name: at_load(case, profile, options.scale) for case in chosen}
     real: dict[str, list[Report]] = {case.name: [] for case in chosen}
-    notes: list[str] = []
+    burst = [] if options.no_saturation else at_once(options.scale)
+    bursts: list[Report] = []
     rows: list[Compared] = []
     with Server(options.model) as server:
         run_server(server, list(CASES[1].workload.asks(9, 40)), vocabulary, "warm up")
@@ -131,19 +114,19 @@ def main() -> None:
                 print(f"run {run + 1}: {case.name}", flush=True)
                 salt = f"{case.name} {run}"
                 real[case.name].append(run_server(server, asks[case.name], vocabulary, salt))
-        for case in chosen:
-            rows += compare(case.name, real[case.name], simulated(asks[case.name], profile))
-        if not options.no_saturation:
-            print("saturation", flush=True)
-            found, made_bracket = served_saturation(server, profile, vocabulary, options.scale)
-            notes += [f"server saturated {found}", f"simulator saturated {made_bracket}"]
-            middle = _middle(found), _middle(made_bracket)
-            if all(middle):
-                row = compared(
-                    SATURATED.name, "saturation", [middle[0]], middle[1], TARGET_SATURATION
-                )
-                rows.append(replace(row, spread=(found.saturated / found.stable - 1) / 2))
-    refused = sum(report.refused for reports in real.values() for report in reports)
+            if burst:
+                print(f"run {run + 1}: {SATURATED.name}", flush=True)
+                bursts.append(run_server(server, burst, vocabulary, f"saturation {run}"))
+    for case in chosen:
+        rows += compare(case.name, real[case.name], simulated(asks[case.name], profile))
+    notes = []
+    if bursts:
+        rates = [report.requests_s for report in bursts]
+        made = simulated(burst, profile).requests_s
+        rows.append(compared(SATURATED.name, "saturation", rates, made, TARGET_SATURATION))
+        bracket = saturation(SATURATED.workload, setup_of(profile))
+        notes.append(f"simulated with Poisson arrivals it is saturated {bracket}")
+    refused = sum(one.refused for each in (*real.values(), bursts) for one in each)
     notes.append(f"{refused} requests of the server's runs failed")
     text = markdown(rows, notes)
     print(text)
@@ -151,13 +134,6 @@ def main() -> None:
         options.markdown.write_text(text)
     if options.out:
         options.out.write_text(json.dumps(_facts(rows, notes, profile), indent=1) + "\n")
-
-
-def _middle(bracket: Bracket) -> float:
-    """0: the bracket is open."""
-    if not bracket.stable or bracket.saturated == float("inf"):
-        return 0.0
-    return float((bracket.stable * bracket.saturated) ** 0.5)
 
 
 def _profile(options: argparse.Namespace) -> Profile:

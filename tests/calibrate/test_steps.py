@@ -54,7 +54,8 @@ def test_what_is_measured_of_a_runner_is_what_it_costs() -> None:
     runner = SimulatedRunner(LIMITS, cost=COST, clock=VirtualClock())
     steps, points = Steps(runner, vocab_size=1000), points_for(LIMITS)
     steps.fill(points)
-    found = measure(steps.settled_seconds, points, is_over=lambda rounds: rounds >= 2)
+    found, is_stopped = measure(steps.settled_seconds, points, is_over=lambda rounds: rounds >= 2)
+    assert not is_stopped
     assert {one.repetitions for one in found} == {2}
     assert {one.spread for one in found} == {0.0}
     curve = Curve(found)
@@ -78,7 +79,7 @@ def test_medians_of_points_in_turn_and_a_ctrl_c_keeps_them() -> None:
         order.append(point)
         return next(times)
 
-    one, two = measure(seconds, points, is_over=lambda rounds: rounds >= 3)
+    (one, two), _ = measure(seconds, points, is_over=lambda rounds: rounds >= 3)
     assert order == points * 3
     assert (one.seconds, two.seconds) == (1.1, 2.2)
     assert one.context_tokens == CONTEXT
@@ -89,7 +90,8 @@ def test_medians_of_points_in_turn_and_a_ctrl_c_keeps_them() -> None:
         order.append(point)
         return 1.0
 
-    kept = measure(stopped, points, is_over=lambda rounds: False)
+    kept, is_stopped = measure(stopped, points, is_over=lambda rounds: False)
+    assert is_stopped
     assert [each.repetitions for each in kept] == [2, 1]
 
     def at_once(point: Point) -> float:

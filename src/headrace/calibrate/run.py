@@ -73,13 +73,12 @@ def _in_process(loaded: Assembled, seconds: float, tell: Tell) -> tuple[Profile,
         steps.seconds(point)
     until_s = time.monotonic() + seconds * STEPS_SHARE
     estimate = len(points) * LEAST_ROUNDS
-    found = measure(
+    found, is_stopped = measure(
         steps.settled_seconds,
         points,
         is_over=lambda rounds: rounds >= LEAST_ROUNDS and time.monotonic() >= until_s,
         tell=lambda done: tell("step times", done, max(done, estimate)),
     )
-    is_stopped = len({one.repetitions for one in found}) > 1 or len(found) < len(points)
     profile = Profile(
         headrace=headrace_version(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -143,11 +143,12 @@ def measure(
     *,
     is_over: Callable[[int], bool],
     tell: Callable[[int], None] = lambda done: None,
-) -> tuple[StepTime, ...]:
-    """Rounds over all points until `is_over(rounds)`. A Ctrl-C ends it early, and what was measured
-    by then is returned; before anything was, it is raised."""
+) -> tuple[tuple[StepTime, ...], bool]:
+    """Rounds over all points until `is_over(rounds)`. A Ctrl-C ends it early (then True is
+    returned beside what was measured by then); before anything was, it is raised."""
     found: defaultdict[Point, list[float]] = defaultdict(list)
     done = rounds = 0
+    is_stopped = False
     try:
         while not is_over(rounds):
             for point in points:
@@ -159,7 +160,8 @@ def measure(
     except KeyboardInterrupt:
         if not found:
             raise
-    return tuple(
+        is_stopped = True
+    times = tuple(
         StepTime(
             decode_rows=point.decode_rows,
             context_tokens=point.context_tokens if point.decode_rows else 0,
@@ -172,3 +174,4 @@ def measure(
         )
         for point, values in found.items()
     )
+    return times, is_stopped
