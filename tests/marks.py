@@ -17,6 +17,7 @@ PATHS = (
     "tests/attacks",
     "tests/benchmarks",
     "tests/cli/test_commands.py",
+    "tests/cli/test_doctor.py",
     "tests/cli/test_end_to_end.py",
     "tests/cli/test_fit.py",
     "tests/cli/test_input.py",

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from headrace.cli import options
 from headrace.cli.calibrate import calibrate
 from headrace.cli.cost import cost
+from headrace.cli.doctor import doctor_app
 from headrace.cli.fit import fit
 from headrace.cli.flags import SectionedCommand, with_engine_flags, with_sampling_flags
 from headrace.cli.foreign import ForeignCommand
@@ -190,6 +191,7 @@ app.command()(plan)
 app.command()(cost)
 app.command()(calibrate)
 app.command()(simulate)
+app.add_typer(doctor_app, name="doctor")
 
 
 @app.command()

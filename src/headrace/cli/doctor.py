@@ -1,0 +1,349 @@
+"""`headrace doctor`: why an endpoint is slow, and what to change; `verify` and `preflight` too.
+
+Reads flags and prints; doctor/ does the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.cli.options import AsJson
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.doctor.collect import Wanted
+    from headrace.doctor.endpoint import Endpoint
+    from headrace.doctor.observation import Observation
+    from headrace.doctor.report import Diagnosis
+
+EXIT_FOUND = 1
+
+
+class _ByUrl(TyperGroup):
+    """`doctor URL` is `doctor examine URL`: a first word that is no command is a URL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["examine", *args]
+        return super().parse_args(ctx, args)
+
+
+doctor_app = typer.Typer(
+    cls=_ByUrl,
+    help="Why an endpoint is slow and what to change: `headrace doctor URL`. Reads its metrics "
+    "twice, asks it what it tells, and probes it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="Of the server, such as :8000.")]
+NoProbe = Annotated[bool, typer.Option("--no-probe", help="Only read; send no request.")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Probe a host that is not this machine without asking.")
+]
+Interval = Annotated[float, typer.Option(help="Seconds between the two readings.", min=0.2)]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="The environment variable that holds the API key.")
+]
+SloText = Annotated[
+    str | None, typer.Option("--slo", help="What is fast enough; default: ttft=500ms,tpot=50ms.")
+]
+GpuName = Annotated[
+    str | None, typer.Option("--gpu", help="The server's GPU, as `headrace gpus` names it.")
+]
+ModelOfIt = Annotated[
+    str | None, typer.Option("--model", "-m", help="Its model; default: the first it lists.")
+]
+Concurrency = Annotated[int, typer.Option(help="Requests of a burst at once.", min=2, max=64)]
+Save = Annotated[Path | None, typer.Option(help="Also write the report as JSON there.")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show all that was read, and what is unknown and why.")
+]
+
+
+@doctor_app.command()
+def examine(
+    url: Url,
+    no_probe: NoProbe = False,
+    yes: Yes = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Read again and again; print what changes. No probes.")
+    ] = False,
+    from_prometheus: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Read metrics from this Prometheus server instead."),
+    ] = None,
+    selector: Annotated[
+        str, typer.Option(help='Of its series, only those with these labels: job="vllm".')
+    ] = "",
+    direct: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The server behind the proxy: probe it as well."),
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="An earlier report of the same server, to compare with.")
+    ] = None,
+    about: Annotated[
+        str | None,
+        typer.Option(help="What you want to tune (queue, prefill, decode, sample, ...)."),
+    ] = None,
+    interval: Interval = 5.0,
+    concurrency: Concurrency = 8,
+    slo: SloText = None,
+    gpu: GpuName = None,
+    model: ModelOfIt = None,
+    key_variable: KeyVariable = None,
+    save: Save = None,
+    explain: Explain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Why is this endpoint slow? Exit status 1: something was found."""
+    from headrace.doctor.report import earlier_of, examine, load
+
+    endpoint = _endpoint(url, key_variable)
+    wanted = _wanted(
+        interval=interval, concurrency=concurrency, slo=slo, gpu=gpu, model=model,
+        probes=not no_probe and not watch, about=about,
+        direct=_endpoint(direct, key_variable) if direct else None,
+        earlier=earlier_of(load(before)) if before is not None else None,
+    )  # fmt: skip
+    if watch:
+        _watch(endpoint, wanted)
+        return
+    _may_probe(endpoint, wanted, yes=yes)
+    found = examine(_observe(endpoint, wanted, from_prometheus, selector))
+    _show(found, save=save, explain=explain, as_json=as_json)
+    if any(finding.kind in ("fault", "counter") for finding in found.findings):
+        raise typer.Exit(EXIT_FOUND)
+
+
+@doctor_app.command()
+def verify(
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="Of before, made by --save.")],
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="Where it is now; default: as before.")
+    ] = None,
+    yes: Yes = False,
+    interval: Interval = 2.0,
+    concurrency: Concurrency = 8,
+    model: ModelOfIt = None,
+    key_variable: KeyVariable = None,
+    save: Save = None,
+    as_json: AsJson = False,
+) -> None:
+    """After the fix: probe again, and say whether it helped. Exit status 1: it did not."""
+    from headrace.doctor.report import examine, facts, load
+    from headrace.doctor.verify import Verdict, compare, helped, promises
+
+    before = load(report)
+    endpoint = _endpoint(url or str(before["url"]), key_variable)
+    wanted = _wanted(interval=interval, concurrency=concurrency, model=model)
+    _may_probe(endpoint, wanted, yes=yes)
+    found = examine(_observe(endpoint, wanted, None, ""))
+    after = facts(found)
+    if save is not None:
+        save.write_text(json.dumps(after, indent=2) + "\n")
+    rows = compare(before, after)
+    kept = promises(before, after, rows)
+    verdict = helped(rows)
+    if as_json:
+        from dataclasses import asdict
+
+        compared = [asdict(row) | {"verdict": row.verdict} for row in rows]
+        shown = {"schema": "headrace-doctor-verify/1", "verdict": verdict, "compared": compared,
+                 "predicted": [asdict(each) for each in kept]}  # fmt: skip
+        typer.echo(json.dumps(shown, indent=2))
+    else:
+        _show_verified(rows, kept, verdict)
+    if verdict is not Verdict.BETTER:
+        raise typer.Exit(EXIT_FOUND)
+
+
+@doctor_app.command()
+def preflight(
+    url: Url,
+    yes: Yes = False,
+    interval: Interval = 2.0,
+    concurrency: Concurrency = 8,
+    slo: SloText = None,
+    gpu: GpuName = None,
+    model: ModelOfIt = None,
+    key_variable: KeyVariable = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ten questions before it goes live: pass, fail or unknown. Exit status 1: one failed."""
+    from headrace.doctor.preflight import Answered
+    from headrace.doctor.preflight import preflight as checked
+
+    endpoint = _endpoint(url, key_variable)
+    wanted = _wanted(interval=interval, concurrency=concurrency, slo=slo, gpu=gpu, model=model)
+    _may_probe(endpoint, wanted, yes=yes)
+    checks = checked(_observe(endpoint, wanted, None, ""))
+    if as_json:
+        from dataclasses import asdict
+
+        rows = [asdict(check) for check in checks]
+        typer.echo(json.dumps({"schema": "headrace-preflight/1", "checks": rows}, indent=2))
+    else:
+        for check in checks:
+            typer.echo(f"{check.number:>2}  {check.answer.upper():<8} {check.question}")
+            for line in _folded(check.evidence):
+                typer.echo(f"             {line}")
+            for line in _folded(f"try: {check.remedy}") if check.remedy else ():
+                typer.echo(f"             {line}")
+    if any(check.answer is Answered.FAIL for check in checks):
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _endpoint(url: str, key_variable: str | None) -> Endpoint:
+    from headrace.doctor.endpoint import Endpoint, key_from
+
+    text = f"127.0.0.1{url}" if url.startswith(":") else url
+    return Endpoint(text, key=key_from(key_variable))
+
+
+def _wanted(
+    *,
+    interval: float,
+    concurrency: int,
+    slo: str | None = None,
+    gpu: str | None = None,
+    model: str | None = None,
+    probes: bool = True,
+    about: str | None = None,
+    direct: Any = None,
+    earlier: Any = None,
+) -> Wanted:
+    from headrace.doctor.collect import Wanted
+    from headrace.doctor.observation import CHAT
+    from headrace.doctor.probe import Plan
+    from headrace.hardware.gpus import find_gpu
+    from headrace.workload.slo import parse_slo
+
+    if gpu is not None:
+        find_gpu(gpu)  # refused before anything is sent
+    return Wanted(
+        interval_s=interval,
+        plan=Plan(concurrency=concurrency),
+        objective=CHAT if slo is None else parse_slo(slo),
+        gpu=gpu,
+        model=model,
+        probes=probes,
+        about=about,
+        direct=direct,
+        earlier=earlier,
+    )
+
+
+def _may_probe(endpoint: Endpoint, wanted: Wanted, *, yes: bool) -> None:
+    """This machine is anyone's to probe; another host has to be meant."""
+    for each in (endpoint, wanted.direct):
+        if each is None or not wanted.probes or yes or each.is_loopback:
+            continue
+        raise ConfigError(
+            f"{each.host} is another machine, and probes are requests that it has to answer.",
+            "Add --yes if you may load it, or --no-probe.",
+        )
+
+
+def _observe(
+    endpoint: Endpoint, wanted: Wanted, from_prometheus: str | None, selector: str
+) -> Observation:
+    from headrace.doctor.collect import observe, observe_prometheus
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if from_prometheus is not None:
+        server = _endpoint(from_prometheus, None)
+        return observe_prometheus(endpoint, server, wanted, selector=selector, say=say)
+    return observe(endpoint, wanted, say=say)
+
+
+def _show(found: Diagnosis, *, save: Path | None, explain: bool, as_json: bool) -> None:
+    from headrace.doctor.report import facts, lines
+
+    if save is not None:
+        save.write_text(json.dumps(facts(found), indent=2) + "\n")
+    if as_json:
+        typer.echo(json.dumps(facts(found), indent=2))
+        return
+    for line in lines(found, explain=explain):
+        typer.echo(line)
+
+
+def _watch(endpoint: Endpoint, wanted: Wanted) -> None:
+    """Until it is interrupted. A finding is shown when it comes and when it goes."""
+    from headrace.doctor.collect import observe
+    from headrace.doctor.endpoint import EndpointError
+    from headrace.doctor.report import examine, finding_lines
+
+    there: dict[int, str] = {}
+    while True:
+        now = time.strftime("%H:%M:%S")
+        try:
+            found = examine(observe(endpoint, wanted))
+        except EndpointError as error:
+            typer.echo(f"{now}  {error.cause}")
+            time.sleep(wanted.interval_s)
+            continue
+        current = {finding.rule: finding for finding in found.findings}
+        for rule in [rule for rule in there if rule not in current]:
+            typer.echo(f"{now}  gone: {there.pop(rule)}")
+        for rule, finding in current.items():
+            if rule not in there:
+                typer.echo(f"{now}")
+                typer.echo("\n".join(finding_lines(1, finding)))
+                there[rule] = finding.symptom
+        seen = found.seen
+        numbers = {name: seen.level(name) for name in ("running", "waiting", "kv_usage")}
+        words = [f"{name} {value:.3g}" for name, value in numbers.items() if value is not None]
+        rate = seen.rate("generation_tokens")
+        if rate is not None:
+            words.append(f"{rate:,.4g} tokens/s")
+        typer.echo(f"{now}  {', '.join(words) or 'no metrics'}; {len(current)} findings")
+        sys.stdout.flush()
+
+
+def _show_verified(rows: Any, kept: Any, verdict: str) -> None:
+    from headrace.cli.tables import show_table
+
+    heading = ("WHAT", "BEFORE", "AFTER", "TIMES AS GOOD (95%)", "VERDICT")
+    show_table(
+        heading,
+        [
+            (
+                row.name,
+                f"{row.before:,.4g} {row.unit}",
+                f"{row.after:,.4g} {row.unit}",
+                f"{row.low:.3g} to {row.high:.3g}",
+                row.verdict,
+            )
+            for row in rows
+        ],
+    )
+    for each in kept:
+        gone = "gone" if each.is_gone else "still there"
+        came = "not shown by a probe"
+        if each.measured is not None:
+            came = f"measured × {each.measured.low:.2g} to {each.measured.high:.2g}"
+            came += ", as predicted" if each.within else ", not as predicted"
+        for line in _folded(
+            f"rule {each.rule} ({each.symptom}): {gone}; predicted × {each.low:.2g} to "
+            f"{each.high:.2g}, {came}"
+        ):
+            typer.echo(line)
+    typer.echo(f"\nall together: {verdict}")
+
+
+def _folded(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 86, break_long_words=False, break_on_hyphens=False)

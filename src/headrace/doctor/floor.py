@@ -1,0 +1,60 @@
+"""The ledger's floor for an endpoint whose model and GPU are known: what rules compare with.
+
+Uses the same arithmetic as `headrace fit`. A model that is not known by name, or a GPU without a
+bandwidth in the table, gives None: no rule guesses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.backends.demands import Setup, demand_on_gpu
+from headrace.core.errors import HeadraceError
+from headrace.doctor.observation import Floor
+from headrace.hardware.gpus import Gpu
+from headrace.models.known import find_known
+from headrace.models.precision import PRECISIONS
+from headrace.plan.fit_work import floors
+
+_CONTEXT_TOKENS = 256  # about what the probes' short answers hold
+_SMS = 108  # where the table does not have them; only buffers depend on it
+
+
+def floor_of(
+    model: str | None, gpu: Gpu | None, config: Mapping[str, object], prompts: tuple[int, int]
+) -> Floor | None:
+    """`prompts`: tokens of the probes' medium and long prompts."""
+    if model is None or gpu is None or gpu.bandwidth_bytes_s is None or gpu.memory_bytes is None:
+        return None
+    rate = gpu.flops.get("bf16") or gpu.flops.get("fp16")
+    if rate is None:
+        return None
+    try:
+        known = find_known(model.removesuffix(".gguf").rpartition("/models/")[2])
+        told = str(config.get("quantization") or known.precision).lower()
+        precision = told if told in PRECISIONS else known.precision
+        ranks = config.get("tensor_parallel")
+        tp = ranks if isinstance(ranks, int) and ranks > 1 else 1
+        sms = gpu.sms or _SMS
+        demand = demand_on_gpu(known.spec, Setup(precision=precision, tp=tp), multiprocessors=sms)
+        narrow = demand_on_gpu(known.spec, Setup(precision="fp8", tp=tp), multiprocessors=sms)
+    except HeadraceError:
+        return None
+    found = floors(
+        demand.work,
+        bandwidth_bytes_s=gpu.bandwidth_bytes_s,
+        flops_s=rate,
+        prompt_tokens=prompts[1],
+        context_tokens=_CONTEXT_TOKENS,
+        concurrency=1,
+        sequence_bytes=demand.sequence_bytes(demand.held_tokens(_CONTEXT_TOKENS)),
+    )
+    medium, long = (demand.work.prompt_flops(tokens) / tokens for tokens in prompts)
+    return Floor(
+        tpot_s=found.one_tpot_s,
+        weight_bytes=demand.weights.bytes * tp,
+        memory_bytes=gpu.memory_bytes,
+        source=f"{known.id} in {precision} on {gpu.name}" + (f", {tp} ranks" if tp > 1 else ""),
+        narrower_ratio=demand.weights.bytes / narrow.weights.bytes,
+        long_ratio=long / medium,
+    )

@@ -1,0 +1,455 @@
+"""Active probes: a few requests of known shape, timed by this client, within a budget.
+
+Short and long prompts, a prefix that is repeated, bursts, one long answer into which a long prompt
+falls, and answers with a grammar and with penalties beside plain ones. At most 60 s and 20,000
+tokens in all; what no longer fits is left out and says so. The client measures itself meanwhile:
+a thread that only wants to wake up every 5 ms shows how late this process runs.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.doctor.endpoint import Endpoint, EndpointError
+from headrace.doctor.local import gpus_now
+from headrace.doctor.observation import Answer, ClientHealth, GpuNow, Probe
+from headrace.doctor.scrape import Reading, change
+
+LIMIT_S = 60.0
+LIMIT_TOKENS = 20_000
+_TOKENS_A_WORD = 1.35  # to plan with; what a prompt really has comes with each answer
+_TICK_S = 0.005
+_WORDS = (
+    "river", "stone", "window", "market", "paper", "garden", "engine", "silver", "morning",
+    "forest", "bridge", "letter", "ocean", "mountain", "candle", "harbor", "signal", "winter",
+    "copper", "meadow", "ladder", "planet", "basket", "orange", "thunder",
+)  # fmt: skip
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 8},
+    },
+    "required": ["name", "numbers"],
+    "additionalProperties": False,
+}
+# Engines whose servers take ignore_eos beside OpenAI's fields, so that answers have a known length.
+_IGNORE_EOS = frozenset({"headrace", "vllm", "sglang", "llama.cpp", "lmdeploy", "trtllm"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much of each kind is asked for."""
+
+    repeats: int = 5
+    short_tokens: int = 24  # of the prompt's words; a chat template adds its own
+    answer_tokens: int = 24
+    medium_tokens: int = 512
+    long_tokens: int = 2048
+    long_repeats: int = 2
+    prefix_tokens: int = 1024
+    prefix_pairs: int = 3
+    concurrency: int = 8
+    bursts: int = 3
+    burst_tokens: int = 40
+    stream_tokens: int = 160
+    compared: int = 3  # grammar, penalties and plain answers
+    limit_s: float = LIMIT_S
+    limit_tokens: int = LIMIT_TOKENS
+
+    @property
+    def tokens(self) -> int:
+        """What all of it takes, about."""
+        both = self.short_tokens + 30  # with a chat template
+        return (
+            self.repeats * (both + self.answer_tokens)
+            + self.long_repeats * (self.medium_tokens + self.long_tokens + 60)
+            + 2 * self.prefix_pairs * (self.prefix_tokens + 30)
+            + self.bursts * self.concurrency * (both + self.burst_tokens)
+            + self.stream_tokens + self.long_tokens + 120
+            + 3 * self.compared * (both + self.answer_tokens + 30)
+        )  # fmt: skip
+
+
+def fitted(plan: Plan, context_tokens: float | None) -> Plan:
+    """Prompts of at most half of the context."""
+    if context_tokens is None:
+        return plan
+    half = int(context_tokens) // 2
+    return Plan(
+        medium_tokens=min(plan.medium_tokens, max(half // 4, 32)),
+        long_tokens=min(plan.long_tokens, half),
+        prefix_tokens=min(plan.prefix_tokens, half),
+        stream_tokens=min(plan.stream_tokens, half),
+        burst_tokens=min(plan.burst_tokens, half),
+        concurrency=plan.concurrency,
+        repeats=plan.repeats,
+        long_repeats=plan.long_repeats,
+        prefix_pairs=plan.prefix_pairs,
+        bursts=plan.bursts,
+        compared=plan.compared,
+        limit_s=plan.limit_s,
+        limit_tokens=plan.limit_tokens,
+    )
+
+
+def announcement(plan: Plan, url: str) -> str:
+    requests = (
+        plan.repeats + 2 * plan.long_repeats + 2 * plan.prefix_pairs
+        + plan.bursts * plan.concurrency + 2 + 3 * plan.compared
+    )  # fmt: skip
+    return (
+        f"Probing {url}: about {requests} requests and {plan.tokens:,} tokens, up to "
+        f"{plan.concurrency} at a time; at most {plan.limit_s:g} s and {plan.limit_tokens:,} "
+        "tokens. --no-probe reads only."
+    )
+
+
+@dataclass(slots=True)
+class _Kept:
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    bursts: list[tuple[Answer, ...]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    levels: dict[str, list[float]] = field(default_factory=dict)
+    gpus: tuple[GpuNow, ...] = ()
+    spent_tokens: int = 0
+
+
+class Prober:
+    """`read` gives the metrics at any time, or None where there are none."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        plan: Plan,
+        *,
+        model: str | None,
+        engine: str = "",
+        read: Callable[[], Reading | None] = lambda: None,
+        is_local: bool = False,
+        seed: int | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._plan = plan
+        self._model = model
+        self._engine = engine
+        self._read = read
+        self._is_local = is_local
+        self._random = random.Random(seed)
+        self._say = say
+        self._kept = _Kept()
+        self._end_s = 0.0
+
+    def run(self) -> Probe:
+        plan, kept = self._plan, self._kept
+        started = time.perf_counter()
+        self._end_s = started + plan.limit_s
+        cpu_before = time.process_time()
+        before = self._read()
+        client = _Ticker()
+        with client:
+            connects = self._connects()
+            stages: tuple[tuple[str, int, Callable[[], None]], ...] = (
+                ("short", plan.repeats * 80, self._short),
+                ("bursts", plan.bursts * plan.concurrency * 100, self._bursts),
+                ("prefix", 2 * plan.prefix_pairs * (plan.prefix_tokens + 40), self._prefix),
+                ("stream", plan.stream_tokens + plan.long_tokens + 120, self._stream),
+                ("long", plan.long_repeats * (plan.medium_tokens + plan.long_tokens), self._long),
+                ("compared", 3 * plan.compared * 110, self._compared),
+            )
+            for name, tokens, stage in stages:
+                reason = self._no_room(tokens)
+                if reason is None and name != "short" and not self._any_good("short"):
+                    reason = "short requests failed already"
+                if reason is not None:
+                    kept.skipped[name] = reason
+                    continue
+                self._say(name)
+                stage()
+        spent_s = time.perf_counter() - started
+        after = self._read()
+        return self._result(before, after, client, connects, cpu_before, spent_s)
+
+    def _result(
+        self,
+        before: Reading | None,
+        after: Reading | None,
+        client: _Ticker,
+        connects: Mapping[str, float | None],
+        cpu_before: float,
+        spent_s: float,
+    ) -> Probe:
+        kept = self._kept
+        groups = {name: tuple(answers) for name, answers in kept.answers.items()}
+        late = sorted(
+            max(0.0, a.sent_s - (a.connect_s or 0.0))
+            for burst in kept.bursts
+            for a in burst
+            if a.sent_s is not None
+        )
+        deltas = change(before, after).deltas if before and after else {}
+        stream = groups.pop("stream", ())
+        intruder = groups.pop("intruder", ())
+        return Probe(
+            **groups,
+            bursts=tuple(kept.bursts),
+            stream=stream[0] if stream else None,
+            intruder=intruder[0] if intruder else None,
+            intruder_at_s=(
+                intruder[0].scheduled_s - stream[0].scheduled_s if stream and intruder else None
+            ),
+            deltas=deltas,
+            warm_deltas=self._warm_deltas,
+            burst_levels={name: tuple(values) for name, values in kept.levels.items()},
+            gpus=kept.gpus,
+            client=ClientHealth(
+                lag_p99_s=client.p99(),
+                dispatch_p99_s=late[int(0.99 * (len(late) - 1))] if late else None,
+                cpu_share=(time.process_time() - cpu_before) / max(spent_s, 1e-9),
+                dns_s=connects.get("dns_s"),
+                connect_s=connects.get("connect_s"),
+                tls_s=connects.get("tls_s"),
+            ),
+            spent_tokens=kept.spent_tokens,
+            spent_s=spent_s,
+            skipped=dict(kept.skipped),
+        )
+
+    _warm_deltas: Mapping[str, float] = {}
+
+    def _connects(self) -> dict[str, float | None]:
+        times = []
+        for _ in range(3):
+            try:
+                times.append(self._endpoint.connect_times())
+            except EndpointError:
+                break
+        if not times:
+            return {}
+        tls = [each.tls_s for each in times if each.tls_s is not None]
+        return {
+            "dns_s": times[0].dns_s,
+            "connect_s": min(each.connect_s for each in times),
+            "tls_s": min(tls) if tls else None,
+        }
+
+    # The stages.
+
+    def _short(self) -> None:
+        self._ask("warm_up", self._prompt(self._plan.short_tokens), 4)  # connections, caches
+        self._kept.answers.pop("warm_up", None)
+        for _ in range(self._plan.repeats):
+            self._ask("short", self._prompt(self._plan.short_tokens), self._plan.answer_tokens)
+
+    def _bursts(self) -> None:
+        plan = self._plan
+        for _ in range(plan.bursts):
+            if self._no_room(plan.concurrency * 100):
+                return
+            with _Sampler(self._read, self._is_local) as sampler:
+                burst = self._burst()
+            if any(self._was_stopped(answer) for answer in burst):
+                self._kept.skipped["burst"] = f"{plan.limit_s:g} s were spent in the middle of it"
+                return
+            self._kept.bursts.append(burst)
+            for name, values in sampler.levels.items():
+                self._kept.levels.setdefault(name, []).extend(values)
+            self._kept.gpus = sampler.gpus or self._kept.gpus
+
+    def _burst(self) -> tuple[Answer, ...]:
+        plan = self._plan
+        bodies = [
+            self._body(self._prompt(plan.short_tokens), plan.burst_tokens)
+            for _ in range(plan.concurrency)
+        ]
+        with ThreadPoolExecutor(plan.concurrency) as pool:
+            scheduled = time.perf_counter() + 0.02  # when every thread is there
+            limit_s = self._left_s()
+
+            def one(body: dict[str, Any]) -> Answer:
+                time.sleep(max(0.0, scheduled - time.perf_counter()))
+                return self._endpoint.ask(body, scheduled_s=scheduled, timeout_s=limit_s)
+
+            answers = tuple(pool.map(one, bodies))
+        for answer in answers:
+            self._count(answer, plan.short_tokens, plan.burst_tokens)
+        return answers
+
+    def _prefix(self) -> None:
+        before = self._read()
+        for _ in range(self._plan.prefix_pairs):
+            prefix = self._prompt(self._plan.prefix_tokens)
+            for name in ("cold", "warm"):
+                self._ask(name, f"{prefix} Question: {self._random.random()}?", 4)
+        after = self._read()
+        self._warm_deltas = change(before, after).deltas if before and after else {}
+
+    def _stream(self) -> None:
+        plan = self._plan
+        body = self._body(self._prompt(plan.short_tokens), plan.stream_tokens)
+        short = self._kept.answers.get("short", [])
+        tpots = [a.tpot_s for a in short if a.tpot_s is not None]
+        half_s = 0.5 * plan.stream_tokens * (min(tpots) if tpots else 0.02)
+        scheduled = time.perf_counter()
+        limit_s = self._left_s()
+        with ThreadPoolExecutor(2) as pool:
+            stream = pool.submit(self._endpoint.ask, body, scheduled_s=scheduled, timeout_s=limit_s)
+            time.sleep(min(half_s, limit_s / 2))
+            intruder = self._ask("intruder", self._prompt(plan.long_tokens), 4)
+            answer = stream.result()
+        self._keep("stream", answer, plan.short_tokens, plan.stream_tokens)
+        if not intruder.is_good:
+            self._kept.answers.pop("intruder", None)
+            self._kept.skipped["intruder"] = intruder.error or "no answer"
+
+    def _long(self) -> None:
+        for _ in range(self._plan.long_repeats):
+            for name, tokens in (
+                ("medium", self._plan.medium_tokens),
+                ("long", self._plan.long_tokens),
+            ):
+                if not self._no_room(tokens + 40):
+                    self._ask(name, self._prompt(tokens), 4)
+
+    def _compared(self) -> None:
+        kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("plain", {}),
+            ("grammar", {"response_format": {
+                "type": "json_schema", "json_schema": {"name": "row", "schema": _SCHEMA}}}),
+            ("penalty", {"frequency_penalty": 0.3, "presence_penalty": 0.3}),
+        )  # fmt: skip
+        refused: set[str] = set()
+        for _ in range(self._plan.compared):
+            for name, more in kinds:
+                if name in refused or self._no_room(120):
+                    continue
+                prompt = f"{self._prompt(self._plan.short_tokens)} Write one object as JSON."
+                answer = self._ask(name, prompt, self._plan.answer_tokens, more)
+                if (answer.error or "").startswith("HTTP 4"):
+                    refused.add(name)
+                    self._kept.answers.pop(name, None)
+                    self._kept.skipped[name] = f"this endpoint refuses it ({answer.error})"
+
+    # One request, and what it costs.
+
+    def _ask(
+        self, name: str, prompt: str, tokens: int, more: Mapping[str, Any] | None = None
+    ) -> Answer:
+        body = self._body(prompt, tokens) | dict(more or {})
+        if more and "response_format" in more:
+            body.pop("ignore_eos", None)  # a grammar ends by itself
+        answer = self._endpoint.ask(body, scheduled_s=time.perf_counter(), timeout_s=self._left_s())
+        self._keep(name, answer, int(len(prompt.split()) * _TOKENS_A_WORD), tokens)
+        return answer
+
+    def _keep(self, name: str, answer: Answer, prompt_tokens: int, tokens: int) -> None:
+        self._count(answer, prompt_tokens, tokens)
+        if self._was_stopped(answer):
+            self._kept.skipped[name] = f"{self._plan.limit_s:g} s were spent in the middle of it"
+        else:
+            self._kept.answers.setdefault(name, []).append(answer)
+
+    def _was_stopped(self, answer: Answer) -> bool:
+        """By our own limit: that is no fault of the endpoint."""
+        return answer.error is not None and time.perf_counter() >= self._end_s
+
+    def _count(self, answer: Answer, prompt_tokens: int, tokens: int) -> None:
+        """What the endpoint counted; what was asked for where it does not say."""
+        prompt = prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
+        self._kept.spent_tokens += prompt + (answer.tokens if answer.is_counted else tokens)
+
+    def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tokens,
+            "temperature": 0,
+        }
+        if self._model is not None:
+            body["model"] = self._model
+        if self._engine in _IGNORE_EOS:
+            body["ignore_eos"] = True
+        return body
+
+    def _prompt(self, tokens: int) -> str:
+        """Words that no one has sent before: its first ones are drawn, so no prefix is cached."""
+        count = max(4, int(tokens / _TOKENS_A_WORD))
+        return " ".join(self._random.choices(_WORDS, k=count))
+
+    def _left_s(self) -> float:
+        return max(0.5, self._end_s - time.perf_counter())
+
+    def _no_room(self, tokens: int) -> str | None:
+        if time.perf_counter() > self._end_s:
+            return f"{self._plan.limit_s:g} s were spent"
+        if self._kept.spent_tokens + tokens > self._plan.limit_tokens:
+            return f"it would pass {self._plan.limit_tokens:,} tokens"
+        return None
+
+    def _any_good(self, name: str) -> bool:
+        return any(answer.is_good for answer in self._kept.answers.get(name, ()))
+
+
+class _Ticker:
+    """How late this process runs: a thread that sleeps 5 ms at a time notes the excess."""
+
+    def __init__(self) -> None:
+        self._late: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            start = time.perf_counter()
+            time.sleep(_TICK_S)
+            self._late.append(max(0.0, time.perf_counter() - start - _TICK_S))
+
+    def p99(self) -> float | None:
+        late = sorted(self._late)
+        return late[int(0.99 * (len(late) - 1))] if late else None
+
+
+class _Sampler:
+    """Gauges and GPUs while a burst runs."""
+
+    def __init__(self, read: Callable[[], Reading | None], is_local: bool) -> None:
+        self._read = read
+        self._is_local = is_local
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.levels: dict[str, list[float]] = {}
+        self.gpus: tuple[GpuNow, ...] = ()
+
+    def __enter__(self) -> _Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.2):
+            try:
+                reading = self._read()
+            except EndpointError:
+                return
+            if reading is None:
+                return
+            for name, value in reading.levels.items():
+                self.levels.setdefault(name, []).append(value)
+            if self._is_local:
+                self.gpus = gpus_now() or self.gpus

@@ -1,0 +1,176 @@
+"""Prefill: TTFT that is work, attention that grows too steeply, prompts that hold up decode."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+
+from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
+from headrace.doctor.fixes import setting, word
+from headrace.doctor.observation import Observation, prompt_of, ttft_of
+from headrace.doctor.rules.words import ms, percent, spread
+from headrace.doctor.step_curve import token_cost_s
+
+_STEEP = 1.8  # a token of the long prompt against one of the medium prompt
+_STALL = 5.0
+
+
+def steep_attention(seen: Observation) -> Finding | None:
+    """Row 5: the time per prompt token grows with the prompt's length, alone."""
+    probe = seen.probe
+    if probe is None:
+        return None
+    base, first = ttft_of(probe.short), prompt_of(probe.short)
+    costs = []
+    for group in (probe.medium, probe.long):
+        tokens, ttft = prompt_of(group), ttft_of(group)
+        if tokens is None or ttft is None or base is None or first is None:
+            return None
+        if tokens <= 2 * first or ttft <= 1.2 * base:
+            return None  # too short to tell
+        costs.append(((ttft - base) / (tokens - first), tokens, ttft))
+    (low, some, _), (high, many, slow) = costs
+    wanted = seen.floor.long_ratio if seen.floor and seen.floor.long_ratio else 1.0
+    if high / low < _STEEP * wanted:
+        return None
+    return Finding(
+        rule=5,
+        kind=Kind.FAULT,
+        symptom="TTFT grows steeply with the prompt's length, at batch 1",
+        evidence=(f"a token costs {ms(low)} in a prompt of {some:,.0f} and {ms(high)} in one of "
+                  f"{many:,.0f}: × {high / low:.2g} (TTFT {ms(slow)})",),
+        cause="attention that writes out all scores, without a flash-class kernel",
+        fix=(word(seen, "attention", "a flash-class attention kernel: a newer engine"),),
+        gain=Gain(of="prefill of long prompts", low=1.0, high=high / low,
+                  basis="the medium prompt's cost a token"),
+        confidence=Confidence.MEDIUM,
+        unless="others' requests ran beside the long prompts",
+    )  # fmt: skip
+
+
+def prefill_is_slow(seen: Observation) -> Finding | None:
+    """Row 12: TTFT is the work, without a queue."""
+    limit = seen.objective.ttft_s
+    wait, first = seen.mean("queue_time"), seen.mean("ttft")
+    if limit is None or first is None or first <= limit:
+        return None
+    if wait is None or wait > 0.2 * first:
+        return None
+    length = seen.mean("prompt_length")
+    hit = _hit_share(seen)
+    evidence = [
+        f"mean TTFT {ms(first)} (objective {ms(limit)}), of which {ms(wait)} waiting",
+        f"TTFT p95: {spread(seen.histograms.get('ttft'), 0.95)}",
+    ]
+    if length is not None:
+        evidence.append(f"prompts have {length:,.0f} tokens on average")
+    if hit is not None:
+        evidence.append(f"{percent(hit)} of prompt tokens come from the prefix cache")
+    fix = ["the stable part of prompts first, so that the prefix cache finds it; shorter prompts"]
+    if seen.config.get("prefix_cache") is False:
+        fix.insert(0, setting(seen, prefix_cache=True))
+    fix.append("a pool for prefill alone, or a GPU with a higher rate of operations")
+    return Finding(
+        rule=12,
+        kind=Kind.LIMIT,
+        symptom="TTFT is the work on prompts, not a wait",
+        evidence=tuple(evidence),
+        cause="prefill: long prompts, computed in full",
+        fix=tuple(fix),
+        gain=_prefix_gain(hit),
+        confidence=Confidence.HIGH,
+        unless="prompts must be as long, and nothing in them is shared",
+    )
+
+
+def _hit_share(seen: Observation) -> float | None:
+    hits = seen.deltas.get("prefix_hits", seen.deltas.get("cached_tokens"))
+    asked = seen.deltas.get("prefix_queries", seen.deltas.get("prompt_tokens"))
+    return hits / asked if hits is not None and asked else None
+
+
+def _prefix_gain(hit: float | None) -> Gain:
+    if hit is None:
+        return no_gain("how much of the prompts is shared is not known")
+    # If half of what is computed now were found: a bound for planning, not a promise.
+    return Gain(of="prefill", low=1.0, high=(1 - hit) / (0.5 * (1 - hit)) if hit < 1 else 1.0,
+                basis="up to half of what is computed now were shared")  # fmt: skip
+
+
+def prompts_hold_up_decode(seen: Observation) -> Finding | None:
+    """Row 18: the gap in a stream while a long prompt arrives."""
+    probe = seen.probe
+    stalls = _probe_stall(seen)
+    if stalls is not None:
+        usual, worst, tokens = stalls
+        evidence = [
+            f"tokens come every {ms(usual)}; while a prompt of {tokens:,.0f} tokens arrived, one "
+            f"took {ms(worst)}"
+        ]
+        confidence = Confidence.HIGH
+    else:
+        itl = seen.histograms.get("itl")
+        middle, tail = (itl.quantile(0.5), itl.quantile(0.99)) if itl else (None, None)
+        if itl is None or middle is None or tail is None or itl.count < 200:
+            return None
+        if tail.low < 2 * _STALL * middle.high or tail.low < 0.1:
+            return None
+        if not seen.rate("prompt_tokens"):
+            return None
+        usual, worst = middle.middle, tail.low
+        evidence = [f"between tokens: p50 {middle.shown(1e3, ' ms')}, p99 {tail.shown(1e3, ' ms')}"]
+        confidence = Confidence.MEDIUM
+    budget = seen.number("max_batch_tokens")
+    if budget is not None:
+        evidence.append(f"a step computes up to {budget:,.0f} tokens")
+    target = _budget(seen, usual)
+    shorter = worst / max(2 * usual, 1e-9)
+    return Finding(
+        rule=18,
+        kind=Kind.FAULT,
+        symptom="streams stop while prompts of others arrive",
+        evidence=tuple(evidence),
+        cause="prefill holds up decode: a step with a large piece of a prompt takes that long",
+        fix=(f"smaller steps: {setting(seen, max_batch_tokens=target)}",
+             "a pool for prefill alone"),
+        gain=Gain(of="the longest gap, as speed,", low=min(2.0, shorter), high=shorter,
+                  basis=f"steps of {target} tokens"
+                  + (f" at {ms(cost)} a token" if probe and (cost := token_cost_s(probe)) else "")),
+        confidence=confidence,
+        unless="throughput matters and gaps do not, as in batch work",
+    )  # fmt: skip
+
+
+def _probe_stall(seen: Observation) -> tuple[float, float, float] | None:
+    """Usual gap, worst gap during the intruder's prefill, its prompt's tokens."""
+    probe = seen.probe
+    if probe is None or probe.stream is None or probe.intruder is None:
+        return None
+    begin, prompt = probe.intruder_at_s, probe.intruder.prompt_tokens
+    pace = seen.objective.tpot_s
+    if begin is None or probe.intruder.ttft_s is None or prompt is None or prompt < 256:
+        return None
+    end = begin + probe.intruder.ttft_s
+    times = probe.stream.arrivals_s
+    gaps = [(at, at - last) for last, at in pairwise(times)]
+    before = [gap for at, gap in gaps if at <= begin]
+    during = [gap for at, gap in gaps if at > begin and at - gap < end]
+    if len(before) < 8 or not during:
+        return None
+    usual, worst = statistics.median(before), max(during)
+    if worst < _STALL * usual or worst < 2 * (pace or 0.05):
+        return None
+    return usual, worst, float(prompt)
+
+
+def _budget(seen: Observation, usual: float) -> int:
+    """A step of so many tokens takes about as long again as one without a prompt."""
+    cost = token_cost_s(seen.probe) if seen.probe is not None else None
+    now = seen.number("max_batch_tokens") or 2048
+    if cost:
+        fits = int(usual / cost)
+        return max(64, min(int(now / 2), 1 << max(6, fits.bit_length() - 1)))
+    return max(64, int(now / 4))
+
+
+RULES: dict[int, Rule] = {5: steep_attention, 12: prefill_is_slow, 18: prompts_hold_up_decode}

@@ -1,0 +1,188 @@
+"""Did the fix help? The same probes before and after, compared by intervals of ratios.
+
+Each quantity has several single values on both sides. Their logarithms are compared by Welch's t:
+the interval holds the ratio of the geometric means with 95%. Whole above 1: better; whole below:
+worse; else it is not known, and more repeats may tell. Two medians alone are never a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from headrace.core.errors import ConfigError
+
+# Student's t at 97.5%, by degrees of freedom: any textbook's table.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_T_MANY = 1.96
+_LEAST = 3  # values on each side
+
+
+class Verdict(StrEnum):
+    BETTER = "better"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """How many times as good `after` is as `before`: for times, before over after."""
+
+    name: str
+    before: float  # geometric means
+    after: float
+    unit: str
+    low: float
+    high: float
+    count: tuple[int, int]
+
+    @property
+    def ratio(self) -> float:
+        return math.sqrt(self.low * self.high)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.low > 1:
+            return Verdict.BETTER
+        return Verdict.WORSE if self.high < 1 else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the earlier report promised for a finding, beside what came."""
+
+    rule: int
+    symptom: str
+    of: str
+    low: float
+    high: float
+    is_gone: bool  # the finding is not there any more
+    measured: Compared | None  # None: nothing that was probed shows it
+    within: bool | None  # of the predicted band, within a factor of 1.3
+
+
+def student(freedom: float) -> float:
+    """The next lower whole number of degrees: the wider interval."""
+    whole = max(1, math.floor(freedom))
+    return _T[whole - 1] if whole <= len(_T) else _T_MANY
+
+
+def ratio(before: list[float], after: list[float]) -> tuple[float, float] | None:
+    """An interval of mean(after) / mean(before), by logarithms; None: too few values."""
+    if min(len(before), len(after)) < _LEAST or min((*before, *after)) <= 0:
+        return None
+    logs = [[math.log(value) for value in side] for side in (before, after)]
+    centre = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    parts = [statistics.variance(side) / len(side) for side in logs]
+    spread = sum(parts)
+    if spread == 0:
+        return math.exp(centre), math.exp(centre)
+    freedom = spread**2 / sum(
+        part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True)
+    )
+    half = student(freedom) * math.sqrt(spread)
+    return math.exp(centre - half), math.exp(centre + half)
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[Compared, ...]:
+    """Two reports' probes."""
+    first, second = before.get("probe"), after.get("probe")
+    if not first or not second:
+        raise ConfigError(
+            "The report of before has no probes: there is nothing to compare with.",
+            "Run `headrace doctor URL --save FILE` without --no-probe before the change.",
+        )
+    rows = []
+    for name, unit, is_time in _QUANTITIES:
+        sides = [_values(probe, name) for probe in (first, second)]
+        found = ratio(*sides)
+        if found is None:
+            continue
+        low, high = found
+        if is_time:
+            low, high = 1 / high, 1 / low
+        means = [math.exp(statistics.fmean(math.log(v) for v in side)) for side in sides]
+        rows.append(
+            Compared(name=name, before=means[0], after=means[1], unit=unit, low=low, high=high,
+                     count=(len(sides[0]), len(sides[1])))
+        )  # fmt: skip
+    return tuple(rows)
+
+
+# Name, unit, whether less is better.
+_QUANTITIES = (
+    ("TTFT of a short prompt", "s", True),
+    ("time per token, one stream", "s", True),
+    ("burst tokens/s", "tokens/s", False),
+    ("TTFT in a burst", "s", True),
+    ("TTFT of a repeated prefix", "s", True),
+    ("time per token with a grammar", "s", True),
+    ("time per token with penalties", "s", True),
+)
+# What a gain is about -> the quantity that shows it.
+_SHOWN_BY = {
+    "output tokens/s": "burst tokens/s",
+    "tokens/s of one stream": "time per token, one stream",
+    "speed of a stream": "time per token, one stream",
+    "TTFT of a repeated prefix, as speed,": "TTFT of a repeated prefix",
+    "TTFT, as speed,": "TTFT of a short prompt",
+    "speed of answers with a JSON schema": "time per token with a grammar",
+    "speed of answers with penalties": "time per token with penalties",
+}
+
+
+def _values(probe: dict[str, Any], name: str) -> list[float]:
+    def field(group: str, key: str) -> list[float]:
+        return [a[key] for a in probe.get(group, ()) if not a.get("error") and a.get(key)]
+
+    found: dict[str, Callable[[], list[Any]]] = {
+        "TTFT of a short prompt": lambda: field("short", "ttft_s"),
+        "time per token, one stream": lambda: field("short", "tpot_s"),
+        "burst tokens/s": lambda: [rate for rate in probe.get("burst_rates", ()) if rate],
+        "TTFT in a burst": lambda: [
+            statistics.fmean(ttfts)
+            for burst in probe.get("bursts", ())
+            if (ttfts := [a["ttft_s"] for a in burst if not a.get("error") and a.get("ttft_s")])
+        ],
+        "TTFT of a repeated prefix": lambda: field("warm", "ttft_s"),
+        "time per token with a grammar": lambda: field("grammar", "tpot_s"),
+        "time per token with penalties": lambda: field("penalty", "tpot_s"),
+    }
+    return [float(value) for value in found[name]()]
+
+
+def promises(
+    before: dict[str, Any], after: dict[str, Any], compared: tuple[Compared, ...]
+) -> tuple[Kept, ...]:
+    """What was predicted, beside what was measured."""
+    rows = {each.name: each for each in compared}
+    still = {finding["rule"] for finding in after.get("findings", ())}
+    kept = []
+    for finding in before.get("findings", ()):
+        gain = finding.get("gain") or {}
+        low, high, of = gain.get("low"), gain.get("high"), gain.get("of", "")
+        if low is None or high is None:
+            continue
+        row = rows.get(_SHOWN_BY.get(of, ""))
+        within = None if row is None else row.high * 1.3 >= low and row.low / 1.3 <= high
+        kept.append(
+            Kept(rule=finding["rule"], symptom=finding["symptom"], of=of, low=low, high=high,
+                 is_gone=finding["rule"] not in still, measured=row, within=within)
+        )  # fmt: skip
+    return tuple(kept)
+
+
+def helped(compared: tuple[Compared, ...]) -> Verdict:
+    """All together: better where something is and nothing is worse."""
+    verdicts = {each.verdict for each in compared}
+    if Verdict.WORSE in verdicts:
+        return Verdict.INCONCLUSIVE if Verdict.BETTER in verdicts else Verdict.WORSE
+    return Verdict.BETTER if Verdict.BETTER in verdicts else Verdict.INCONCLUSIVE
