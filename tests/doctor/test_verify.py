@@ -30,7 +30,7 @@ def jittered(seen: Observation, seed: int, factor: float = 1.0) -> Observation:
         return answer(a.ttft_s * scale, a.tpot_s * scale, a.tokens, a.prompt_tokens)
 
     assert seen.probe is not None
-    groups = {
+    groups: dict[str, Any] = {
         name: tuple(one(a) for a in getattr(seen.probe, name)) for name in ("short", "warm", "cold")
     }
     bursts = tuple(tuple(one(a) for a in burst) for burst in seen.probe.bursts)
