@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.profiles import profile
 from typer.testing import CliRunner
 
 from headrace.backends.demands import Setup, demand_on_gpu
 from headrace.cli.commands import app
 from headrace.cli.fit_report import Asked, make_report
 from headrace.hardware.gpus import find_gpu
+from headrace.hardware.profile import Ceilings
 from headrace.models.known import all_known, find_known
-from headrace.plan.fit_changes import Choice
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = ("--gpu", "h100-sxm")
@@ -212,6 +214,29 @@ def test_the_core_is_the_report() -> None:
     )
     assert demand.fixed_bytes(8192) == report.fit.demand.fixed_bytes(8192)
     assert report.fit.ledger.weights_bytes == demand.weights.bytes
-    assert Choice(
-        precision="fp8", kv_dtype="bf16", tp=1, context_tokens=8192, concurrency=7
-    ) != Choice(precision="fp8", kv_dtype="bf16", tp=1, context_tokens=8192, concurrency=8)
+
+
+def test_a_measured_machine_gives_the_floors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    path = tmp_path / "profile.json"
+    measured = Ceilings(
+        read_bytes_s={"1": 1e6, "2": 2e6}, int8_multiplies_s=5e17, float32_multiplies_s=1e9
+    )
+    made = replace(profile(), ceilings=measured, machine={"memory_total_bytes": 8 << 30})
+    made.save(path)
+    report = make_report(str(tmp_path / "config.json"), Asked(profile=path))
+    assert report.rate == "int8"
+    assert report.flops_s == 1e18  # a multiplication and an addition
+    assert report.floors is not None
+    # Bound by reading: all bytes that a token reads, at the bandwidth of most threads.
+    work, held = report.fit.demand.work, report.fit.demand.sequence_bytes(512)
+    assert report.floors.one_tpot_s == pytest.approx((work.token_read_bytes + held) / 2e6)
+
+
+def test_a_profile_takes_the_place_of_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    replace(profile(), ceilings=None).save(path)
+    both = shown("llama-3.1-8b", *H100, "--profile", str(path), exit_code=2)
+    assert "both say what to fit on" in both
+    alone = shown("llama-3.1-8b", "--profile", str(path), exit_code=2)
+    assert "ceilings are not measured" in alone

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,6 +53,10 @@ def fit(
     host: Annotated[
         str, typer.Option(help="The host whose memory layers spill into: its bandwidth counts.")
     ] = DEFAULT_HOST,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="A machine that `headrace calibrate` measured, in place of --gpu."),
+    ] = None,
     command: Annotated[
         str | None,
         typer.Option(
@@ -72,7 +77,7 @@ def fit(
     asked = Asked(
         gpu=gpu, gpus=gpus, tp=tp, context=context, concurrency=concurrency, prompt=prompt,
         quant=quant, kv_dtype=kv_dtype, draft=draft, gpu_memory=gpu_memory,
-        max_batch_tokens=max_batch_tokens, max_sequences=max_sequences, host=host,
+        max_batch_tokens=max_batch_tokens, max_sequences=max_sequences, host=host, profile=profile,
     )  # fmt: skip
     notes: tuple[str, ...] = ()
     if command is not None:

@@ -6,6 +6,7 @@ Asks plan/ and backends/demands.py; prints nothing. Reads headers only, and fetc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.core.errors import ConfigError
@@ -44,6 +45,7 @@ class Asked:
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     host: str = DEFAULT_HOST
+    profile: Path | None = None
     graphs: bool = True
     takes_whole_context: bool = False  # without --context: engines serve the model's own
 
@@ -52,7 +54,7 @@ def make_report(wanted: str, asked: Asked, notes: tuple[str, ...] = ()) -> Repor
     from headrace.cli.fit_model import find_model
 
     found = find_model(wanted)
-    gpu, more = _find_gpu(asked.gpu)
+    gpu, more = _find_gpu(asked.gpu) if asked.profile is None else _measured(asked)
     return _Reporter(found, gpu, asked, [*notes, *more]).report()
 
 
@@ -67,6 +69,24 @@ def _find_gpu(name: str | None) -> tuple[Gpu, list[str]]:
         if seen.gpu is not None:
             return seen.gpu, []
     return this_machine(), ["no GPU was named and none is here: this is the machine's own memory"]
+
+
+def _measured(asked: Asked) -> tuple[Gpu, list[str]]:
+    """The machine that a profile was measured on."""
+    from headrace.hardware.profile import load_profile
+    from headrace.hardware.this_machine import measured_machine
+
+    if asked.profile is None or asked.gpu is not None:
+        raise ConfigError(
+            f"--profile and --gpu {asked.gpu} both say what to fit on; expected one.",
+            "Leave one of them out.",
+            param="profile",
+        )
+    profile = load_profile(asked.profile)
+    return measured_machine(profile), [
+        f"bandwidth and rate are those that headrace calibrate measured on {profile.date[:10]}; "
+        "weights that stay in the processor's cache can be read faster than memory"
+    ]
 
 
 class _Reporter:
@@ -273,6 +293,8 @@ class _Reporter:
         from headrace.models.precision import find_precision
 
         computes = "bf16" if precision == "file" else find_precision(precision).computes
+        if self.gpu.kind == "cpu":  # its products of quantized weights are int8's
+            computes = "fp32" if computes == "fp32" else "int8"
         for kind in (computes, "bf16", "fp16"):
             if kind in self.gpu.flops:
                 return kind, self.gpu.flops[kind]

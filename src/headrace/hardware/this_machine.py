@@ -20,6 +20,7 @@ from types import MappingProxyType
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import KIB, MIB
 from headrace.hardware.gpus import Gpu, Source, find_gpu
+from headrace.hardware.profile import Profile
 
 NAME = "this-machine"
 _SMI_TIMEOUT_S = 10
@@ -56,6 +57,33 @@ def this_machine(proc: Path = Path("/proc")) -> Gpu:
         prices=(),
         sources=MappingProxyType({} if memory_bytes is None else {"memory_bytes": where}),
         notes=("Bandwidth and rates are measured by `headrace calibrate`.",),
+    )
+
+
+def measured_machine(profile: Profile) -> Gpu:
+    """The CPU host that a profile was measured on, with its measured ceilings."""
+    ceilings = profile.ceilings
+    if ceilings is None:
+        raise ConfigError(
+            f"The profile was measured on {profile.machine.get('device', 'another device')}, whose "
+            "ceilings are not measured; expected one of a CPU.",
+            "Leave --profile out, and name the GPU with --gpu.",
+            param="profile",
+        )
+    where = Source(title="headrace calibrate", date=profile.date[:10])
+    measured = ("memory_bytes", "bandwidth_bytes_s", "flops.int8", "flops.fp32")
+    cpu = str(profile.machine.get("cpu") or "CPU")
+    return replace(
+        this_machine(),
+        label=f"{cpu}, {profile.machine.get('threads', 1)} threads, measured",
+        memory_bytes=profile.machine.get("memory_total_bytes"),
+        bandwidth_bytes_s=max(ceilings.read_bytes_s.values()),
+        # A multiplication and an addition.
+        flops=MappingProxyType(
+            {"int8": 2 * ceilings.int8_multiplies_s, "fp32": 2 * ceilings.float32_multiplies_s}
+        ),
+        sources=MappingProxyType(dict.fromkeys(measured, where)),
+        notes=(),
     )
 
 
