@@ -46,6 +46,25 @@ def test_some_sequences_fit() -> None:
         assert "holds 2 of 4 sequences" in found[name].words
 
 
+def test_two_gpus_have_more_room_and_one_streams_bandwidth() -> None:
+    """A model of 16 GB in halves on two GPUs of 6 GB each: layers spill as on one GPU of 12."""
+    half = demand_on_gpu(SPEC, Setup(precision="bf16", tp=2), multiprocessors=132)
+    fit = fit_on(
+        half, memory_bytes=6 * GIB, budget_bytes=6 * GIB, context_tokens=1024, concurrency=1
+    )
+    both, one = answers(fit), answers(fitted(12 * GIB, context=1024, concurrency=1))
+    assert both["Headrace"].does == REFUSES
+    assert "does not divide" in both["Headrace"].words
+    halves, whole = both["llama.cpp"], one["llama.cpp"]
+    assert halves.layers_on_gpu is not None
+    assert whole.layers_on_gpu is not None
+    assert halves.tokens_per_s is not None
+    assert whole.tokens_per_s is not None
+    # Buffers are on each GPU: somewhat fewer layers, and so somewhat slower.
+    assert whole.layers_on_gpu - 4 <= halves.layers_on_gpu <= whole.layers_on_gpu
+    assert 0.7 * whole.tokens_per_s < halves.tokens_per_s <= whole.tokens_per_s
+
+
 def test_not_even_one_sequence_fits() -> None:
     found = answers(fitted(17 * GIB))
     assert found["Headrace"].does == found["vLLM"].does == REFUSES

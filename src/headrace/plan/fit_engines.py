@@ -47,10 +47,12 @@ _SPILLING = (
 
 
 def _headrace(fit: Fit, left: int, each: int) -> EngineAnswer:
-    if left >= each:
+    does = REFUSES
+    if fit.demand.tp > 1:
+        words = "does not divide a model among GPUs"
+    elif left >= each:
         words, does = _holds(fit, left, each), STARTS
     else:
-        does = REFUSES
         words = "stops at start with this ledger and the flags that would work; it never spills"
     return EngineAnswer(engine="Headrace", does=does, words=words, source="plan/sizing.py")
 
@@ -105,8 +107,10 @@ def _holds(fit: Fit, left: int, each: int) -> str:
 def _spilled(
     fit: Fit, bandwidth_bytes_s: float | None, host_bandwidth_bytes_s: float | None
 ) -> tuple[int, int, float | None]:
-    """(layers on the GPU, bytes on the host, tokens per second of one stream)"""
-    layers = fit.demand.spec.layers
+    """(layers on GPUs, bytes on the host, tokens per second of one stream). Engines that spill give
+    each GPU layers of its own, and a stream reads one after the other: with several GPUs there is
+    more room, and no more bandwidth."""
+    layers, gpus = fit.demand.spec.layers, fit.demand.tp
     parts = dict(fit.demand.weights.parts)
     outside = parts.get("embedding", 0) + parts.get("output", 0)
     pool = fit.ledger.kv_pool_bytes + fit.state_bytes + fit.draft_bytes
@@ -114,20 +118,20 @@ def _spilled(
     room = fit.budget_bytes - (fit.total_bytes - layers * each)
     on_gpu = max(0, min(layers, int(room / each)))
     work, one = fit.demand.work, fit.demand.each_bytes(fit.context_tokens)
-    read = work.token_read_bytes + one
+    read = gpus * (work.token_read_bytes + one)
     share = (layers - on_gpu) / layers
     speed = None
     if bandwidth_bytes_s and host_bandwidth_bytes_s:
         seconds = read * (1 - share) / bandwidth_bytes_s + read * share / host_bandwidth_bytes_s
         speed = 1 / seconds
-    return on_gpu, int((layers - on_gpu) * each), speed
+    return on_gpu, int((layers - on_gpu) * each * gpus), speed
 
 
 def _spills(
     fit: Fit, name: str, source: str, on_gpu: int, host_bytes: int, speed: float | None
 ) -> EngineAnswer:
-    layers = fit.demand.spec.layers
-    words = f"keeps {on_gpu} of {layers} layers on the GPU and {show_bytes(host_bytes)} on the host"
+    layers, where = fit.demand.spec.layers, "the GPUs" if fit.demand.tp > 1 else "the GPU"
+    words = f"keeps {on_gpu} of {layers} layers on {where} and {show_bytes(host_bytes)} on the host"
     if speed is not None:
         words += f": one stream at most {speed:,.1f} tokens/s"
     return EngineAnswer(
