@@ -22,6 +22,7 @@ PATHS = (
     "tests/cli/test_fit.py",
     "tests/cli/test_input.py",
     "tests/cli/test_models.py",
+    "tests/cli/test_simulate.py",
     "tests/cli/test_plan.py",
     "tests/core/test_collector.py",
     "tests/dialects/test_foreign_words.py",

@@ -67,6 +67,7 @@ def test_a_profile_has_what_a_simulation_needs(folder: Path, tmp_path: Path) -> 
     assert any(one.decode_rows and one.prompt_tokens for one in made.steps)
     assert all(one.seconds > 0 and one.repetitions >= 3 for one in made.steps)
     assert made.limits.max_batch_tokens == 32
+    assert made.limits.total_blocks == 2048 // 16
     assert made.ceilings is not None
     assert set(made.ceilings.read_bytes_s) >= {"1"}
     assert made.ceilings.int8_multiplies_s > 0

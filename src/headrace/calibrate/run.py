@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.assemble import Assembled, assemble
+from headrace.assemble import Assembled, assemble, plan_memory
+from headrace.backends.registry import choose_backend
 from headrace.calibrate.ceilings import measure_ceilings
 from headrace.calibrate.client import Server
 from headrace.calibrate.host import measure_host
@@ -24,8 +26,10 @@ from headrace.calibrate.steps import MOST_TOKENS, Point, Steps, measure, points_
 from headrace.core.config import Device, EngineConfig
 from headrace.core.step import RunnerLimits
 from headrace.core.version import headrace_version
+from headrace.fetch.resolve import resolve_model
 from headrace.hardware.profile import HostTime, Limits, Profile, Serving
 from headrace.simulate.curve import Curve
+from headrace.weights.load import open_weights
 
 if TYPE_CHECKING:
     from headrace.tokenizer.tokenizer import Tokenizer
@@ -46,9 +50,14 @@ def calibrate(
     flags: Sequence[str] = (),
 ) -> Profile:
     """`flags` are those that the server is started with, and mean the same as `config`."""
-    loaded = assemble(model, config=_small(config), offline=offline, progress=tell)
+    path = resolve_model(model, offline=offline, progress=tell)
+    total_blocks = _served_blocks(path, config)
+    loaded = assemble(str(path), config=_small(config), offline=offline, progress=tell)
     try:
         profile, is_stopped = _in_process(loaded, seconds, tell)
+        # The pool is that of a server, and not the small one that was measured with.
+        limits = replace(profile.limits, total_blocks=total_blocks)
+        profile = replace(profile, limits=limits)
         if is_stopped or not with_server:
             return profile
         return _with_server(profile, loaded, model, flags, seconds * (1 - STEPS_SHARE), tell)
@@ -61,6 +70,15 @@ def _small(config: EngineConfig) -> EngineConfig:
     if config.kv_memory or config.kv_tokens or config.kv_fraction:
         return config
     return replace(config, kv_tokens=MOST_TOKENS + 4096)
+
+
+def _served_blocks(path: Path, config: EngineConfig) -> int:
+    """Of the KV pool that a server would have. Reads headers only."""
+    file = open_weights(path, config.load_format)
+    try:
+        return plan_memory(file, choose_backend(config), config)[2].total_blocks
+    finally:
+        file.close()
 
 
 def _in_process(loaded: Assembled, seconds: float, tell: Tell) -> tuple[Profile, bool]:
