@@ -128,6 +128,16 @@ def exhaustive_cost(toy: Toy, asked: Question, candidate: Candidate, below: floa
     return math.inf
 
 
+def test_the_first_row_holds_as_a_fleet() -> None:
+    toy = Toy(cards={"small": CARDS["small"]}, tps=(1,), batch_tokens=(512,))
+    answer = search(toy, question(120.0, keep=1))
+    assert answer.rows[0].replicas > 1
+    assert answer.fleet is not None
+    assert answer.fleet.replicas == answer.rows[0].replicas
+    assert answer.fleet.rate == pytest.approx(120.0)
+    assert answer.fleet.holds
+
+
 def test_an_impossible_objective_has_no_rows_and_says_what_came_nearest() -> None:
     answer = search(Toy(), question(30.0, Slo(tpot_s=0.001)))
     assert answer.rows == ()

@@ -106,6 +106,7 @@ class Toy:
             kv_tokens=recipe.card.kv_tokens * candidate.tp,
             alone_ttft_s=recipe.length_s(200, 200),
             alone_tpot_s=recipe.length_s(1, 240),
+            spreads_prompts=True,
         )
 
     def band(self, candidate: Candidate) -> ErrorBand:

@@ -38,6 +38,22 @@ def cost(
     stream_rate: Annotated[
         Number, typer.Option(help="The rate of one stream: refused, with what it would make.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Simulate a replica of it on --gpus of --gpu, where nothing is measured."
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="With --model: ttft=500ms,tpot=50ms; default: the workload's."),
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option(help="With --model: the type of its weights.")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="With --model: the type of keys and values.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="As `headrace gpus` names it.")] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of one replica.")] = 1,
     price: Annotated[Number, typer.Option(help="US dollars per GPU and hour.")] = None,
@@ -94,6 +110,15 @@ def cost(
         return
     compared = [parse_api(each, own) for each in api or DEFAULT_APIS]
     usd, price_source, notes = _price(gpu, price, price_kind)
+    if model is not None:
+        from headrace.cli.cost_simulated import simulated_rate
+
+        _check_simulated(rate, measured, stream_rate)
+        rate, held, note = simulated_rate(
+            model=model, gpu=gpu, gpus=gpus, input_tokens=input_tokens,
+            output_tokens=output_tokens, workload=workload, quant=quant, kv_dtype=kv_dtype, slo=slo,
+        )  # fmt: skip
+        cached, notes = (held if cached is None else cached), (*notes, note)
     hosting, more = _hosting(
         rates=(rate, measured, stream_rate),
         mix=_mix(input_tokens, output_tokens, cached, workload),
@@ -109,6 +134,15 @@ def cost(
     show(report, volume, svg=svg, explained=explain, as_json=as_json)
     if report.verdict.is_cheaper is False:
         raise typer.Exit(1)
+
+
+def _check_simulated(rate: Number, measured: Path | None, stream_rate: Number) -> None:
+    if (rate, measured, stream_rate) != (None, None, None):
+        raise ConfigError(
+            "Both --model and a rate were given; a rate that is known needs no simulation.",
+            "Keep --model, or --rate or --measured.",
+            param="model",
+        )
 
 
 def _report(
@@ -218,7 +252,8 @@ def _hosting(
                 if rate is not None
                 else ": without a rate there is no cost."
             ),
-            "Give the output tokens/s of one replica with all its requests, or a benchmark's file.",
+            "Give the output tokens/s of one replica with all its requests, a benchmark's file, or "
+            "--model to simulate one.",
             param="rate",
         )
     notes: tuple[str, ...] = ()

@@ -241,6 +241,7 @@ class _Run:
             },
             "complete": self.answer.complete,
             "rows": [row.facts() for row in rows],
+            "fleet": None if self.answer.fleet is None else self.answer.fleet.facts(),
             "front": front_of(drawn),
             "losses": [group.facts() for group in grouped(self.answer.losses)],
             "changes": None if self.changes is None else self.changes.facts(),

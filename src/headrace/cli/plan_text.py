@@ -96,6 +96,11 @@ def reading_lines(answer: Answer) -> list[str]:
         "the first rate and broken from the second on; no latency is given beyond it. A million "
         "tokens: prompts and answers together, at this rate all month (720 hours)."
     )
+    if any(not row.measured for row in answer.rows):
+        text += (
+            " *: nobody's measurements of this kind of GPU are in the cost model; its band is the "
+            "widest of all engines'."
+        )
     if priceless:
         text += " h: GPU-hours a month, where no price is known; those rows come last."
     return wrap(text, WIDTH)
@@ -164,6 +169,12 @@ def tally_lines(answer: Answer, notes: Sequence[str]) -> list[str]:
     tally = answer.tally
     looked = f"{tally.candidates:,} candidates, {tally.runs:,} runs, {tally.steps:,} steps"
     lines = [looked if answer.complete else f"Interrupted: this is what was known ({looked})."]
+    fleet = answer.fleet
+    if fleet is not None:
+        lines.append(
+            f"the first row as a fleet: {fleet.replicas} replicas behind a router, "
+            f"{fleet.met_share:.1%} of requests within the objective"
+        )
     for note in notes:
         lines += wrap(f"note: {note}", WIDTH, subsequent_indent="  ")
     return lines

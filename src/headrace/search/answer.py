@@ -55,6 +55,7 @@ class Row:
     candidate: Candidate
     replicas: int
     usd_per_gpu_hour: float | None  # None: no price is known
+    measured: bool  # the engine's step times, on GPUs of this kind
     requests_s: float  # that the fleet is asked for
     tokens_per_request: float  # prompt and answer
     ttft_p50_s: Band
@@ -96,12 +97,14 @@ class Row:
     @property
     def label(self) -> str:
         inner = self.candidate.cards
-        return inner if self.replicas == 1 else f"{self.replicas} x ({inner})"
+        whole = inner if self.replicas == 1 else f"{self.replicas} x ({inner})"
+        return whole if self.measured else f"{whole} *"
 
     def facts(self) -> dict[str, Any]:
         return {
             "deployment": self.candidate.facts(),
             "replicas": self.replicas,
+            "measured": self.measured,
             "gpus": self.gpus,
             "gpu_hours_month": self.gpu_hours_month,
             "usd_per_gpu_hour": self.usd_per_gpu_hour,
@@ -160,4 +163,5 @@ class Answer:
     losses: tuple[Loss, ...]
     tally: Tally
     complete: bool  # not interrupted
+    fleet: Trial | None = None  # the first row, all its replicas behind a router
     notes: tuple[str, ...] = field(default=())

@@ -14,16 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace.search.candidate import Candidate
-from headrace.search.planner import Job, run_job
+from headrace.search.capacity import about, capacities
 from headrace.search.pool import Pool
 from headrace.search.question import Question
 from headrace.search.replica import Builder, Built
 from headrace.search.speculation import Speculation
-from headrace.search.steady import Batch, Limits, Steady, StepTime, about_requests
-from headrace.search.trial import requests_for
+from headrace.search.steady import Batch, Steady, StepTime
 
-WIDTH = 1.08  # how narrow a capacity is looked for
-MOST_RUNS = 5  # of one capacity
 WORTH = 1.01  # a change with less is not applied with the others
 
 Fields = Mapping[str, Any]  # of Candidate
@@ -68,31 +65,6 @@ class _Wish:
     name: str
     fields: Fields
     remark: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Search:
-    """The highest rate of one candidate: holds at `low`, does not at `high`."""
-
-    candidate: Candidate
-    about: Steady
-    low: float = 0.0
-    high: float = math.inf
-    runs: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.runs < MOST_RUNS and self.high > max(self.low, 1e-9) * WIDTH
-
-    @property
-    def next_rate(self) -> float:
-        if self.low == 0.0 and math.isinf(self.high):
-            return self.about.requests_s * 0.9
-        if math.isinf(self.high):
-            return self.low * 1.15
-        if self.low == 0.0:
-            return self.high * 0.75
-        return math.sqrt(self.low * self.high)
 
 
 @dataclass(slots=True)
@@ -205,9 +177,9 @@ class Advisor:
         found: list[tuple[float, str]] = []
         for precision in self._values(base, "precision") - {base.precision}:
             changed = self._changed(base, {"precision": precision})
-            about = changed and self._about(changed, self.builder.build(changed, 1.0))
-            if about:
-                found.append((-about.requests_s, precision))
+            rate = changed and self._about(changed, self.builder.build(changed, 1.0))
+            if rate:
+                found.append((-rate.requests_s, precision))
         return [
             _Wish(name=f"weights in {precision}", fields={"precision": precision})
             for _, precision in sorted(found)[:2]
@@ -220,50 +192,14 @@ class Advisor:
     # -- capacities ----------------------------------------------------------------------------
 
     def _capacities(self, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
-        """All at once, a run of each in every round."""
-        searches, none = [], {}
-        for candidate in dict.fromkeys(candidates):
-            about = self._about(candidate, self.builder.build(candidate, 1.0))
-            if about is None:
-                none[candidate] = 0.0
-            else:
-                searches.append(_Search(candidate=candidate, about=about))
-        while rest := [each for each in searches if each.is_open]:
-            jobs = [self._job(each) for each in rest]
-            trials = self.pool.map(run_job, jobs)
-            self.runs += len(trials)
-            for each, trial in zip(rest, trials, strict=True):
-                each.runs += 1
-                if trial.holds:
-                    each.low = max(each.low, trial.rate)
-                else:
-                    each.high = min(each.high, trial.rate)
-        return none | {each.candidate: each.low for each in searches}
-
-    def _job(self, search: _Search) -> Job:
-        rate = search.next_rate
-        answer_s = search.about.step_s * self.question.lengths.output_tokens
-        return Job(
-            candidate=search.candidate,
-            recipe=self.builder.build(search.candidate, 1.0).recipe,
-            rate=rate,
-            seed=self.question.seed,
-            slowness=1.0,
-            lateness=1.0,
-            requests=requests_for(rate, answer_s),
-        )
+        found = capacities(candidates, self.builder, self.question, self.pool)
+        self.runs += sum(each.runs for each in found.values())
+        return {candidate: each.low for candidate, each in found.items()}
 
     def _about(
         self, candidate: Candidate, built: Built, step_s: StepTime | None = None
     ) -> Steady | None:
-        limits = Limits(
-            sequences=candidate.max_sequences,
-            batch_tokens=candidate.batch_tokens,
-            kv_tokens=built.kv_tokens,
-            tpot_s=self.question.slo.tpot_s,
-        )
-        demand = self.question.lengths.demand(prefix_cache=candidate.prefix_cache)
-        return about_requests(demand, limits, step_s or built.step_s)
+        return about(candidate, built, self.question, step_s)
 
     # -- lines of the list ---------------------------------------------------------------------
 

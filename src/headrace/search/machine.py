@@ -29,7 +29,7 @@ from headrace.search.models import PlannedModel, formats_of
 from headrace.search.question import Question
 from headrace.search.replica import Built, ErrorBand
 from headrace.search.steady import Batch, StepTime
-from headrace.simulate.engines import Profile, profile
+from headrace.simulate.engines import Profile, engines, profile
 from headrace.simulate.replica import UNBOUNDED, Edge, Setup
 from headrace.simulate.roofline import StepTimes, peaks_of, roofline_cost, step_times
 from headrace.simulate.step_work import Formats, Layout, StepWork, step_work
@@ -286,18 +286,26 @@ class Machines:
             alone_tpot_s=step_s(
                 Batch(decodes=1.0, decode_context_tokens=lengths.decode_context_tokens)
             ),
+            spreads_prompts=pace is None,
         )
 
     def band(self, candidate: Candidate) -> ErrorBand:
-        found = self.part(candidate).profile
-        steps, first = found.tpot, found.ttft
-        unmeasured = f"; {', '.join(found.unmeasured)} not among them" if found.unmeasured else ""
+        """The engine's; for a kind of GPU that nobody measured, the widest of all engines'."""
+        part, gpu = self.part(candidate), self._gpus[candidate.gpu]
+        found, formats = part.profile, part.sizes.formats
+        steps, first = [found.tpot], found.ttft
+        source = f"measured rows of {found.engine}"
+        if found.unmeasured:
+            steps = [profile(name, gpu, formats).tpot for name in engines()]
+            source = f"no measured row of {', '.join(found.unmeasured)}: the widest of all engines'"
+        fast, slow = min(each.low for each in steps), max(each.high for each in steps)
         return ErrorBand(
-            fast=min(1.0, steps.low),
-            slow=max(1.0, steps.high),
-            first_fast=min(1.0, first.low / steps.low),
-            first_slow=max(1.0, first.high / steps.high),
-            source=f"measured rows of {found.engine}{unmeasured}",
+            fast=min(1.0, fast),
+            slow=max(1.0, slow),
+            first_fast=min(1.0, first.low / found.tpot.low),
+            first_slow=max(1.0, first.high / found.tpot.high),
+            source=source,
+            measured=not found.unmeasured,
         )
 
 

@@ -32,6 +32,7 @@ BRACKETED = 3  # rows whose highest rate is looked for
 FASTER = 3  # shapes beyond the ranking, for the front,
 DEARER = 6.0  # which cost at most so many times the cheapest
 BRACKET_WIDTH = 1.08
+MOST_FLEET = 8  # replicas that are simulated together; a larger fleet at the same load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Job:
     slowness: float
     lateness: float
     requests: int
+    replicas: int = 1  # then rate and requests are those of all together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ def run_job(question: Question, job: Job) -> Trial:
         requests=job.requests,
         slowness=job.slowness,
         lateness=job.lateness,
+        replicas=job.replicas,
     )
 
 
@@ -98,6 +101,7 @@ class Planner:
         self._extra: dict[Candidate, list[Trial]] = {}  # further runs of the leaders
         self._brackets: dict[Candidate, tuple[float, float]] = {}
         self._complete = False
+        self.fleet: Trial | None = None
         self.tally = Tally()
 
     def search(self) -> Iterator[str]:
@@ -118,6 +122,7 @@ class Planner:
                 yield from self._branch(faster, keep=len(faster), most_hourly=most)
         yield from self._measure()
         yield from self._bracket()
+        yield from self._fleet()
         self._complete = True
 
     # -- sifting and bounds --------------------------------------------------------------------
@@ -169,16 +174,20 @@ class Planner:
         about = about_requests(demand, limits, built.step_s)
         if most is None or about is None:
             return None
-        # Experts make a step cheaper if its tokens come together, so that the estimate with whole
-        # chunks may be above the even spread.
-        return max(most.requests_s, about.requests_s) * BOUND_SLACK, about
+        # An engine that computes a prompt as soon as a step has room for it can't be better than
+        # whole chunks. One that spreads prompts can, up to the even spread; not with experts, whose
+        # steps are cheaper if tokens come together.
+        best = about.requests_s
+        if built.spreads_prompts:
+            best = max(best, most.requests_s)
+        return best * BOUND_SLACK, about
 
     def _shapes(self) -> list[Shape[Candidate]]:
         groups: dict[tuple[object, ...], list[_Known]] = {}
         for known in self._known.values():
             groups.setdefault(known.candidate.rented, []).append(known)
         shapes = []
-        for group in groups.values():
+        for group in map(_distinct, groups.values()):
             group.sort(key=self._promise)
             first = group[0].candidate
             price = self._price(first)
@@ -342,6 +351,21 @@ class Planner:
                 max(fast[1], slow[1]) * sized.replicas,
             )
 
+    def _fleet(self) -> Iterator[str]:
+        """The first row once more, all its replicas behind a router: until here each one had its
+        share of the rate for itself."""
+        ranked = self._ranked()
+        if not ranked or ranked[0].replicas == 1:
+            return
+        first = ranked[0]
+        yield f"{first.replicas} replicas behind a router"
+        count = min(first.replicas, MOST_FLEET)
+        rate = self._question.rate / first.replicas
+        job = self.job(first.variant, rate)
+        whole = replace(job, rate=rate * count, requests=job.requests * count, replicas=count)
+        self.fleet = run_job(self._question, whole)
+        self._count([self.fleet])
+
     # -- the answer ----------------------------------------------------------------------------
 
     def answer(self) -> Answer:
@@ -353,6 +377,7 @@ class Planner:
             losses=(*self._losses, *self._lost()),
             tally=self.tally,
             complete=self._complete,
+            fleet=self.fleet,
         )
 
     def _row(self, sized: Sized[Candidate, Proof]) -> Row:
@@ -363,6 +388,7 @@ class Planner:
             candidate=candidate,
             replicas=sized.replicas,
             usd_per_gpu_hour=self._price(candidate),
+            measured=self._known[candidate].band.measured,
             requests_s=question.rate,
             tokens_per_request=lengths.prompt_tokens + lengths.output_tokens,
             ttft_p50_s=_band([t.ttft_s.p50 for t in trials if t.ttft_s]),
@@ -399,6 +425,22 @@ class Planner:
         if hourly * HOURS_A_MONTH > self._question.most_usd_month:
             return Loss(candidate=candidate, why=Why.BUDGET, text=text, least=hourly)
         return Loss(candidate=candidate, why=Why.COST, text=text, least=hourly)
+
+
+def _distinct(group: Sequence[_Known]) -> list[_Known]:
+    """Without those that may run more sequences than others of their kind ever would."""
+    enough: dict[Candidate, int] = {}
+    for known in group:
+        if known.about.limit != "sequences":
+            kind = replace(known.candidate, max_sequences=0)
+            count = known.candidate.max_sequences
+            enough[kind] = min(count, enough.get(kind, count))
+    return [
+        known
+        for known in group
+        if known.candidate.max_sequences
+        <= enough.get(replace(known.candidate, max_sequences=0), known.candidate.max_sequences)
+    ]
 
 
 def _given_up(shape: Shape[Candidate], proof: Proof | None) -> Loss:

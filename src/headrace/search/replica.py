@@ -29,6 +29,7 @@ class Built:
     kv_tokens: int  # that the pool holds
     alone_ttft_s: float  # of the prompt that the objective must hold for, on an idle replica
     alone_tpot_s: float  # of one sequence on an idle replica
+    spreads_prompts: bool  # over several steps, even if one had room for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class ErrorBand:
     first_fast: float = 1.0
     first_slow: float = 1.0
     source: str  # where it comes from, for a person
+    measured: bool = True  # on GPUs of this kind
 
     def first(self, slowness: float) -> float:
         """The factor of first tokens at one end, or 1 in the middle."""

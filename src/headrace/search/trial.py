@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from headrace.simulate.fleet import FleetSetup, serve_fleet
 from headrace.simulate.replica import Setup
 from headrace.simulate.report import Percentiles, Report
 from headrace.simulate.serve import serve
@@ -35,7 +36,8 @@ class Trial:
     """`slowness` is what step times were multiplied with, and `lateness` what first tokens were
     besides: the ends of the cost model's band."""
 
-    rate: float  # requests/s that one replica was offered
+    rate: float  # requests/s that were offered
+    replicas: int
     seed: int
     requests: int
     slowness: float
@@ -72,13 +74,21 @@ def run_trial(
     requests: int,
     slowness: float = 1.0,
     lateness: float = 1.0,
+    replicas: int = 1,
 ) -> Trial:
-    report = serve(workload.at_rate(rate).asks(seed, requests), setup)
+    """`rate` and `requests` are those of all replicas together; several stand behind a router that
+    sends each request to the one with the least to do."""
+    asks = workload.at_rate(rate).asks(seed, requests)
+    if replicas == 1:
+        report = serve(asks, setup)
+    else:
+        report = serve_fleet(asks, FleetSetup(setup=setup, replicas=replicas, seed=seed))
     if slo.ttft_s is not None:
         slo = replace(slo, ttft_s=slo.ttft_s / lateness)
     saturated = report.saturated
     return Trial(
         rate=rate,
+        replicas=replicas,
         seed=seed,
         requests=requests,
         slowness=slowness,
