@@ -85,7 +85,8 @@ def no_batching(seen: Observation) -> Finding | None:
         return None
     together = max(overlap(burst) for burst in probe.bursts)
     ratio = max(rates) / one
-    serial = together < 0.4 * asked and ratio < 1.5
+    # Never two at a time is proof by itself; a few at a time only if nothing was gained.
+    serial = 0 < together <= 1.2 or (together < 0.4 * asked and ratio < 1.5)
     busy = seen.gpu_busy
     idle = busy is not None and busy < 0.4 and ratio < 1.3
     if not serial and not idle:
