@@ -340,7 +340,8 @@ def _show_verified(rows: Any, kept: Any, verdict: str) -> None:
             f"{each.high:.2g}, {came}"
         ):
             typer.echo(line)
-    typer.echo(f"\nall together: {verdict}")
+    worse = [row.name for row in rows if row.verdict == "worse" and not row.is_meant]
+    typer.echo(f"\nthe change: {verdict}" + (f"; worse: {', '.join(worse)}" if worse else ""))
 
 
 def _folded(text: str) -> list[str]:

@@ -56,8 +56,8 @@ class Plan:
     prefix_tokens: int = 1024
     prefix_pairs: int = 3
     concurrency: int = 8
-    bursts: int = 3
-    burst_tokens: int = 40
+    bursts: int = 5
+    burst_tokens: int = 32
     stream_tokens: int = 160
     compared: int = 3  # grammar, penalties and plain answers
     limit_s: float = LIMIT_S

@@ -2,7 +2,9 @@
 
 Each quantity has several single values on both sides. Their logarithms are compared by Welch's t:
 the interval holds the ratio of the geometric means with 95%. Whole above 1: better; whole below:
-worse; else it is not known, and more repeats may tell. Two medians alone are never a verdict.
+worse; else it is not known, and more repeats may tell. Two medians alone are never a verdict. What
+the fix was for is looked at by itself; all other quantities share their 5% (Bonferroni), since one
+of seven would differ by chance in every third comparison.
 """
 
 from __future__ import annotations
@@ -16,14 +18,9 @@ from typing import Any
 
 from headrace.core.errors import ConfigError
 
-# Student's t at 97.5%, by degrees of freedom: any textbook's table.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_T_MANY = 1.96
+_RISK = 0.05
 _LEAST = 3  # values on each side
+_STEPS = 200  # of Simpson's rule
 
 
 class Verdict(StrEnum):
@@ -43,6 +40,7 @@ class Compared:
     low: float
     high: float
     count: tuple[int, int]
+    is_meant: bool = False  # a finding of before predicted a gain of it
 
     @property
     def ratio(self) -> float:
@@ -69,13 +67,26 @@ class Kept:
     within: bool | None  # of the predicted band, within a factor of 1.3
 
 
-def student(freedom: float) -> float:
-    """The next lower whole number of degrees: the wider interval."""
-    whole = max(1, math.floor(freedom))
-    return _T[whole - 1] if whole <= len(_T) else _T_MANY
+def student(freedom: float, risk: float = _RISK) -> float:
+    """Student's t that is passed, on either side, with this probability. With t = √f tan(u) the
+    density becomes cos(u) to the power of f - 1, which Simpson's rule integrates."""
+
+    def area(end: float) -> float:
+        width = end / _STEPS
+        weights = (1 if i in (0, _STEPS) else 4 if i % 2 else 2 for i in range(_STEPS + 1))
+        heights = (math.pow(max(math.cos(i * width), 0.0), freedom - 1) for i in range(_STEPS + 1))
+        return sum(w * h for w, h in zip(weights, heights, strict=True)) * width / 3
+
+    whole, low, high = area(math.pi / 2), 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if area(middle) > (1 - risk) * whole else (middle, high)
+    return math.sqrt(freedom) * math.tan(low)
 
 
-def ratio(before: list[float], after: list[float]) -> tuple[float, float] | None:
+def ratio(
+    before: list[float], after: list[float], risk: float = _RISK
+) -> tuple[float, float] | None:
     """An interval of mean(after) / mean(before), by logarithms; None: too few values."""
     if min(len(before), len(after)) < _LEAST or min((*before, *after)) <= 0:
         return None
@@ -88,7 +99,7 @@ def ratio(before: list[float], after: list[float]) -> tuple[float, float] | None
     freedom = spread**2 / sum(
         part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True)
     )
-    half = student(freedom) * math.sqrt(spread)
+    half = student(max(freedom, 1.0), risk) * math.sqrt(spread)
     return math.exp(centre - half), math.exp(centre + half)
 
 
@@ -101,9 +112,12 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[Compared, ..
             "Run `headrace doctor URL --save FILE` without --no-probe before the change.",
         )
     rows = []
+    meant = _meant(before)
+    others = sum(1 for name, _, _ in _QUANTITIES if name not in meant)
     for name, unit, is_time in _QUANTITIES:
-        sides = [_values(probe, name) for probe in (first, second)]
-        found = ratio(*sides)
+        before_values, after_values = (_values(probe, name) for probe in (first, second))
+        sides = (before_values, after_values)
+        found = ratio(*sides, risk=_RISK if name in meant else _RISK / others)
         if found is None:
             continue
         low, high = found
@@ -112,7 +126,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[Compared, ..
         means = [math.exp(statistics.fmean(math.log(v) for v in side)) for side in sides]
         rows.append(
             Compared(name=name, before=means[0], after=means[1], unit=unit, low=low, high=high,
-                     count=(len(sides[0]), len(sides[1])))
+                     count=(len(sides[0]), len(sides[1])), is_meant=name in meant)
         )  # fmt: skip
     return tuple(rows)
 
@@ -180,9 +194,17 @@ def promises(
     return tuple(kept)
 
 
+def _meant(report: dict[str, Any]) -> set[str]:
+    """The quantities that the report's findings are about."""
+    gains = [finding.get("gain") or {} for finding in report.get("findings", ())]
+    return {_SHOWN_BY[of] for gain in gains if (of := gain.get("of")) in _SHOWN_BY}
+
+
 def helped(compared: tuple[Compared, ...]) -> Verdict:
-    """All together: better where something is and nothing is worse."""
-    verdicts = {each.verdict for each in compared}
+    """By what the fix was for; where nothing was predicted, by everything: better where something
+    is, and nothing is worse."""
+    meant = [each for each in compared if each.is_meant]
+    verdicts = {each.verdict for each in meant or compared}
     if Verdict.WORSE in verdicts:
         return Verdict.INCONCLUSIVE if Verdict.BETTER in verdicts else Verdict.WORSE
     return Verdict.BETTER if Verdict.BETTER in verdicts else Verdict.INCONCLUSIVE

@@ -72,8 +72,7 @@ def _spill_gain(seen: Observation, share: float | None, rate: float | None) -> G
 def pool_too_small(seen: Observation) -> Finding | None:
     """Row 3."""
     load = load_of(seen)
-    kv = load.kv_high
-    if kv is None or kv < _FULL or load.most_waiting < 1:
+    if not load.is_full or load.most_waiting < 1:
         return None
     if seen.gpu_busy is not None and seen.gpu_busy > 0.9:
         return None
@@ -207,8 +206,7 @@ def wide_kv(seen: Observation) -> Finding | None:
     kind = str(seen.config.get("kv_dtype", "")).lower()
     load = load_of(seen)
     preempted = seen.deltas.get("preemptions", 0.0)
-    full = load.kv_high is not None and load.kv_high >= _FULL
-    if kind not in _WIDE_KV or not full or not (load.most_waiting >= 1 or preempted >= 1):
+    if kind not in _WIDE_KV or not load.is_full or not (load.most_waiting >= 1 or preempted >= 1):
         return None
     return Finding(
         rule=32,
@@ -232,7 +230,7 @@ def context_too_long(seen: Observation) -> Finding | None:
     if longest is None or context < 8 * longest:
         return None
     load = load_of(seen)
-    full = load.kv_high is not None and load.kv_high >= _FULL and load.most_waiting >= 1
+    full = load.is_full and load.most_waiting >= 1
     if not (seen.config.get("reserves_context") or full):
         return None
     wanted = max(1024, 1 << (int(2 * longest) - 1).bit_length())

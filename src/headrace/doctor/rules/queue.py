@@ -14,7 +14,6 @@ from headrace.doctor.step_curve import (
     overlap,
 )
 
-_FREE = 0.75
 _NO_HELP = 1.15  # a predicted gain below this is no fault
 
 
@@ -22,7 +21,7 @@ def too_few_places(seen: Observation) -> Finding | None:
     """Row 4."""
     load = load_of(seen)
     limit = seen.number("max_sequences")
-    if load.kv_high is not None and load.kv_high >= _FREE:
+    if not load.is_free:
         return None
     queued = load.most_waiting >= 1 and load.most_running >= 1 and load.is_flat
     together = max((overlap(b) for b in seen.probe.bursts), default=0.0) if seen.probe else 0.0

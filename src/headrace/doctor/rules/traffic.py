@@ -46,8 +46,7 @@ def wrong_mode(seen: Observation) -> Finding | None:
     if limit is None:
         return None
     tpot, pace = seen.mean("tpot") or seen.mean("itl"), seen.objective.tpot_s
-    kv = load.kv_high
-    if limit <= 32 and load.mean_waiting >= 4 * limit and (kv is None or kv < 0.75):
+    if limit <= 32 and load.mean_waiting >= 4 * limit and load.is_free:
         wanted = next_power(min(load.mean_waiting, 16 * limit))
         return Finding(
             rule=17,

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from headrace.doctor.buckets import Buckets
 from headrace.doctor.observation import Observation
 
+_FULL = 0.95
+_FREE = 0.75
+
 
 def ms(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
@@ -54,6 +57,19 @@ class Load:
     @property
     def kv_high(self) -> float | None:
         return max(self.kv) if self.kv else None
+
+    @property
+    def is_full(self) -> bool:
+        """No room in the KV pool for one more sequence like those that run."""
+        kv, running = self.kv_high, self.most_running
+        if kv is None:
+            return False
+        return kv >= _FULL or (running >= 1 and kv > 0.5 and 1 - kv < kv / running)
+
+    @property
+    def is_free(self) -> bool:
+        """Room for several more, or not known to be full."""
+        return self.kv_high is None or (self.kv_high < _FREE and not self.is_full)
 
     @property
     def shown(self) -> str:
