@@ -90,6 +90,7 @@ class _Known:
     band: ErrorBand
     bound: float  # requests/s of a replica, at the slow end, loosened
     about: Steady
+    alone_s: float  # a token of one sequence, at the slow end
 
 
 class Planner:
@@ -154,7 +155,13 @@ class Planner:
             text = "not even one request at a time is within the objective"
             return Loss(candidate=candidate, why=Why.RATE, text=text)
         bound, about = found
-        self._known[candidate] = _Known(candidate=candidate, band=band, bound=bound, about=about)
+        self._known[candidate] = _Known(
+            candidate=candidate,
+            band=band,
+            bound=bound,
+            about=about,
+            alone_s=built.alone_tpot_s,
+        )
         return None
 
     def bound_of(self, candidate: Candidate, slowness: float) -> float | None:
@@ -253,8 +260,11 @@ class Planner:
         )
 
     def _requests(self, known: _Known, rate: float) -> int:
-        answer_s = known.about.step_s * self._question.lengths.output_tokens
-        return requests_for(rate, answer_s)
+        """Steps are taken to grow in a line from one sequence to the fullest batch: less than that,
+        in truth, so that a run is rather too long."""
+        share = min(1.0, rate / known.about.requests_s)
+        step_s = known.alone_s + max(0.0, known.about.step_s - known.alone_s) * share
+        return requests_for(rate, step_s * self._question.lengths.output_tokens)
 
     def _count(self, trials: Sequence[Trial]) -> None:
         self.tally.runs += len(trials)
