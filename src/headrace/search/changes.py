@@ -110,8 +110,9 @@ class Advisor:
             for wish in order
         ]
         last = next((c for _, c in reversed(steps) if c is not None), baseline)
-        changes.append(self._speculate(baseline, last, held[last]))
-        changes.append(self._replicate(last, held[last]))
+        replicas = self._replicate(last, held[last])
+        # Last, because it is by formula alone.
+        changes += [replicas, self._speculate(baseline, last, replicas)]
         self.found = Changes(
             baseline=Baseline(
                 candidate=baseline,
@@ -228,7 +229,7 @@ class Advisor:
             remark=remark,
         )
 
-    def _speculate(self, base: Candidate, last: Candidate, last_rate: float) -> Change:
+    def _speculate(self, base: Candidate, last: Candidate, before: Change) -> Change:
         way = self.speculation
         alone, together = (self._speculation_gain(candidate) for candidate in (base, last))
         remark = (
@@ -242,8 +243,8 @@ class Advisor:
             requests_s=None,
             gpus=base.tp,
             alone=alone,
-            together=last_rate * together if together >= WORTH else None,
-            together_gpus=last.tp,
+            together=(before.together or 0.0) * together if together >= WORTH else None,
+            together_gpus=before.together_gpus,
             remark=remark,
         )
 

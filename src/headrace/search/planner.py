@@ -31,7 +31,7 @@ BOUND_SLACK = 1.1  # a bound is loosened by this: real step times are only nearl
 BRACKETED = 3  # rows whose highest rate is looked for
 FASTER = 3  # shapes beyond the ranking, for the front,
 DEARER = 6.0  # which cost at most so many times the cheapest
-BRACKET_WIDTH = 1.08
+BRACKET_WIDTH = 1.12
 MOST_FLEET = 8  # replicas that are simulated together; a larger fleet at the same load
 
 
