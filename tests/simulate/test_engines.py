@@ -37,6 +37,7 @@ def test_generations() -> None:
     names = ("h100-sxm", "gh200", "b200", "b300", "a100-sxm-80gb", "l40s", "mi300x")
     found = [generation_of(find_gpu(name)) for name in names]
     assert found == ["hopper", "hopper", "blackwell", "blackwell", "ampere", "ada", "amd"]
+    assert generation_of(find_gpu("rtx-5090")) not in ("blackwell", "ada")
 
 
 def test_what_was_never_measured_is_said() -> None:

@@ -91,7 +91,14 @@ def profile(engine: str, gpu: Gpu, formats: Formats) -> Profile:
 def generation_of(gpu: Gpu) -> str:
     """Of its tensor cores, as far as efficiencies differ by it."""
     major = (gpu.capability or "").partition(".")[0]
-    by_major = {"7": "turing", "8": "ampere", "9": "hopper", "10": "blackwell", "12": "blackwell"}
+    # Desktop and workstation cards of Blackwell have other tensor cores than B200 and its kin.
+    by_major = {
+        "7": "turing",
+        "8": "ampere",
+        "9": "hopper",
+        "10": "blackwell",
+        "12": "blackwell-rtx",
+    }
     if gpu.capability == "8.9":
         return "ada"
     if not major and gpu.name.startswith("gh200"):
