@@ -48,6 +48,11 @@ def serial(tpot: float = 0.01, count: int = 8) -> tuple[tuple[Answer, ...], ...]
     return tuple(burst([0.05 + i * each for i in range(count)], tpot) for _ in range(3))
 
 
+def waves() -> tuple[tuple[Answer, ...], ...]:
+    """Five of eight at first, three after them."""
+    return tuple(burst([0.06] * 5 + [0.7] * 3, 0.015) for _ in range(3))
+
+
 def counted(bounds: tuple[float, ...], values: list[float]) -> Buckets:
     counts = [0.0] * len(bounds)
     for value in values:
@@ -252,6 +257,8 @@ MORE: list[tuple[int, bool, Make]] = [
     (1, True, lambda: but(probe_short=SLOW, gpus=FULL_GPU, floor=None)),
     (1, False, lambda: but(gpus=FULL_GPU)),  # full VRAM on an engine that reserves it
     (3, False, lambda: queued(10, 6, 0.5)),
+    (3, True, lambda: but(config={"kv_tokens": 512}, probe_bursts=waves())),
+    (3, False, lambda: but(config={"kv_tokens": 4096}, probe_bursts=waves())),
     (4, True, lambda: but(engine=_engine("llama.cpp", "llama.cpp"), config={"max_sequences": 1},
                           levels={"kv_usage": ()}, probe_bursts=serial())),
     (4, False, lambda: queued(4, 12, 0.97, config={"max_sequences": 4})),

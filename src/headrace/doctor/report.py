@@ -223,6 +223,7 @@ def probe_facts(probe: Probe) -> dict[str, Any]:
         "bursts": [[_answer_facts(a) for a in burst] for burst in probe.bursts],
         "burst_rates": [burst_rate(burst) for burst in probe.bursts],
         "overlaps": [overlap(burst) for burst in probe.bursts],
+        "burst_levels": {name: list(values) for name, values in probe.burst_levels.items()},
         "stream": None if probe.stream is None else _answer_facts(probe.stream),
         "client": asdict(probe.client),
         "spent_tokens": probe.spent_tokens,

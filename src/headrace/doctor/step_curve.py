@@ -11,6 +11,8 @@ add their own keys and values to it. From that come predicted gains, as bands.
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,8 +76,9 @@ def alone_rate(probe: Probe) -> float | None:
 
 
 def token_cost_s(probe: Probe) -> float | None:
-    """What one more prompt token costs: the slope between short and long prompts."""
-    for many in (probe.long, probe.medium, probe.cold):
+    """What one more prompt token costs: the slope from short prompts to the next longer ones, since
+    attention makes those of long prompts dearer."""
+    for many in (probe.medium, probe.cold, probe.long):
         tokens, base = prompt_of(many), prompt_of(probe.short)
         late, early = ttft_of(many), ttft_of(probe.short)
         if tokens is None or base is None or late is None or early is None:
@@ -91,17 +94,15 @@ def curve(probe: Probe | None) -> StepCurve | None:
     alone = tpot_of(probe.short)
     if alone is None or alone <= 0:
         return None
-    together = [overlap(burst) for burst in probe.bursts]
-    batch = max(together, default=0.0)
-    tpots = [tpot_of(burst) for burst in probe.bursts]
-    stretched = [each for each in tpots if each is not None]
-    if batch >= 2 and stretched:
-        each = max(0.0, (min(stretched) - alone) / (batch - 1))
+    joined = max((overlap(burst) for burst in probe.bursts), default=0.0)
+    adds = sorted(add for burst in probe.bursts for add in _adds(burst, alone))
+    if joined >= 2 and len(adds) >= 4:
+        quarter = len(adds) // 4
         return StepCurve(
             alone_s=alone,
-            each_low_s=each / _MEASURED_BAND,
-            each_high_s=each * _MEASURED_BAND,
-            basis=f"measured at {batch:.1f} sequences",
+            each_low_s=max(0.0, adds[quarter] / _MEASURED_BAND),
+            each_high_s=max(0.0, adds[-1 - quarter] * _MEASURED_BAND),
+            basis=f"measured at {joined:.1f} sequences",
         )
     cost = token_cost_s(probe)
     if cost is None:
@@ -114,11 +115,52 @@ def curve(probe: Probe | None) -> StepCurve | None:
     )
 
 
+def _adds(burst: tuple[Answer, ...], alone_s: float) -> Iterator[float]:
+    """What another sequence added to a step, by each answer: its median gap, which the few steps
+    with prompts in them do not move, and how many were being written beside it."""
+    good = [a for a in burst if a.is_good and a.tpot_s and len(a.arrivals_s) >= 4]
+    for one in good:
+        first, last = one.arrivals_s[0], one.arrivals_s[-1]
+        if last <= first:
+            continue
+        beside = sum(
+            max(0.0, min(last, a.arrivals_s[-1]) - max(first, a.arrivals_s[0])) for a in good
+        ) / (last - first)
+        chunk_tokens = max(1.0, (one.tokens - 1) / (len(one.arrivals_s) - 1))
+        gap = statistics.median(b - a for a, b in pairwise(one.arrivals_s)) / chunk_tokens
+        if beside > 1.5:
+            yield (gap - alone_s) / (beside - 1)
+
+
 def gain_of_places(seen: Observation, now: float, then: float) -> Gain:
+    """Of the endpoint's own traffic: steps of more sequences."""
     found = curve(seen.probe)
     if found is None:
         return no_gain("needs a probe, for the time of a step at several batch sizes")
     return found.gain(max(now, 1.0), max(then, 1.0))
+
+
+def gain_in_burst(seen: Observation, then: float) -> Gain:
+    """Of the bursts: all prompts first, then steps of `then` sequences, against what was measured.
+    This is what `verify` looks at."""
+    probe, found = seen.probe, curve(seen.probe)
+    rates = [rate for b in probe.bursts if (rate := burst_rate(b))] if probe is not None else []
+    first = ttft_of(probe.short) if probe is not None else None
+    if probe is None or found is None or not rates or first is None:
+        return no_gain("needs a probe, for the time of a step at several batch sizes")
+    answers = [a for burst in probe.bursts for a in burst if a.is_good]
+    tokens = statistics.median(a.tokens for a in answers)
+    prompts = (then - 1) * (prompt_of(tuple(answers)) or 0.0) * (token_cost_s(probe) or 0.0)
+    now = statistics.median(rates)
+    gains = []
+    for each in (found.each_low_s, found.each_high_s):
+        # Prompts may share steps with others' tokens: from all of their time down to half of it.
+        part = 1.0 if each == found.each_high_s else 0.5
+        step = found.alone_s + (then - 1) * each
+        gains.append(then * tokens / (first + part * prompts + (tokens - 1) * step) / now)
+    low, high = min(gains), max(gains)
+    basis = f"{found.basis}; {then:g} together instead of {now:,.3g} tokens/s"
+    return Gain(of="output tokens/s", low=max(1.0, low), high=max(1.0, high), basis=basis)
 
 
 def next_power(count: float) -> int:

@@ -7,7 +7,7 @@ from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_ga
 from headrace.doctor.fixes import larger_pool, narrow_kv, places, setting
 from headrace.doctor.observation import Observation
 from headrace.doctor.rules.words import load_of, percent
-from headrace.doctor.step_curve import alone_rate, gain_of_places
+from headrace.doctor.step_curve import alone_rate, gain_in_burst, gain_of_places, overlap
 
 _FULL = 0.95
 _SPILL_RATE = 5.0  # tokens/s of one stream
@@ -72,24 +72,53 @@ def _spill_gain(seen: Observation, share: float | None, rate: float | None) -> G
 def pool_too_small(seen: Observation) -> Finding | None:
     """Row 3."""
     load = load_of(seen)
-    if not load.is_full or load.most_waiting < 1:
-        return None
     if seen.gpu_busy is not None and seen.gpu_busy > 0.9:
         return None
-    wanted = load.most_running + load.most_waiting
+    held = _burst_fits(seen)
+    if load.is_full and load.most_waiting >= 1:
+        now, wanted = load.most_running, load.most_running + load.most_waiting
+        shown, is_burst = load.shown, load.is_burst
+    elif held is not None:
+        (now, wanted, shown), is_burst = held, True
+    else:
+        return None
     return Finding(
         rule=3,
         kind=Kind.FAULT,
         symptom="requests wait because the KV pool is full",
-        evidence=(load.shown, *_pool_words(seen)),
+        evidence=(shown, *_pool_words(seen)),
         cause="the pool is too small for this context times this concurrency",
         fix=(f"a larger pool: {larger_pool(seen)}",
              f"keys and values in 8 bits, after an evaluation: {narrow_kv(seen)}",
              "smaller max_tokens in requests; more GPUs or replicas"),
-        gain=gain_of_places(seen, load.most_running, wanted),
+        gain=gain_in_burst(seen, wanted)
+        if is_burst
+        else gain_of_places(seen, now, wanted),
         confidence=Confidence.HIGH,
         unless="the GPU is as busy as it can be: then more sequences only take longer each",
     )  # fmt: skip
+
+
+def _burst_fits(seen: Observation) -> tuple[float, float, str] | None:
+    """By the ledger: fewer of a burst's requests fit into the pool than were asked for, and no more
+    than that were answered together. Gauges may miss a burst that is short."""
+    pool, bursts = seen.number("kv_tokens"), seen.probe.bursts if seen.probe else ()
+    sizes = [
+        (a.prompt_tokens or 0) + a.tokens for burst in bursts for a in burst if a.is_good
+    ]  # fmt: skip
+    if pool is None or not sizes or seen.config.get("reserves_context"):
+        return None
+    block = int(seen.number("block_tokens") or 1)
+    each = -(-max(sizes) // block) * block
+    fits, asked = pool // each, max(len(burst) for burst in bursts)
+    joined = max(overlap(burst) for burst in bursts)
+    if not 0 < joined <= fits + 0.5 or fits >= asked:
+        return None
+    shown = (
+        f"a request of the bursts grows to {each:,} tokens: {fits:.0f} of {asked} fit, and "
+        f"{joined:.1f} were answered together"
+    )
+    return joined, float(asked), shown
 
 
 def _pool_words(seen: Observation) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from headrace.doctor.rules.words import load_of, ms, percent, spread
 from headrace.doctor.step_curve import (
     alone_rate,
     burst_rate,
+    gain_in_burst,
     gain_of_places,
     next_power,
     overlap,
@@ -32,7 +33,8 @@ def too_few_places(seen: Observation) -> Finding | None:
     now = load.most_running if queued else together
     wanted = now + load.most_waiting if queued else float(asked)
     at_limit = limit is None or now >= 0.9 * limit or narrow
-    gain = gain_of_places(seen, now, wanted)
+    is_burst = load.is_burst or not queued
+    gain = gain_in_burst(seen, asked) if is_burst else gain_of_places(seen, now, wanted)
     helps = gain.high is None or gain.high >= _NO_HELP
     evidence = [load.shown] if queued else []
     if together:
@@ -104,7 +106,7 @@ def no_batching(seen: Observation) -> Finding | None:
         cause="requests are answered one by one, or in batches that start and end together",
         fix=(places(seen, next_power(asked)) if seen.engine.name in ("ollama", "llama.cpp")
              else "an engine with continuous batching (Headrace, vLLM, SGLang, TensorRT-LLM)",),
-        gain=gain_of_places(seen, max(1.0, together), asked),
+        gain=gain_in_burst(seen, asked),
         confidence=Confidence.HIGH if serial else Confidence.MEDIUM,
         unless="others' requests took the engine's time during the bursts",
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.doctor.buckets import Buckets
 from headrace.doctor.observation import Observation
@@ -35,6 +35,7 @@ class Load:
     waiting: tuple[float, ...]
     kv: tuple[float, ...]
     source: str
+    is_burst: bool = False
 
     @property
     def most_running(self) -> float:
@@ -85,7 +86,7 @@ def load_of(seen: Observation) -> Load:
     own = _load(seen.levels, "the endpoint's own traffic")
     if own.most_waiting >= 1 or seen.probe is None:
         return own
-    burst = _load(seen.probe.burst_levels, "the probes' bursts")
+    burst = replace(_load(seen.probe.burst_levels, "the probes' bursts"), is_burst=True)
     return burst if burst.most_waiting >= 1 else own
 
 
