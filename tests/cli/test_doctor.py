@@ -11,7 +11,10 @@ from tests.doctor.fakes import MODELS, FakeEngine, Script, Values, render, servi
 from typer.testing import CliRunner, Result
 
 from headrace.cli.commands import app
+from headrace.doctor import collect
+from headrace.doctor.exposition import read_page
 from headrace.doctor.names import VLLM
+from headrace.doctor.scrape import read
 
 QUEUED = Values(
     levels={"running": 4, "waiting": 12, "kv_usage": 0.1},
@@ -109,3 +112,51 @@ def test_verify_and_preflight(tmp_path: Path) -> None:
     checks = json.loads(asked.stdout)["checks"]
     assert [check["number"] for check in checks] == list(range(1, 11))
     assert asked.exit_code == (1 if any(c["answer"] == "fail" for c in checks) else 0)
+
+
+def test_metrics_from_prometheus() -> None:
+    series = [
+        {"metric": {"__name__": f"vllm:num_requests_{what}", "instance": at}, "value": [1, value]}
+        for at, running, waiting in (("a", "20", "30"), ("b", "2", "0"))
+        for what, value in (("running", running), ("waiting", waiting))
+    ]
+
+    class Queries(dict[str, Any]):
+        def __contains__(self, path: object) -> bool:
+            return str(path).startswith("/api/v1/query?")
+
+        def __getitem__(self, path: str) -> Any:
+            return {"status": "success", "data": {"result": series}}
+
+    prometheus = FakeEngine([])
+    prometheus.paths = Queries()
+    with serving(prometheus) as server, serving(vllm()) as endpoint:
+        words = ("--no-probe", "--json", "--from-prometheus", server.url)
+        done = doctor(endpoint.url, *words)
+    assert done.exit_code == 1
+    assert 23 in [finding["rule"] for finding in json.loads(done.stdout)["findings"]]
+
+
+def test_watch_says_what_comes_and_what_goes() -> None:
+    """Five readings each time: a queue, then none."""
+    shown = _watched([render(VLLM, QUEUED)] * 5 + [render(VLLM, IDLE)] * 5)
+    assert "(rule 4)" in shown
+    assert "gone: requests wait while the KV pool is free" in shown
+    assert shown.rstrip().endswith("0 findings")
+
+
+def _watched(texts: list[str]) -> str:
+    """The command in this process, stopped by an interrupt after the last page."""
+    left = list(texts)
+
+    class Pages(collect.Scraper):
+        def __call__(self) -> Any:
+            if not left:
+                raise KeyboardInterrupt
+            return read(read_page(left.pop(0)), float(100 - len(left)))
+
+    with pytest.MonkeyPatch.context() as patch, serving(vllm()) as endpoint:
+        patch.setattr(collect, "Scraper", Pages)
+        done = doctor(endpoint.url, "--watch", "--interval", "0.2")
+    assert done.exit_code == 130
+    return done.output

@@ -278,6 +278,7 @@ MORE: list[tuple[int, bool, Make]] = [
     (25, False, lambda: but(earlier=replace(RESTART, rate=101.0))),
     (29, True, lambda: queued(10, 6, 0.99, config={"context_tokens": 131_072})),
     (31, True, lambda: but(IDLE, histograms={"queue_time": times(0.05, of=10)})),
+    (31, False, lambda: but(IDLE, histograms={"queue_time": times(*[0.001] * 8, 0.2, 0.3)})),
     (34, True, lambda: but(probe_penalty=tuple(answer(0.05, 0.04) for _ in range(3)))),
     (34, True, lambda: but(probe_grammar=tuple(answer(1.5, 0.011) for _ in range(3)))),
     (38, True, lambda: queued(0, 3, 0.0)),

@@ -15,7 +15,8 @@ from headrace.doctor.endpoint import Endpoint, EndpointError, key_from
 from headrace.doctor.local import read_gpus, read_links
 from headrace.doctor.names import ENGINES, VLLM
 from headrace.doctor.observation import Observation
-from headrace.doctor.probe import Plan, Prober, fitted
+from headrace.doctor.probe import Prober
+from headrace.doctor.probe_plan import Plan, fitted
 from headrace.doctor.prometheus import readings
 
 READ_ONLY = Wanted(interval_s=0.0, probes=False)

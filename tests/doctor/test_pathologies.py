@@ -12,7 +12,7 @@ from tests.doctor.fakes import MODELS, FakeEngine, Script, Values, render, servi
 from headrace.doctor.collect import Wanted, observe
 from headrace.doctor.names import ENGINES
 from headrace.doctor.observation import Observation
-from headrace.doctor.probe import Plan
+from headrace.doctor.probe_plan import Plan
 from headrace.doctor.rules import RULES
 
 SMALL = Plan(

@@ -158,10 +158,10 @@ def verify(
 
         compared = [asdict(row) | {"verdict": row.verdict} for row in rows]
         shown = {"schema": "headrace-doctor-verify/1", "verdict": verdict, "compared": compared,
-                 "predicted": [asdict(each) for each in kept]}  # fmt: skip
+                 "predicted": [asdict(each) for each in kept], "notes": _notes(before, after)}  # fmt: skip
         typer.echo(json.dumps(shown, indent=2))
     else:
-        _show_verified(rows, kept, verdict)
+        _show_verified(rows, kept, verdict, _notes(before, after))
     if verdict is not Verdict.BETTER:
         raise typer.Exit(EXIT_FOUND)
 
@@ -223,7 +223,7 @@ def _wanted(
 ) -> Wanted:
     from headrace.doctor.collect import Wanted
     from headrace.doctor.observation import CHAT
-    from headrace.doctor.probe import Plan
+    from headrace.doctor.probe_plan import Plan
     from headrace.hardware.gpus import find_gpu
     from headrace.workload.slo import parse_slo
 
@@ -312,7 +312,16 @@ def _watch(endpoint: Endpoint, wanted: Wanted) -> None:
         sys.stdout.flush()
 
 
-def _show_verified(rows: Any, kept: Any, verdict: str) -> None:
+def _notes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [
+        line
+        for when, report in (("before", before), ("after", after))
+        for note in report.get("notes", ())
+        for line in _folded(f"note, {when}: {note}")
+    ]
+
+
+def _show_verified(rows: Any, kept: Any, verdict: str, notes: list[str]) -> None:
     from headrace.cli.tables import show_table
 
     heading = ("WHAT", "BEFORE", "AFTER", "TIMES AS GOOD (95%)", "VERDICT")
@@ -341,7 +350,10 @@ def _show_verified(rows: Any, kept: Any, verdict: str) -> None:
         ):
             typer.echo(line)
     worse = [row.name for row in rows if row.verdict == "worse" and not row.is_meant]
-    typer.echo(f"\nthe change: {verdict}" + (f"; worse: {', '.join(worse)}" if worse else ""))
+    aside = f"; worse beside it: {', '.join(worse)}" if worse else ""
+    typer.echo("")
+    for line in (*_folded(f"the change: {verdict}{aside}"), *notes):
+        typer.echo(line)
 
 
 def _folded(text: str) -> list[str]:

@@ -11,20 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from headrace.core.errors import HeadraceError
-from headrace.doctor import probe as probing
 from headrace.doctor import prometheus
 from headrace.doctor.endpoint import Endpoint, EndpointError
 from headrace.doctor.engine_config import Told, ask_config
 from headrace.doctor.exposition import read_page
 from headrace.doctor.floor import floor_of
 from headrace.doctor.local import gpus_now, links_here
-from headrace.doctor.observation import CHAT, Earlier, Observation, Probe
+from headrace.doctor.observation import CHAT, Earlier, Observation, Probe, tpot_of
+from headrace.doctor.probe import Prober
+from headrace.doctor.probe_plan import Plan, announcement, fitted
 from headrace.doctor.scrape import Change, Reading, change, gpus_of, read
 from headrace.hardware.gpus import Gpu, find_gpu
 from headrace.hardware.this_machine import gpus_here
 from headrace.workload.slo import Slo
 
 _SAMPLES = 5
+_STEADY = 1.5
 
 Metrics = Callable[[], Reading | None]
 
@@ -35,7 +37,7 @@ class Wanted:
 
     interval_s: float = 5.0
     probes: bool = True
-    plan: probing.Plan = field(default_factory=probing.Plan)
+    plan: Plan = field(default_factory=Plan)
     objective: Slo = CHAT
     gpu: str | None = None
     model: str | None = None
@@ -112,9 +114,9 @@ def _completed(
     """With the GPUs, the probes and the floor."""
     if endpoint.is_loopback:
         seen = replace(seen, gpus=gpus_now() or seen.gpus, links=links_here())
-    plan = probing.fitted(wanted.plan, seen.number("context_tokens"))
+    plan = fitted(wanted.plan, seen.number("context_tokens"))
     if wanted.probes:
-        say(probing.announcement(plan, endpoint.url))
+        say(announcement(plan, endpoint.url))
         seen = _with_probes(seen, endpoint, metrics, plan, wanted)
     gpu = _gpu(wanted, endpoint)
     lengths = (plan.medium_tokens, plan.long_tokens)
@@ -172,7 +174,7 @@ def _no_metrics() -> Reading | None:
 
 
 def _with_probes(
-    seen: Observation, endpoint: Endpoint, read_now: Metrics, plan: probing.Plan, wanted: Wanted
+    seen: Observation, endpoint: Endpoint, read_now: Metrics, plan: Plan, wanted: Wanted
 ) -> Observation:
     def quietly() -> Reading | None:
         try:
@@ -181,7 +183,7 @@ def _with_probes(
             return None
 
     def probe(at: Endpoint, reads: Metrics, is_local: bool) -> Probe:
-        prober = probing.Prober(
+        prober = Prober(
             at,
             plan,
             model=wanted.model or seen.model,
@@ -196,7 +198,18 @@ def _with_probes(
     direct = None
     if wanted.direct is not None:
         direct = probe(wanted.direct, _no_metrics, False)
-    return replace(seen, probe=found, direct=direct)
+    return replace(seen, probe=found, direct=direct, notes=(*seen.notes, *_unsteady(found)))
+
+
+def _unsteady(probe: Probe) -> tuple[str, ...]:
+    """The same short request at the beginning and at the end."""
+    first, last = tpot_of(probe.short), tpot_of(probe.plain)
+    if not first or not last or max(first, last) < _STEADY * min(first, last):
+        return ()
+    return (
+        f"one stream's time per token moved from {first * 1e3:.3g} to {last * 1e3:.3g} ms while "
+        "probing: others use this server or its machine, and gains are rough",
+    )
 
 
 def _gpu(wanted: Wanted, endpoint: Endpoint) -> Gpu | None:

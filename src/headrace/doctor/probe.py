@@ -9,7 +9,6 @@ a thread that only wants to wake up every 5 ms shows how late this process runs.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.doctor.endpoint import Endpoint, EndpointError
-from headrace.doctor.local import gpus_now
+from headrace.doctor.meanwhile import Sampler, Ticker
 from headrace.doctor.observation import Answer, ClientHealth, GpuNow, Probe
+from headrace.doctor.probe_plan import Plan
 from headrace.doctor.scrape import Reading, change
 
-LIMIT_S = 60.0
-LIMIT_TOKENS = 20_000
 _TOKENS_A_WORD = 1.35  # to plan with; what a prompt really has comes with each answer
-_TICK_S = 0.005
 _WORDS = (
     "river", "stone", "window", "market", "paper", "garden", "engine", "silver", "morning",
     "forest", "bridge", "letter", "ocean", "mountain", "candle", "harbor", "signal", "winter",
@@ -41,74 +38,6 @@ _SCHEMA = {
 }
 # Engines whose servers take ignore_eos beside OpenAI's fields, so that answers have a known length.
 _IGNORE_EOS = frozenset({"headrace", "vllm", "sglang", "llama.cpp", "lmdeploy", "trtllm"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much of each kind is asked for."""
-
-    repeats: int = 5
-    short_tokens: int = 24  # of the prompt's words; a chat template adds its own
-    answer_tokens: int = 24
-    medium_tokens: int = 512
-    long_tokens: int = 2048
-    long_repeats: int = 2
-    prefix_tokens: int = 1024
-    prefix_pairs: int = 3
-    concurrency: int = 8
-    bursts: int = 5
-    burst_tokens: int = 32
-    stream_tokens: int = 160
-    compared: int = 3  # grammar, penalties and plain answers
-    limit_s: float = LIMIT_S
-    limit_tokens: int = LIMIT_TOKENS
-
-    @property
-    def tokens(self) -> int:
-        """What all of it takes, about."""
-        both = self.short_tokens + 30  # with a chat template
-        return (
-            self.repeats * (both + self.answer_tokens)
-            + self.long_repeats * (self.medium_tokens + self.long_tokens + 60)
-            + 2 * self.prefix_pairs * (self.prefix_tokens + 30)
-            + self.bursts * self.concurrency * (both + self.burst_tokens)
-            + self.stream_tokens + self.long_tokens + 120
-            + 3 * self.compared * (both + self.answer_tokens + 30)
-        )  # fmt: skip
-
-
-def fitted(plan: Plan, context_tokens: float | None) -> Plan:
-    """Prompts of at most half of the context."""
-    if context_tokens is None:
-        return plan
-    half = int(context_tokens) // 2
-    return Plan(
-        medium_tokens=min(plan.medium_tokens, max(half // 4, 32)),
-        long_tokens=min(plan.long_tokens, half),
-        prefix_tokens=min(plan.prefix_tokens, half),
-        stream_tokens=min(plan.stream_tokens, half),
-        burst_tokens=min(plan.burst_tokens, half),
-        concurrency=plan.concurrency,
-        repeats=plan.repeats,
-        long_repeats=plan.long_repeats,
-        prefix_pairs=plan.prefix_pairs,
-        bursts=plan.bursts,
-        compared=plan.compared,
-        limit_s=plan.limit_s,
-        limit_tokens=plan.limit_tokens,
-    )
-
-
-def announcement(plan: Plan, url: str) -> str:
-    requests = (
-        plan.repeats + 2 * plan.long_repeats + 2 * plan.prefix_pairs
-        + plan.bursts * plan.concurrency + 2 + 3 * plan.compared
-    )  # fmt: skip
-    return (
-        f"Probing {url}: about {requests} requests and {plan.tokens:,} tokens, up to "
-        f"{plan.concurrency} at a time; at most {plan.limit_s:g} s and {plan.limit_tokens:,} "
-        "tokens. --no-probe reads only."
-    )
 
 
 @dataclass(slots=True)
@@ -153,7 +82,7 @@ class Prober:
         self._end_s = started + plan.limit_s
         cpu_before = time.process_time()
         before = self._read()
-        client = _Ticker()
+        client = Ticker()
         with client:
             connects = self._connects()
             stages: tuple[tuple[str, int, Callable[[], None]], ...] = (
@@ -181,7 +110,7 @@ class Prober:
         self,
         before: Reading | None,
         after: Reading | None,
-        client: _Ticker,
+        client: Ticker,
         connects: Mapping[str, float | None],
         cpu_before: float,
         spent_s: float,
@@ -253,7 +182,7 @@ class Prober:
         for _ in range(plan.bursts):
             if self._no_room(plan.concurrency * 100):
                 return
-            with _Sampler(self._read, self._is_local) as sampler:
+            with Sampler(self._read, self._is_local) as sampler:
                 burst = self._burst()
             if any(self._was_stopped(answer) for answer in burst):
                 self._kept.skipped["burst"] = f"{plan.limit_s:g} s were spent in the middle of it"
@@ -394,62 +323,3 @@ class Prober:
 
     def _any_good(self, name: str) -> bool:
         return any(answer.is_good for answer in self._kept.answers.get(name, ()))
-
-
-class _Ticker:
-    """How late this process runs: a thread that sleeps 5 ms at a time notes the excess."""
-
-    def __init__(self) -> None:
-        self._late: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            start = time.perf_counter()
-            time.sleep(_TICK_S)
-            self._late.append(max(0.0, time.perf_counter() - start - _TICK_S))
-
-    def p99(self) -> float | None:
-        late = sorted(self._late)
-        return late[int(0.99 * (len(late) - 1))] if late else None
-
-
-class _Sampler:
-    """Gauges and GPUs while a burst runs."""
-
-    def __init__(self, read: Callable[[], Reading | None], is_local: bool) -> None:
-        self._read = read
-        self._is_local = is_local
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.levels: dict[str, list[float]] = {}
-        self.gpus: tuple[GpuNow, ...] = ()
-
-    def __enter__(self) -> _Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(0.2):
-            try:
-                reading = self._read()
-            except EndpointError:
-                return
-            if reading is None:
-                return
-            for name, value in reading.levels.items():
-                self.levels.setdefault(name, []).append(value)
-            if self._is_local:
-                self.gpus = gpus_now() or self.gpus

@@ -9,7 +9,7 @@ from headrace.doctor.collect import Wanted, observe
 from headrace.doctor.endpoint import Endpoint
 from headrace.doctor.observation import Observation
 from headrace.doctor.preflight import preflight
-from headrace.doctor.probe import Plan
+from headrace.doctor.probe_plan import Plan
 from headrace.doctor.rules import RULES
 from headrace.doctor.step_curve import overlap
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from headrace.doctor.buckets import Buckets
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import places, setting, waiting_limit, word
 from headrace.doctor.observation import Observation, ttft_of
@@ -189,7 +192,7 @@ def waits_to_fill(seen: Observation) -> Finding | None:
     if alone is not None and fast and alone - min(fast) > max(0.02, 0.3 * alone):
         delay = alone - min(fast)
     idle = (seen.highest("running") or 0) <= 1 and (seen.highest("waiting") or 0) == 0
-    wait = seen.mean("queue_time")
+    wait = seen.mean("queue_time") if _is_constant(seen.histograms.get("queue_time")) else None
     if delay is None and not (idle and wait is not None and wait >= 0.02):
         return None
     evidence = []
@@ -211,6 +214,12 @@ def waits_to_fill(seen: Observation) -> Finding | None:
         confidence=Confidence.MEDIUM,
         unless="the first requests of the probe met an engine that was waking up",
     )  # fmt: skip
+
+
+def _is_constant(waits: Buckets | None) -> bool:
+    """Even the luckiest tenth waits. Triton tells only the mean."""
+    least = waits.quantile(0.1) if waits is not None else None
+    return least is not None and (math.isinf(least.high) or least.low >= 0.01)
 
 
 def mixed_sizes(seen: Observation) -> Finding | None:
