@@ -157,8 +157,13 @@ def verify(
         from dataclasses import asdict
 
         compared = [asdict(row) | {"verdict": row.verdict} for row in rows]
-        shown = {"schema": "headrace-doctor-verify/1", "verdict": verdict, "compared": compared,
-                 "predicted": [asdict(each) for each in kept], "notes": _notes(before, after)}  # fmt: skip
+        shown = {
+            "schema": "headrace-doctor-verify/1",
+            "verdict": verdict,
+            "compared": compared,
+            "predicted": [asdict(each) for each in kept],
+            "notes": _notes(before, after),
+        }
         typer.echo(json.dumps(shown, indent=2))
     else:
         _show_verified(rows, kept, verdict, _notes(before, after))

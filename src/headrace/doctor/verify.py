@@ -20,6 +20,7 @@ from headrace.core.errors import ConfigError
 
 _RISK = 0.05
 _LEAST = 3  # values on each side
+_NEAR = 1.3  # a prediction that is kept: within 30% of its band
 _STEPS = 200  # of Simpson's rule
 
 
@@ -64,7 +65,7 @@ class Kept:
     high: float
     is_gone: bool  # the finding is not there any more
     measured: Compared | None  # None: nothing that was probed shows it
-    within: bool | None  # of the predicted band, within a factor of 1.3
+    within: bool | None  # better, and within 30% of the predicted band
 
 
 def student(freedom: float, risk: float = _RISK) -> float:
@@ -186,7 +187,10 @@ def promises(
         if low is None or high is None:
             continue
         row = rows.get(_SHOWN_BY.get(of, ""))
-        within = None if row is None else row.high * 1.3 >= low and row.low / 1.3 <= high
+        within = None
+        if row is not None:
+            near = low / _NEAR <= row.ratio <= high * _NEAR
+            within = near and row.verdict is Verdict.BETTER
         kept.append(
             Kept(rule=finding["rule"], symptom=finding["symptom"], of=of, low=low, high=high,
                  is_gone=finding["rule"] not in still, measured=row, within=within)
