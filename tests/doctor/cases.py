@@ -83,6 +83,7 @@ PROBE = Probe(
     cold=tuple(answer(0.55, n=4, prompt=1000) for _ in range(3)),
     warm=tuple(answer(0.07, n=4, prompt=1000, cached_tokens=990) for _ in range(3)),
     bursts=together(),
+    references=tuple(answer(0.05) for _ in range(3)),
     stream=stream([0.01] * 90),
     intruder=answer(0.5, n=4, prompt=2000),
     intruder_at_s=0.5,

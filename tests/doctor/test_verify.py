@@ -27,6 +27,9 @@ def test_students_t(freedom: int, risk: float, t: float) -> None:
     assert student(freedom, risk) == pytest.approx(t, rel=5e-4)
 
 
+GROUPS = ("short", "warm", "cold", "references")
+
+
 def report(seen: Observation) -> dict[str, Any]:
     return facts(examine(seen))
 
@@ -41,7 +44,7 @@ def jittered(seen: Observation, seed: int, factor: float = 1.0) -> Observation:
 
     assert seen.probe is not None
     groups: dict[str, Any] = {
-        name: tuple(one(a) for a in getattr(seen.probe, name)) for name in ("short", "warm", "cold")
+        name: tuple(one(a) for a in getattr(seen.probe, name)) for name in GROUPS
     }
     bursts = tuple(tuple(one(a) for a in burst) for burst in seen.probe.bursts)
     return replace(seen, probe=replace(seen.probe, bursts=bursts, **groups))
@@ -70,6 +73,8 @@ def test_the_same_again_is_inconclusive_and_faster_is_better() -> None:
     assert {row.name for row in same} >= {"TTFT of a short prompt", "burst tokens/s"}
     faster = compare(base, report(jittered(HEALTHY, 3, 0.5)))
     assert helped(faster) is Verdict.BETTER
+    (steady,) = [row for row in faster if row.name == "burst over one stream"]
+    assert steady.verdict is Verdict.INCONCLUSIVE  # a machine that is faster is no better batching
     assert all(row.low < 2 < row.high * 1.2 for row in faster if row.verdict is Verdict.BETTER)
     assert helped(compare(base, report(jittered(HEALTHY, 4, 2.0)))) is Verdict.WORSE
 
@@ -87,7 +92,7 @@ def test_a_prediction_is_compared_with_what_came() -> None:
     assert kept.measured.verdict is Verdict.BETTER
     assert kept.within
     assert helped(rows) is Verdict.BETTER
-    assert [row.name for row in rows if row.is_meant] == ["burst tokens/s"]
+    assert [row.name for row in rows if row.is_meant] == ["burst over one stream"]
     nothing = report(jittered(narrow, 8))
     (kept,) = promises(before, nothing, compare(before, nothing))
     assert not kept.is_gone

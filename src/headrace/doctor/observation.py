@@ -95,6 +95,9 @@ class Probe:
     cold: tuple[Answer, ...] = ()  # a prefix for the first time,
     warm: tuple[Answer, ...] = ()  # and the same again, in the same order
     bursts: tuple[tuple[Answer, ...], ...] = ()
+    references: tuple[
+        Answer, ...
+    ] = ()  # one stream just before each burst
     stream: Answer | None = None  # one long answer; halfway through, `intruder` arrives
     intruder: Answer | None = None
     intruder_at_s: float | None = None  # on the clock of `stream`
@@ -114,7 +117,7 @@ class Probe:
     def answers(self) -> tuple[Answer, ...]:
         one = [each for each in (self.stream, self.intruder) if each is not None]
         groups = (self.short, self.medium, self.long, self.cold, self.warm, self.plain,
-                  self.grammar, self.penalty, *self.bursts, one)  # fmt: skip
+                  self.grammar, self.penalty, self.references, *self.bursts, one)  # fmt: skip
         return tuple(answer for group in groups for answer in group)
 
     @property

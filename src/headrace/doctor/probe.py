@@ -87,7 +87,7 @@ class Prober:
             connects = self._connects()
             stages: tuple[tuple[str, int, Callable[[], None]], ...] = (
                 ("short", plan.repeats * 80, self._short),
-                ("bursts", plan.bursts * plan.concurrency * 100, self._bursts),
+                ("bursts", plan.bursts * (plan.concurrency * 100 + 80), self._bursts),
                 ("prefix", 2 * plan.prefix_pairs * (plan.prefix_tokens + 40), self._prefix),
                 ("stream", plan.stream_tokens + plan.long_tokens + 120, self._stream),
                 ("long", plan.long_repeats * (plan.medium_tokens + plan.long_tokens), self._long),
@@ -180,8 +180,9 @@ class Prober:
     def _bursts(self) -> None:
         plan = self._plan
         for _ in range(plan.bursts):
-            if self._no_room(plan.concurrency * 100):
+            if self._no_room(plan.concurrency * 100 + 80):
                 return
+            self._ask("references", self._prompt(plan.short_tokens), plan.answer_tokens)
             with Sampler(self._read, self._is_local) as sampler:
                 burst = self._burst()
             if any(self._was_stopped(answer) for answer in burst):

@@ -40,6 +40,7 @@ class Plan:
             + self.long_repeats * (self.medium_tokens + self.long_tokens + 60)
             + 2 * self.prefix_pairs * (self.prefix_tokens + 30)
             + self.bursts * self.concurrency * (both + self.burst_tokens)
+            + self.bursts * (both + self.answer_tokens)
             + self.stream_tokens + self.long_tokens + 120
             + 3 * self.compared * (both + self.answer_tokens + 30)
         )  # fmt: skip
@@ -63,7 +64,7 @@ def fitted(plan: Plan, context_tokens: float | None) -> Plan:
 def announcement(plan: Plan, url: str) -> str:
     requests = (
         plan.repeats + 2 * plan.long_repeats + 2 * plan.prefix_pairs
-        + plan.bursts * plan.concurrency + 2 + 3 * plan.compared
+        + plan.bursts * (plan.concurrency + 1) + 2 + 3 * plan.compared
     )  # fmt: skip
     return (
         f"Probing {url}: about {requests} requests and {plan.tokens:,} tokens, up to "

@@ -31,7 +31,8 @@ from headrace.doctor.step_curve import burst_rate, overlap
 
 SCHEMA = "headrace-doctor/1"
 _WIDTH = 100
-_GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "penalty")
+_GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "penalty",
+           "references")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def token_cost_s(probe: Probe) -> float | None:
 def curve(probe: Probe | None) -> StepCurve | None:
     if probe is None:
         return None
-    alone = tpot_of(probe.short)
+    alone = tpot_of(probe.references) or tpot_of(probe.short)
     if alone is None or alone <= 0:
         return None
     joined = max((overlap(burst) for burst in probe.bursts), default=0.0)
