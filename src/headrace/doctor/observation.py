@@ -95,9 +95,7 @@ class Probe:
     cold: tuple[Answer, ...] = ()  # a prefix for the first time,
     warm: tuple[Answer, ...] = ()  # and the same again, in the same order
     bursts: tuple[tuple[Answer, ...], ...] = ()
-    references: tuple[
-        Answer, ...
-    ] = ()  # one stream just before each burst
+    references: tuple[Answer, ...] = ()  # one stream just before each burst
     stream: Answer | None = None  # one long answer; halfway through, `intruder` arrives
     intruder: Answer | None = None
     intruder_at_s: float | None = None  # on the clock of `stream`

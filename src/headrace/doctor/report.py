@@ -108,7 +108,7 @@ def _reading_lines(seen: Observation) -> Iterator[str]:
 
 def _probe_lines(probe: Probe) -> Iterator[str]:
     yield f"  probes   {probe.spent_tokens:,} tokens in {probe.spent_s:.1f} s"
-    for name in _GROUPS:
+    for name in _GROUPS[:-1]:  # references are there for the bursts
         answers: tuple[Answer, ...] = getattr(probe, name)
         ttft, tpot, prompt = ttft_of(answers), tpot_of(answers), prompt_of(answers)
         if ttft is None:
