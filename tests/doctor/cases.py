@@ -282,6 +282,8 @@ MORE: list[tuple[int, bool, Make]] = [
     (31, False, lambda: but(IDLE, histograms={"queue_time": times(*[0.001] * 8, 0.2, 0.3)})),
     (34, True, lambda: but(probe_penalty=tuple(answer(0.05, 0.04) for _ in range(3)))),
     (34, True, lambda: but(probe_grammar=tuple(answer(1.5, 0.011) for _ in range(3)))),
+    (40, False, lambda: but(probe_stream=stream([0.01] * 30 + [0.02] * 15), probe_intruder=None,
+                            probe_intruder_at_s=None)),
     (38, True, lambda: queued(0, 3, 0.0)),
     (38, False, lambda: but(engine=_engine("headrace", "Headrace"),
                             config={"kv_tokens": 4096, "context_tokens": 8192})),

@@ -348,7 +348,8 @@ def _show_verified(rows: Any, kept: Any, verdict: str, notes: list[str]) -> None
         came = "not shown by a probe"
         if each.measured is not None:
             came = f"measured × {each.measured.low:.2g} to {each.measured.high:.2g}"
-            came += ", as predicted" if each.within else ", not as predicted"
+            said = {True: "as predicted", False: "not as predicted", None: "too wide to tell"}
+            came += f", {said[each.within]}"
         for line in _folded(
             f"rule {each.rule} ({each.symptom}): {gone}; predicted × {each.low:.2g} to "
             f"{each.high:.2g}, {came}"

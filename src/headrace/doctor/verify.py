@@ -69,7 +69,7 @@ class Kept:
     high: float
     is_gone: bool  # the finding is not there any more
     measured: Compared | None  # None: nothing that was probed shows it
-    within: bool | None  # better, and within 30% of the predicted band
+    within: bool | None  # better, and within 30% of the predicted band; None: not known
 
 
 def student(freedom: float, risk: float = _RISK) -> float:
@@ -200,7 +200,7 @@ def promises(
             continue
         row = rows.get(_shown_by(finding))
         within = None
-        if row is not None:
+        if row is not None and row.verdict is not Verdict.INCONCLUSIVE:
             near = low / _NEAR <= row.ratio <= high * _NEAR
             within = near and row.verdict is Verdict.BETTER
         kept.append(

@@ -194,7 +194,9 @@ def long_answers_slow_down(seen: Observation) -> Finding | None:
         return None
     first, last = statistics.median(gaps[:third]), statistics.median(gaps[-third:])
     middle = statistics.median(gaps[third:-third])
-    if last < 1.15 * first or not first <= middle <= last or last > 3 * first:
+    grew = last - first
+    is_steady = 0.25 * grew <= middle - first <= 0.75 * grew  # not a sudden disturbance
+    if last < 1.15 * first or not is_steady or last > 3 * first:
         return None
     return Finding(
         rule=40,
