@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import options
+from headrace.cli.bench import bench_app
 from headrace.cli.calibrate import calibrate
 from headrace.cli.cost import cost
 from headrace.cli.doctor import doctor_app
@@ -191,6 +192,7 @@ app.command()(plan)
 app.command()(cost)
 app.command()(calibrate)
 app.command()(simulate)
+app.add_typer(bench_app, name="bench")
 app.add_typer(doctor_app, name="doctor")
 
 

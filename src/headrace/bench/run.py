@@ -1,0 +1,251 @@
+"""One run: requests go out at their times, whatever the endpoint does, and records come back.
+
+A single dispatcher sends everything in order of time. A request that has to wait, for a place below
+`most_at_once` or for a connection, still counts from the time at which it was to be sent. Knows no
+statistics; how a request is really sent is its `Sender`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count as counting
+from typing import Protocol
+
+from headrace.bench.feed import Feed
+from headrace.bench.health import Pulse
+from headrace.bench.record import Record
+from headrace.client.answer import Failure
+from headrace.workload.ask import Ask
+
+_SPIN_S = 0.0012  # timers are late by a millisecond: the last part is waited for in small steps
+_TICK_S = 0.5
+_DUE_S = 1e-9
+_MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
+
+
+class Sender(Protocol):
+    def prepare(self, ask: Ask, number: int) -> bytes:
+        """A whole request. An ask that follows others is prepared after their answers."""
+        ...
+
+    async def send(self, record: Record, request: bytes, began_s: float) -> None:
+        """Fills the record's answer, with times from `began_s` on. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Whichever comes first. A request is never stopped in its middle."""
+
+    requests: int | None = None
+    duration_s: float | None = None  # nothing is sent that is scheduled later
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is; shown while it lasts."""
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    at_once: int = 0
+    most_at_once: int = 0
+    tokens: int = 0
+    elapsed_s: float = 0.0
+    failed_in_a_row: int = 0
+    ended_by: str = ""  # why the run ended before its time; empty: it did not
+    records: list[Record] = field(default_factory=list)
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    at_s: float
+    number: int
+    ask: Ask = field(compare=False)
+    request: bytes = field(compare=False)
+    is_timed: bool = field(compare=False)  # it has a time of its own: the next such one is read
+
+
+class Run:
+    """`enough` is asked every half second: True ends the run early. `may_send` is asked before each
+    request: False ends it, because the money is spent."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        spin_s: float = _SPIN_S,
+        most_at_once: int | None = None,
+        on_tick: Callable[[Progress], None] = lambda progress: None,
+        enough: Callable[[Progress], bool] = lambda progress: False,
+        may_send: Callable[[Ask], bool] = lambda ask: True,
+    ) -> None:
+        self._sender = sender
+        self._clock = clock
+        self._spin_s = spin_s
+        self._places = asyncio.Semaphore(most_at_once) if most_at_once else None
+        self._on_tick = on_tick
+        self._enough = enough
+        self._may_send = may_send
+        self._heap: list[_Due] = []
+        self._numbers = counting()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waker: asyncio.Future[None] | None = None
+        self._began_s = 0.0
+        self._is_over = False
+        self._taken = 0
+        self.progress = Progress()
+        self.pulse = Pulse(clock)
+
+    async def run(self, feed: Feed, stop: Stop) -> list[Record]:
+        """In order of the scheduled times."""
+        with _without_collector():
+            self._began_s = self._clock()
+            self.pulse.start()
+            ticker = asyncio.create_task(self._tick())
+            try:
+                self._next_timed(feed, stop)
+                while await self._step(feed, stop):
+                    pass
+            finally:
+                ticker.cancel()
+                for task in self._tasks:
+                    task.cancel()
+                self.pulse.stop()
+                self.progress.elapsed_s = self._now()
+        return sorted(self.progress.records, key=lambda one: one.scheduled_s)
+
+    def stop(self, why: str = "") -> None:
+        """Nothing more is sent; what is on its way is waited for."""
+        self._is_over = True
+        self.progress.ended_by = self.progress.ended_by or why
+        self._heap.clear()
+        self._wake()
+
+    async def _step(self, feed: Feed, stop: Stop) -> bool:
+        """Sends one request, or waits. False: the run is over."""
+        if not self._heap:
+            if not self._tasks:
+                return False
+            await self._pause(None)
+            return True
+        left_s = self._heap[0].at_s - self._now()
+        if left_s > _DUE_S:
+            if left_s > self._spin_s:
+                await self._pause(left_s - self._spin_s)
+            else:
+                await asyncio.sleep(0)
+            return True
+        due = heapq.heappop(self._heap)
+        if not self._may_send(due.ask):
+            self.stop("the spend limit is reached")
+            return True
+        task = asyncio.create_task(self._one(due, feed, stop))
+        self._tasks.add(task)
+        self.progress.sent += 1
+        if due.is_timed:
+            self._next_timed(feed, stop)
+        return True
+
+    async def _one(self, due: _Due, feed: Feed, stop: Stop) -> None:
+        record = Record(ask=due.ask, scheduled_s=due.at_s, began_s=self._now())
+        progress = self.progress
+        try:
+            if self._places is not None:
+                await self._places.acquire()
+            progress.at_once += 1
+            progress.most_at_once = max(progress.most_at_once, progress.at_once)
+            try:
+                await self._sender.send(record, due.request, self._began_s)
+            finally:
+                progress.at_once -= 1
+                if self._places is not None:
+                    self._places.release()
+        except asyncio.CancelledError:
+            record.answer.fail(Failure.NOT_SENT, "the run was stopped")
+            raise
+        finally:
+            record.end_s = self._now()
+            progress.records.append(record)
+            progress.done += record.is_good
+            progress.failed += not record.is_good
+            progress.failed_in_a_row = 0 if record.is_good else progress.failed_in_a_row + 1
+            progress.tokens += record.tokens if record.is_good else 0
+            task = asyncio.current_task()
+            if task is not None:
+                self._tasks.discard(task)
+        if progress.failed_in_a_row >= max(_MOST_FAILED, 2 * progress.most_at_once):
+            failure = f"{record.answer.failure}: {record.answer.detail}"
+            self.stop(f"{progress.failed_in_a_row} requests in a row failed, the last by {failure}")
+        self._push(feed.follower(due.ask, record.end_s), stop)
+        self._wake()
+
+    def _next_timed(self, feed: Feed, stop: Stop) -> None:
+        """Closed loops begin with all clients at once: they all are due at 0."""
+        while not self._is_over:
+            found = feed.timed()
+            if found is None or not self._push(found, stop, is_timed=True):
+                return
+            if found[0] > self._now():
+                return
+
+    def _push(self, found: tuple[float, Ask] | None, stop: Stop, *, is_timed: bool = False) -> bool:
+        if found is None or self._is_over:
+            return False
+        at_s, ask = found
+        if stop.requests is not None and self._taken >= stop.requests:
+            return False
+        if stop.duration_s is not None and at_s > stop.duration_s:
+            return False
+        self._taken += 1
+        number = next(self._numbers)
+        request = self._sender.prepare(ask, number)
+        heapq.heappush(self._heap, _Due(at_s, number, ask, request, is_timed))
+        return True
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.progress.elapsed_s = self._now()
+            self._on_tick(self.progress)
+            if not self._is_over and self._enough(self.progress):
+                self.stop()
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Until the time has passed, or something changed."""
+        loop = asyncio.get_running_loop()
+        self._waker = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, self._wake)
+        try:
+            await self._waker
+        finally:
+            self._waker = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    def _now(self) -> float:
+        return self._clock() - self._began_s
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Its pauses would be taken for the endpoint's."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,164 @@
+"""Brings it together: an endpoint is found, warmed up and measured, on one event loop.
+
+Warm-up sends the workload itself with the same concurrency or rate, and ends before the clock
+starts: no burst of its own is left in the queue of what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+
+from headrace.bench.feed import Feed, clients_of
+from headrace.bench.prompts import Message, Writer
+from headrace.bench.run import Progress, Run, Stop
+from headrace.bench.sender import EndpointSender
+from headrace.bench.summary import Summary, is_narrow, summarize
+from headrace.bench.target import Target, find_target
+from headrace.client.connection import Address, Connections, unreachable
+from headrace.workload.slo import Slo
+from headrace.workload.workload import Workload
+
+T = TypeVar("T")
+_MOST_READY = 256  # connections that are opened before the clock starts
+_WARM_UP_SEED = 7919  # other requests than those that are measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How to measure: everything but the workload itself."""
+
+    address: Address
+    model: str | None = None
+    path: str = "/v1/chat/completions"
+    key: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    stop: Stop = field(default_factory=Stop)
+    precision: float | None = None  # stop when medians are known within this share of themselves
+    warm_up: int = 0  # requests
+    most_at_once: int | None = None
+    timeout_s: float = 600.0
+    seed: int = 0
+    salt: str = "headrace"
+    slo: Slo | None = None
+    prompts: Sequence[list[Message]] = ()
+
+
+class Session:
+    """One endpoint, for one or several runs."""
+
+    def __init__(
+        self, asked: Asked, on_tick: Callable[[Progress], None] = lambda progress: None
+    ) -> None:
+        self.asked = asked
+        self.target: Target | None = None
+        self._on_tick = on_tick
+        self._connections = Connections(asked.address)
+        self._run: Run | None = None
+        self._runs = 0
+
+    async def open(self) -> Target:
+        asked = self.asked
+        await self._connections.resolve()
+        self.target = await find_target(
+            self._connections,
+            model=asked.model,
+            path=asked.path,
+            key=asked.key,
+            extra=asked.extra,
+            salt=asked.salt,
+        )
+        return self.target
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def interrupt(self) -> None:
+        """What was measured so far is kept."""
+        if self._run is not None:
+            self._run.stop("it was interrupted")
+
+    async def measure(
+        self, workload: Workload, stop: Stop | None = None, *, warm_up: int | None = None
+    ) -> Summary:
+        asked = self.asked
+        stop = stop or asked.stop
+        clients = clients_of(workload)
+        await self._ready(clients or _MOST_READY // 8)
+        count = asked.warm_up if warm_up is None else warm_up
+        if count:
+            await self._once(workload, Stop(requests=count), _WARM_UP_SEED, "warm-up")
+        run = await self._once(workload, stop, asked.seed, "run")
+        progress = run.progress
+        notes = (f"ended early: {progress.ended_by}",) if progress.ended_by else ()
+        return summarize(
+            sorted(progress.records, key=lambda one: one.scheduled_s),
+            lags_s=run.pulse.lags_s,
+            cpu_share=run.pulse.cpu_share,
+            slo=asked.slo,
+            most_at_once=progress.most_at_once,
+            notes=notes,
+        )
+
+    async def _ready(self, count: int) -> None:
+        try:
+            await self._connections.prepare(min(count, _MOST_READY))
+        except OSError as error:
+            raise unreachable(self.asked.address, error) from None
+
+    async def _once(self, workload: Workload, stop: Stop, seed: int, name: str) -> Run:
+        assert self.target is not None, "open first"
+        asked, clients = self.asked, clients_of(workload)
+        self._runs += 1
+        writer = Writer(self.target.scale, f"{asked.salt} {name} {self._runs}")
+        sender = EndpointSender(
+            self._connections,
+            self.target,
+            writer,
+            timeout_s=asked.timeout_s,
+            prompts=asked.prompts,
+        )
+        precision = asked.precision
+        self._run = run = Run(
+            sender,
+            most_at_once=asked.most_at_once,
+            on_tick=self._on_tick,
+            enough=lambda progress: (
+                precision is not None and is_narrow(progress.records, precision)
+            ),
+        )
+        asks = workload.asks(seed)
+        if clients is None and stop.requests is not None:
+            asks = islice(asks, stop.requests)  # whole sessions
+        await run.run(Feed(asks, clients), stop)
+        return run
+
+
+def run_session(session: Session, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """On a fast event loop where there is one. Ctrl-C ends a run and keeps what it has."""
+
+    async def whole() -> T:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(signal.SIGINT, session.interrupt)
+        try:
+            return await work()
+        finally:
+            session.close()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(whole())
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

@@ -1,0 +1,113 @@
+"""A run for a person: what was asked, what came, how sure that is, and whether to believe it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.bench.interval import least_count
+from headrace.bench.record import CountedBy
+from headrace.bench.summary import SHARES, Spread, Summary
+
+_ROWS = (
+    ("ttft", "TTFT"),
+    ("visible", "first visible text"),
+    ("tpot", "TPOT"),
+    ("itl", "gap of a token"),
+    ("e2el", "whole answer"),
+    ("service_ttft", "TTFT, from sending"),
+    ("service_e2el", "answer, from sending"),
+)
+
+
+def lines(summary: Summary) -> Iterator[str]:
+    """Within 100 columns."""
+    good, every = len(summary.good), len(summary.records)
+    if not summary.health.is_valid:
+        yield "INVALID      the client was not fit to measure:"
+        for wrong in summary.health.wrong:
+            yield f"             {wrong}"
+    yield f"requests     {good} of {every} whole, {summary.wall_s:.1f} s, " + (
+        f"at most {summary.most_at_once} at once"
+    )
+    if summary.failures:
+        shown = ", ".join(f"{count} {cause}" for cause, count in summary.failures.items())
+        yield f"failed       {shown}"
+    if good:
+        yield f"throughput   {_rate(summary)}"
+        yield (
+            f"             {summary.requests_s:.3g} requests/s, {summary.total_tokens_s:,.1f} "
+            "tokens/s with prompts"
+        )
+        yield f"tokens       {_lengths(summary)}"
+        yield ""
+        yield from _times(summary)
+        yield ""
+    if summary.slo is not None:
+        word = "met" if summary.is_met else "not met"
+        yield f"objective    {summary.slo}: {word}"
+        yield f"within it    {summary.met_share:.1%}, goodput {summary.goodput_s:.3g} requests/s"
+    health = summary.health
+    yield (
+        f"client       {'fit' if health.is_valid else 'NOT FIT'}: event loop late by "
+        f"{health.lag_p99_s * 1e3:.2f} ms, requests by {health.late_p99_s * 1e3:.2f} ms (P99), "
+        f"{health.cpu_share:.0%} of a core"
+    )
+    for note in summary.notes:
+        yield f"note         {note}"
+
+
+def _rate(summary: Summary) -> str:
+    found = summary.output_rate
+    interval = "" if found is None else f" (95%: {found.low:,.1f} to {found.high:,.1f})"
+    return f"{summary.output_tokens_s:,.1f} output tokens/s{interval}"
+
+
+def _lengths(summary: Summary) -> str:
+    good = len(summary.good)
+    prompt, answer = summary.input_tokens / good, summary.output_tokens / good
+    text = f"{prompt:,.0f} a prompt, {answer:,.0f} an answer"
+    by = summary.counted_by
+    if set(by) == {CountedBy.USAGE}:
+        text += ", by the endpoint's usage"
+    elif CountedBy.CHUNKS in by:
+        text += f"; {by[CountedBy.CHUNKS]} answers without usage: chunks are counted as tokens"
+    else:
+        text += ", by the tokenizer"
+    if (cached := summary.cached_share) is not None:
+        text += f"; {cached:.0%} of prompts from its cache"
+    if (disagreed := summary.disagreed) is not None and disagreed[0]:
+        text += f"; usage and tokenizer disagree on {disagreed[0]} of {disagreed[1]}"
+    return text
+
+
+def _times(summary: Summary) -> Iterator[str]:
+    heads = "".join(f"{f'p{share * 100:g} (95%)':>17}" for share in SHARES)
+    yield f"{'ms':<21}{'mean':>9}{heads}"
+    refused: set[float] = set()
+    for name, title in _ROWS:
+        spread = summary.spreads[name]
+        if spread is None or (name == "visible" and not _differs(summary)):
+            continue
+        cells = "".join(f"{_cell(spread, share):>17}" for share in SHARES)
+        refused |= {share for share, found in spread.percentiles.items() if found is None}
+        yield f"{title:<21}{_ms(spread.mean):>9}{cells}"
+    if refused:
+        shown = ", ".join(f"P{share * 100:g} {least_count(share)}" for share in sorted(refused))
+        yield f"{'':<21}-: too few requests for it (needed: {shown})"
+
+
+def _differs(summary: Summary) -> bool:
+    """First visible text is a row of its own only where something came before it."""
+    return any(one.visible_s != one.ttft_s for one in summary.good)
+
+
+def _cell(spread: Spread, share: float) -> str:
+    found = spread.percentiles[share]
+    if found is None:
+        return "-"
+    return f"{_ms(found.value)} {_ms(found.low)}-{_ms(found.high)}"
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

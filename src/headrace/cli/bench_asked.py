@@ -1,0 +1,159 @@
+"""`headrace bench`'s flags as a workload and a way to measure it; refuses what contradicts."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.bench.session import Asked
+    from headrace.workload.arrivals import Arrivals
+    from headrace.workload.workload import Workload
+
+_CLIENTS = 8
+_REQUESTS = 100
+_PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Those that describe the workload."""
+
+    workload: str | None = None
+    trace: Path | None = None
+    prompts: Path | None = None
+    input: str | None = None
+    output: str | None = None
+    prefixes: int = 0
+    prefix_tokens: int = 0
+    turns: str | None = None
+    follow_ups: str | None = None
+    wait: str | None = None
+    concurrency: int | None = None
+    rate: float | None = None
+    arrivals: str | None = None
+
+
+def workload_of(flags: Flags) -> Workload:
+    from headrace.workload.named import find_workload
+    from headrace.workload.trace import read_trace
+
+    given = [name for name in ("workload", "trace", "prompts") if getattr(flags, name) is not None]
+    if len(given) > 1:
+        raise ConfigError(f"--{given[0]} and --{given[1]} are given; expected one of them.")
+    if flags.concurrency is not None and flags.rate is not None:
+        raise ConfigError(
+            "--concurrency and --rate are given: a closed loop has no rate.",
+            "Give one; --max-concurrency limits an open loop.",
+        )
+    if flags.trace is not None:
+        if flags.arrivals is not None or flags.concurrency is not None:
+            raise ConfigError("--trace is given with arrivals; a trace has its own.")
+        read = read_trace(flags.trace)
+        return read if flags.rate is None else read.at_rate(flags.rate)
+    if flags.workload is not None:
+        made = find_workload(flags.workload)
+        if flags.concurrency is not None:
+            return made.with_clients(flags.concurrency)
+        if flags.arrivals is not None:
+            return replace(made, arrivals=_arrivals(flags)).at_rate(flags.rate or 1.0)
+        return made if flags.rate is None else made.at_rate(flags.rate)
+    return _synthetic(flags)
+
+
+def _arrivals(flags: Flags) -> Arrivals:
+    from headrace.workload.arrivals import ClosedLoop, parse_arrivals
+
+    if flags.rate is None and flags.arrivals is None:
+        return ClosedLoop(clients=flags.concurrency or _CLIENTS)
+    return parse_arrivals(flags.arrivals or "poisson", flags.rate)
+
+
+def _synthetic(flags: Flags) -> Workload:
+    from headrace.workload.distribution import Constant, parse_distribution
+    from headrace.workload.workload import Synthetic, fixed, parse_lengths
+
+    if bool(flags.prefixes) != bool(flags.prefix_tokens):
+        raise ConfigError("One of --prefixes and --prefix-tokens is missing.", "Give both.")
+    made = Synthetic(
+        name="prompts" if flags.prompts else "custom",
+        prompts=parse_lengths(flags.input or "512", "input"),
+        outputs=parse_lengths(flags.output or "128", "output"),
+        arrivals=_arrivals(flags),
+        prefixes=flags.prefixes,
+        prefix_tokens=flags.prefix_tokens,
+        turns=parse_lengths(flags.turns, "turns") if flags.turns else fixed(1),
+        follow_ups=parse_lengths(flags.follow_ups, "follow-ups") if flags.follow_ups else None,
+        waits=parse_distribution(flags.wait, "wait") if flags.wait else Constant(0.0),
+    )
+    return made if flags.rate is None else made.at_rate(flags.rate)
+
+
+def asked_of(
+    workload: Workload,
+    flags: Flags,
+    *,
+    url: str,
+    model: str | None,
+    api: str,
+    extra: str | None,
+    key_variable: str | None,
+    requests: int | None,
+    duration: float | None,
+    precision: float | None,
+    warm_up: int | None,
+    slo: str | None,
+    max_concurrency: int | None,
+    timeout: float,
+    seed: int,
+    salt: str | None,
+) -> Asked:
+    from headrace.bench.feed import clients_of
+    from headrace.bench.prompts import read_prompts
+    from headrace.bench.run import Stop
+    from headrace.bench.session import Asked
+    from headrace.bench.target import check_extra
+    from headrace.client.connection import parse_address
+    from headrace.workload.slo import parse_slo
+
+    if api not in _PATHS:
+        raise ConfigError(f"--api is {api!r}; expected chat or completions.")
+    clients = clients_of(workload)
+    is_bounded = requests is not None or duration is not None
+    if precision is not None and not is_bounded:
+        requests = 100 * _REQUESTS
+    elif not is_bounded and flags.trace is None:
+        requests = _REQUESTS
+    more: dict[str, Any] = check_extra(extra) if extra else {}
+    return Asked(
+        address=parse_address(url),
+        model=model,
+        path=_PATHS[api],
+        key=_key(key_variable),
+        extra=more,
+        stop=Stop(requests=requests, duration_s=duration),
+        precision=precision,
+        warm_up=(2 * clients if clients else 2) if warm_up is None else warm_up,
+        most_at_once=max_concurrency,
+        timeout_s=timeout,
+        seed=seed,
+        salt=salt or secrets.token_hex(4),
+        slo=parse_slo(slo) if slo else workload.slo,
+        prompts=read_prompts(flags.prompts) if flags.prompts else (),
+    )
+
+
+def _key(variable: str | None) -> str | None:
+    """By the name of its variable, never on the command line."""
+    import os
+
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"${variable} is not set.", "Set it, or leave --key-variable out.")
+    return key

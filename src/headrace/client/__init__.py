@@ -1,0 +1,1 @@
+"""Asking OpenAI-compatible endpoints: an answer's stream, read and timed as its bytes arrive."""

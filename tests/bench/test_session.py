@@ -1,0 +1,178 @@
+"""A whole run against scripted endpoints on real sockets. No time decides anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.bench.fake_endpoint import FakeEndpoint, answered, event, refusal, response
+
+from headrace.bench.record import CountedBy
+from headrace.bench.run import Stop
+from headrace.bench.session import Asked, Session
+from headrace.bench.summary import Summary
+from headrace.client.connection import Unreachable, parse_address
+from headrace.workload.arrivals import ClosedLoop
+from headrace.workload.distribution import Constant
+from headrace.workload.workload import Synthetic, fixed
+
+WORKLOAD = Synthetic(prompts=fixed(100), outputs=fixed(6), arrivals=ClosedLoop(clients=3))
+
+
+def measured(
+    endpoint: FakeEndpoint, workload: Synthetic = WORKLOAD, **more: Any
+) -> tuple[Summary, Session]:
+    async def work() -> tuple[Summary, Session]:
+        async with endpoint:
+            asked = Asked(
+                address=parse_address(f":{endpoint.port}"), stop=Stop(requests=12), salt="test"
+            )
+            session = Session(replace(asked, **more))
+            try:
+                await session.open()
+                return await session.measure(workload), session
+            finally:
+                session.close()
+
+    return asyncio.run(work())
+
+
+def test_prompts_have_the_asked_length_by_the_endpoints_own_count() -> None:
+    endpoint = FakeEndpoint()
+    summary, session = measured(endpoint)
+    assert [one.prompt_tokens for one in summary.records] == [100] * 12
+    assert [one.tokens for one in summary.records] == [6] * 12
+    assert session.target is not None
+    assert (session.target.model, session.target.is_exact) == ("fake", True)
+    assert summary.counted_by == {CountedBy.USAGE: 12}
+    assert all(body["ignore_eos"] and body["stream"] for body in endpoint.bodies)
+
+
+def test_warm_up_is_sent_and_not_measured_and_shares_no_prompt_with_the_run() -> None:
+    endpoint = FakeEndpoint()
+    summary, _ = measured(endpoint, warm_up=5)
+    texts = [str(body["messages"]) for body in endpoint.bodies]
+    assert len(summary.records) == 12
+    assert len(texts) == len(set(texts)) == 3 + 5 + 12  # three questions about the endpoint itself
+
+
+def test_the_other_api() -> None:
+    summary, _ = measured(FakeEndpoint(), path="/v1/completions")
+    assert [one.prompt_tokens for one in summary.records] == [100] * 12
+
+
+def test_the_later_turn_of_a_session_has_what_was_said() -> None:
+    endpoint = FakeEndpoint()
+    workload = replace(
+        WORKLOAD, turns=fixed(3), waits=Constant(0.0), arrivals=ClosedLoop(clients=1)
+    )
+    measured(endpoint, workload, stop=Stop(requests=3))
+    first, _, third = endpoint.bodies[-3:]
+    assert [m["role"] for m in third["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    assert third["messages"][0] == first["messages"][0]
+    assert third["messages"][1]["content"] == " a" * 6
+
+
+def only(*allowed: str) -> Callable[[dict[str, Any]], bytes]:
+    """An endpoint that refuses what it does not know, as hosted ones do."""
+
+    def reply(body: dict[str, Any]) -> bytes:
+        unknown = body.keys() - {"model", "messages", "stream", *allowed}
+        if unknown:
+            return refusal("400 Bad Request", f"Unrecognized: {sorted(unknown)}")
+        return answered(body, has_usage="stream_options" in body)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        ("max_tokens", "temperature", "stream_options"),
+        ("max_completion_tokens", "stream_options"),
+        ("max_tokens",),
+    ],
+)
+def test_fields_that_an_endpoint_refuses_are_left_out(allowed: tuple[str, ...]) -> None:
+    endpoint = FakeEndpoint(only(*allowed))
+    summary, session = measured(endpoint)
+    assert len(summary.good) == 12
+    assert session.target is not None
+    assert not session.target.is_exact
+    expected = CountedBy.USAGE if "stream_options" in allowed else CountedBy.CHUNKS
+    assert summary.counted_by == {expected: 12}
+
+
+def test_a_key_goes_with_every_request() -> None:
+    endpoint = FakeEndpoint()
+    measured(endpoint, key="secret")
+    assert set(endpoint.keys) == {"Bearer secret"}
+
+
+def test_failures_of_all_kinds_stand_apart() -> None:
+    good = iter([True, True, True])  # the three questions before the run
+
+    def reply(body: dict[str, Any]) -> bytes:
+        if next(good, False):
+            return answered(body)
+        number = len(endpoint.bodies) % 6
+        bad = event({"choices": [{"delta": {"content": "a"}}]}) + event({"error": "boom"})
+        return (
+            answered(body),
+            refusal("429 Too Many Requests", "slow down"),
+            refusal("500 Oops", "sorry"),
+            response("200 OK", bad, "text/event-stream"),
+            b"",
+            response("200 OK", b"<html>", "text/html"),
+        )[number]
+
+    endpoint = FakeEndpoint(reply)
+    summary, _ = measured(endpoint)
+    assert summary.failures == {
+        "rate limited (429)": 2, "HTTP 500": 2, "error in the stream": 2, "connection lost": 2,
+        "did not stream": 2,
+    }  # fmt: skip
+    assert (len(summary.good), summary.output_tokens) == (2, 12)
+
+
+def test_an_endpoint_that_dies_in_the_middle_leaves_what_was_measured() -> None:
+    def reply(body: dict[str, Any]) -> bytes:
+        return answered(body) if len(endpoint.bodies) <= 11 else b""
+
+    endpoint = FakeEndpoint(reply)
+    summary, _ = measured(endpoint, stop=Stop(requests=1000))
+    assert len(summary.good) == 8
+    assert len(summary.records) < 40
+    assert summary.notes[0].startswith("ended early: 20 requests in a row failed")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        (FakeEndpoint(models=response("404 No", b"<html>", "text/html")), "without a model"),
+        (FakeEndpoint(models=refusal("401 No", "bad key")), "refuses the key"),
+        (FakeEndpoint(models=response("302 F", b"", more="Location: x\r\n")), "redirects to 'x'"),
+        (FakeEndpoint(lambda body: refusal("404 No", "no such model")), "no such model"),
+        (FakeEndpoint(lambda body: refusal("400 No", "nothing works")), "nothing works"),
+        (FakeEndpoint(lambda body: response("200 OK", b"{}")), "did not stream"),
+        (FakeEndpoint(lambda body: b""), "connection lost"),
+    ],
+)
+def test_an_endpoint_that_is_of_no_use_is_one_line(endpoint: FakeEndpoint, said: str) -> None:
+    with pytest.raises(Unreachable, match=said) as found:
+        measured(endpoint)
+    assert "\n" not in found.value.cause
+    assert found.value.remedy
+
+
+def test_nobody_listens() -> None:
+    async def work() -> None:
+        async with FakeEndpoint() as endpoint:
+            port = endpoint.port
+        await Session(Asked(address=parse_address(f":{port}"))).open()
+
+    with pytest.raises(Unreachable, match="can't be reached"):
+        asyncio.run(work())
