@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.profiles import profile
 from typer.testing import CliRunner
 
 from headrace.cli import plan as plan_command
@@ -201,3 +203,51 @@ def test_fp8_where_no_gpu_has_it_is_bad_input() -> None:
     text = " ".join(shown(*words, "--gpu", "a100-sxm-80gb", exit_code=2).split())
     assert "a100-sxm-80gb has no fp8 arithmetic" in text
     assert "try: Use --quant int8 or awq" in text
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path) -> str:
+    made = profile()
+    path = tmp_path / "profile.json"
+    replace(made, model={**made.model, "name": "Meta-Llama-3.1-8B-Q4.gguf"}).save(path)
+    return str(path)
+
+
+HERE = ("--gpu", "this-machine", "--slo", "ttft=2s,tpot=100ms", "--no-changes")
+LIGHT = ("--rps", "3", "--input", "64", "--output", "16")
+
+
+def test_a_measured_machine_is_planned_with_its_profile(calibrated: str) -> None:
+    words = ("llama-3.1-8b", *LIGHT, *HERE, "--profile", calibrated)
+    found = facts(*words, "--price", "this-machine=0.5")
+    (row,) = found["rows"]
+    assert row["deployment"]["gpu"] == "this-machine"
+    # Its truth: 5 ms, 1 ms a row and 0.8 ms a prompt token; a request alone needs 51 ms and more
+    # for its prompt, and 16 tokens at 6 ms.
+    assert 0.051 < row["ttft_p50_s"]["low"] < 0.3
+    assert 0.0055 < row["tpot_p50_s"]["low"] < 0.06
+    assert found["rows"][0]["usd_month"] == pytest.approx(row["replicas"] * 0.5 * 720)
+    assert "this-machine's" in " ".join(found["notes"])
+    text = shown(*words, "--explain")
+    assert "KV for" in text
+    assert "this-machine has no price" in " ".join(text.split())
+
+
+def test_a_measured_machine_beside_rented_ones(calibrated: str) -> None:
+    words = ("llama-3.1-8b", *LIGHT, "--slo", "ttft=2s,tpot=100ms", "--no-changes")
+    more = ("--gpu", "this-machine", "--gpu", "l40s", "--quant", "fp8", "--tp", "1")
+    found = facts(*words, *more, "--profile", calibrated, "--price", "this-machine=0.01")
+    assert [row["deployment"]["gpu"] for row in found["rows"]] == ["this-machine", "l40s"]
+
+
+def test_a_profile_of_another_model_is_refused(calibrated: str) -> None:
+    text = shown("llama-3.1-70b", *LIGHT, *HERE, "--profile", calibrated, exit_code=2)
+    assert "is a profile of Meta-Llama-3.1-8B-Q4.gguf" in " ".join(text.split())
+    text = shown("llama-3.1-8b", *LIGHT, *HERE, exit_code=2)
+    assert "headrace calibrate" in text
+
+
+def test_a_request_that_the_measured_machine_has_no_room_for(calibrated: str) -> None:
+    words = ("--rps", "1", "--input", "90000", "--output", "16", *HERE)
+    text = shown("llama-3.1-8b", *words, "--profile", calibrated, exit_code=1)
+    assert "it was measured with room for" in " ".join(text.split())

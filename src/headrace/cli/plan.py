@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.search.changes import Changes
     from headrace.search.machine import Machines, Space
     from headrace.search.question import Question
+    from headrace.search.replica import Builder
 
 EXIT_NOT_MET, EXIT_INTERRUPT = 1, 130
 PROCESSES = 2
@@ -53,6 +54,10 @@ def plan(
         Path | None, typer.Option(help="Lengths and rate from a result of `vllm bench serve`.")
     ] = None,
     gpu: Annotated[Texts, typer.Option(help="Only these; again for more.")] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="A machine that `headrace calibrate` measured: this-machine."),
+    ] = None,
     quant: Annotated[Texts, typer.Option(help="Only these types of weights.")] = None,
     kv_dtype: Annotated[Texts, typer.Option(help="Only these types of keys and values.")] = None,
     tp: Annotated[
@@ -98,7 +103,7 @@ def plan(
         workload=workload, trace=trace, measured=measured, gpus=tuple(gpu or ()),
         quants=tuple(quant or ()), kv_dtypes=tuple(kv_dtype or ()), tps=tuple(tp or ()),
         prices=tuple(price or ()), price_kind=price_kind, budget=budget, seed=seed,
-        engine=engine or (emit if emit in engines() else "vllm"),
+        engine=engine or (emit if emit in engines() else "vllm"), profile=profile,
     )  # fmt: skip
     found = _Run(asked)
     interrupted = found.search(changes=changes)
@@ -128,8 +133,31 @@ class _Run:
         self.space, more = space_of(asked, self.question)
         self.notes = [*notes, *more]
         self.machines: Machines = Machines(self.space, self.question)
+        self.builder: Builder = self._builder()
         self.answer: Answer
         self.changes: Changes | None = None
+
+    def _builder(self) -> Builder:
+        """Rented GPUs, and the measured machine beside them."""
+        from headrace.cli.plan_asked import profile_of
+        from headrace.hardware.this_machine import NAME
+        from headrace.search.calibrated import Calibrated
+
+        found = profile_of(self.asked, self.space)
+        if found is None:
+            return self.machines
+        profile, model = found
+        usd = self.space.prices.get(NAME)
+        if usd is None:
+            self.notes.append(f"{NAME} has no price: --price {NAME}=USD gives one")
+        return Calibrated(
+            profile,
+            self.machines,
+            self.question,
+            model=model.name,
+            precision=model.precision,
+            usd_per_hour=usd,
+        )
 
     @property
     def models(self) -> list[str]:
@@ -142,8 +170,8 @@ class _Run:
         from headrace.search.pool import Pool
 
         pool = Pool(self.question, PROCESSES)
-        planner = Planner(self.machines, self.question, pool)
-        advisor = Advisor(self.machines, self.question, pool)
+        planner = Planner(self.builder, self.question, pool)
+        advisor = Advisor(self.builder, self.question, pool)
         interrupted = False
         with _Progress() as progress:
             try:
@@ -181,19 +209,21 @@ class _Run:
         if self.changes is not None:
             lines += ["", *text.change_lines(self.changes)]
         if explain and self.answer.rows:
-            lines += ["", *explained(self.answer.rows[0], self.machines, self.question)]
+            lines += [
+                "", *explained(self.answer.rows[0], self.builder, self.machines, self.question)
+            ]  # fmt: skip
         if emit is not None and self.answer.rows:
             lines += ["", *self._emitted(emit, self.answer.rows[0])["shown"].splitlines()]
         return [*lines, "", *text.tally_lines(self.answer, self._all_notes())]
 
     def _all_notes(self) -> list[str]:
         bands = {
-            self.machines.band(row.candidate).source: self.machines.band(row.candidate)
+            self.builder.band(row.candidate).source: self.builder.band(row.candidate)
             for row in self.answer.rows
         }
         shown = [
-            f"step times: {self.asked.engine}'s, {band.fast:.2f} to {band.slow:.2f} times the "
-            f"model's (first tokens {band.fast * band.first_fast:.2f} to "
+            f"step times: {band.whose or self.asked.engine}'s, {band.fast:.2f} to {band.slow:.2f} "
+            f"times the model's (first tokens {band.fast * band.first_fast:.2f} to "
             f"{band.slow * band.first_slow:.2f}): {source}"
             for source, band in bands.items()
         ]

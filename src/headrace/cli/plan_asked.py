@@ -12,6 +12,8 @@ from pathlib import Path
 from headrace.cli.fit_model import find_model
 from headrace.core.errors import ConfigError
 from headrace.hardware.gpus import Gpu, all_gpus, find_gpu
+from headrace.hardware.profile import Profile, load_profile
+from headrace.hardware.this_machine import NAME
 from headrace.search.demand import lengths_of
 from headrace.search.machine import Space, check_context, missing_type
 from headrace.search.measured import read_measured
@@ -48,6 +50,7 @@ class Asked:
     budget: float | None = None
     engine: str = "vllm"
     seed: int = 0
+    profile: Path | None = None
 
 
 def question_of(asked: Asked) -> tuple[Question, list[str]]:
@@ -172,6 +175,28 @@ def space_of(asked: Asked, question: Question) -> tuple[Space, list[str]]:
     return space, notes
 
 
+def profile_of(asked: Asked, space: Space) -> tuple[Profile, PlannedModel] | None:
+    """The measured machine, and which of the models it was measured with."""
+    if asked.profile is None:
+        if NAME in asked.gpus:
+            raise ConfigError(
+                f"--gpu is {NAME}, whose step times are not known.",
+                "Measure it with `headrace calibrate MODEL --out FILE`, and add --profile FILE.",
+                param="profile",
+            )
+        return None
+    found = load_profile(asked.profile)
+    name = str(found.model.get("name", ""))
+    for model in space.models:
+        if model.name.rpartition("/")[2].lower() in name.lower():
+            return found, model
+    raise ConfigError(
+        f"{asked.profile} is a profile of {name}, and not of {', '.join(asked.models)}.",
+        f"Run headrace calibrate {asked.models[0]} --out FILE, and give that file as --profile.",
+        param="profile",
+    )
+
+
 def _model(name: str, quants: tuple[str, ...]) -> PlannedModel:
     found = find_model(name)
     return PlannedModel(
@@ -188,11 +213,12 @@ def _given_prices(asked: Asked) -> dict[str, float]:
     prices: dict[str, float] = {}
     for text in asked.prices:
         name, equals, usd = text.partition("=")
+        gpu = name if name == NAME else find_gpu(name).name
         try:
-            prices[find_gpu(name).name] = float(usd)
+            prices[gpu] = float(usd)
         except ValueError:
             equals = ""
-        if not equals or prices.get(find_gpu(name).name, -1.0) < 0:
+        if not equals or prices.get(gpu, -1.0) < 0:
             raise ConfigError(
                 f"--price is {text[:40]!r}; expected GPU=USD per hour, such as h200-sxm=2.50.",
                 "Give it so, once for each GPU.",
@@ -203,8 +229,10 @@ def _given_prices(asked: Asked) -> dict[str, float]:
 def _gpus(asked: Asked, prices: dict[str, float]) -> tuple[tuple[Gpu, ...], list[str]]:
     """Those that were named; otherwise all with a price. Prices that were not given are the
     table's."""
-    named = [find_gpu(name) for name in asked.gpus]
+    named = [find_gpu(name) for name in asked.gpus if name != NAME]
     gpus = [gpu for gpu in named or all_gpus() if named or gpu.kind == "gpu"]
+    if asked.gpus and not named:
+        return (), []
     for gpu in gpus:
         if named and not _is_timed(gpu):
             raise ConfigError(

@@ -7,11 +7,14 @@ from textwrap import wrap
 
 from headrace.cli.plan_text import WIDTH
 from headrace.core.sizes import show_bytes
+from headrace.hardware.this_machine import NAME
 from headrace.search.answer import Row
+from headrace.search.candidate import Candidate
 from headrace.search.cost import HOURS_A_MONTH
 from headrace.search.machine import Machines
 from headrace.search.models import PlannedModel
 from headrace.search.question import Question
+from headrace.search.replica import Builder
 from headrace.search.steady import Batch, Limits, most_requests
 
 
@@ -35,11 +38,10 @@ def _show_flops(flops_s: float) -> str:
     return f"{flops_s / 1e12:,.3g} TFLOP/s"
 
 
-def explained(row: Row, machines: Machines, question: Question) -> list[str]:
+def explained(row: Row, builder: Builder, machines: Machines, question: Question) -> list[str]:
     one, lengths = row.candidate, question.lengths
-    part, band = machines.part(one), machines.band(one)
-    sizes, floors = part.sizes, part.floors
-    built = machines.build(one, band.slow)
+    band = builder.band(one)
+    built = builder.build(one, band.slow)
     demand = lengths.demand(prefix_cache=one.prefix_cache)
     limits = Limits(
         sequences=one.max_sequences,
@@ -52,12 +54,8 @@ def explained(row: Row, machines: Machines, question: Question) -> list[str]:
     slow = row.trials[0]
     lines = [
         f"The first row, {row.label}, step by step:",
-        f"memory: {show_bytes(part.budget_bytes)} of a GPU may be used; weights "
-        f"{show_bytes(sizes.demand.weights.bytes)}, with buffers {show_bytes(sizes.fixed_bytes)}; "
-        f"a request of {lengths.longest_tokens:,} tokens {show_bytes(sizes.each_bytes)}: KV for "
-        f"{built.kv_tokens:,} tokens",
-        f"floors at the peak: TTFT {floors.ttft_s * 1e3:.3g} ms for {floors.prompt_tokens:,} "
-        f"tokens, TPOT {floors.one_tpot_s * 1e3:.3g} ms alone",
+        *(_rented(one, machines, question) if one.gpu != NAME else []),
+        f"KV for {built.kv_tokens:,} tokens",
         f"step times: x {band.slow:.2f} at the slow end ({band.source}); alone there: TPOT "
         f"{built.step_s(alone) * 1e3:.3g} ms, TTFT "
         f"{built.alone_ttft_s * band.first_slow * 1e3:.3g} ms",
@@ -83,3 +81,16 @@ def explained(row: Row, machines: Machines, question: Question) -> list[str]:
             f"x 1e6 = ${row.usd_million:.4f} a million"
         )
     return [piece for line in lines for piece in wrap(line, WIDTH, subsequent_indent="  ")]
+
+
+def _rented(one: Candidate, machines: Machines, question: Question) -> list[str]:
+    """What a data sheet and the ledger say about it."""
+    part, lengths = machines.part(one), question.lengths
+    sizes, floors = part.sizes, part.floors
+    return [
+        f"memory: {show_bytes(part.budget_bytes)} of a GPU may be used; weights "
+        f"{show_bytes(sizes.demand.weights.bytes)}, with buffers {show_bytes(sizes.fixed_bytes)}; "
+        f"a request of {lengths.longest_tokens:,} tokens {show_bytes(sizes.each_bytes)}",
+        f"floors at the peak: TTFT {floors.ttft_s * 1e3:.3g} ms for {floors.prompt_tokens:,} "
+        f"tokens, TPOT {floors.one_tpot_s * 1e3:.3g} ms alone",
+    ]

@@ -43,6 +43,7 @@ class ErrorBand:
     first_slow: float = 1.0
     source: str  # where it comes from, for a person
     measured: bool = True  # on GPUs of this kind
+    whose: str | None = None  # step times, if not the planned engine's
 
     def first(self, slowness: float) -> float:
         """The factor of first tokens at one end, or 1 in the middle."""

@@ -93,25 +93,26 @@ class Curve:
     def seconds(
         self,
         *,
-        decode_rows: int,
+        decode_rows: float,
         context_tokens: float = 0.0,
-        prompt_tokens: int = 0,
+        prompt_tokens: float = 0,
         attended_tokens: float | None = None,
         draws: bool = True,
     ) -> float:
         """`context_tokens` is the mean over the rows that decode; `attended_tokens` the mean over
-        the prompts' tokens of how many tokens each sees, itself included (None: one prompt)."""
+        the prompts' tokens of how many tokens each sees, itself included (None: one prompt). Rows
+        and tokens of a mean step need not be whole."""
         if attended_tokens is None:
             attended_tokens = (prompt_tokens + 1) / 2
         step_s = self._between(decode_rows, prompt_tokens)
         step_s += self._attention_s(decode_rows, context_tokens, prompt_tokens, attended_tokens)
         return step_s if draws else max(0.0, step_s - self._head_s)
 
-    def _attention_s(self, rows: int, context: float, tokens: int, attended: float) -> float:
+    def _attention_s(self, rows: float, context: float, tokens: float, attended: float) -> float:
         step_s = self._decode(rows) * context if rows else 0.0
         return step_s + self._prompt(tokens) * attended if tokens else step_s
 
-    def _between(self, decode_rows: int, prompt_tokens: int) -> float:
+    def _between(self, decode_rows: float, prompt_tokens: float) -> float:
         rows = self._rows
         if decode_rows in self._grid:
             return self._grid[decode_rows](prompt_tokens)
