@@ -48,7 +48,7 @@ def calibrate(
 ) -> None:
     """Measure this machine and a model: bandwidth, rates, step times, and what serving adds.
 
-    Writes a profile that fit, plan, simulate and doctor read. Nothing else should run meanwhile. A
+    Writes a profile that fit, plan and simulate read. Nothing else should run meanwhile. A
     Ctrl-C keeps what was measured by then, and exits with 1.
     """
     from headrace.calibrate.run import calibrate as measure

@@ -114,8 +114,9 @@ class Curve:
 
     def _between(self, decode_rows: float, prompt_tokens: float) -> float:
         rows = self._rows
-        if decode_rows in self._grid:
-            return self._grid[decode_rows](prompt_tokens)
+        exact = self._grid.get(int(decode_rows)) if decode_rows == int(decode_rows) else None
+        if exact is not None:
+            return exact(prompt_tokens)
         right = min(max(bisect_right(rows, decode_rows), 1), len(rows) - 1)
         low, high = rows[max(right - 1, 0)], rows[right]
         if low == high:
