@@ -43,6 +43,14 @@ class Line:
         slope = (values[right] - values[right - 1]) / (high - low)
         return values[right - 1] + slope * (at - low)
 
+    @property
+    def last(self) -> float:
+        return self._at[-1]
+
+    @property
+    def last_slope(self) -> float:
+        return self(self.last + 1) - self(self.last)
+
 
 class Curve:
     """Implements `Cost`. Built from step times in any order; mixed ones may be missing in part."""
@@ -67,6 +75,10 @@ class Curve:
         )
         self._grid = _grid(listed, self._attention_s)
         self._rows = sorted(self._grid)
+        # Beyond the longest chunk a token adds the same beside any number of rows: lines that each
+        # went on in their own direction would cross.
+        line = self._grid[self._rows[0]]
+        self._last_chunk, self._chunk_token_s = line.last, line.last_slope
 
     def __call__(self, plan: StepPlan) -> float:
         rows = len(plan)
@@ -114,6 +126,9 @@ class Curve:
 
     def _between(self, decode_rows: float, prompt_tokens: float) -> float:
         rows = self._rows
+        if prompt_tokens > self._last_chunk:
+            more_s = (prompt_tokens - self._last_chunk) * self._chunk_token_s
+            return self._between(decode_rows, self._last_chunk) + more_s
         exact = self._grid.get(int(decode_rows)) if decode_rows == int(decode_rows) else None
         if exact is not None:
             return exact(prompt_tokens)
@@ -121,6 +136,9 @@ class Curve:
         low, high = rows[max(right - 1, 0)], rows[right]
         if low == high:
             return self._grid[low](prompt_tokens) * max(1.0, decode_rows / max(1, low))
+        if decode_rows > high:  # as rows alone grow: with prompts' steps a longer one might be less
+            row_s = (self._grid[high](0) - self._grid[low](0)) / (high - low)
+            return self._grid[high](prompt_tokens) + max(0.0, row_s) * (decode_rows - high)
         below, above = self._grid[low](prompt_tokens), self._grid[high](prompt_tokens)
         return below + (above - below) * (decode_rows - low) / (high - low)
 
