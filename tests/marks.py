@@ -25,6 +25,8 @@ PATHS = (
     "tests/cli/test_simulate.py",
     "tests/cli/test_plan.py",
     "tests/core/test_collector.py",
+    "tests/doctor/test_matrix.py",
+    "tests/doctor/test_pathologies.py",
     "tests/dialects/test_foreign_words.py",
     "tests/dialects/test_real_parsers.py",
     "tests/fetch/test_catalog.py",

@@ -67,6 +67,19 @@ def test_probes_are_announced_and_kept() -> None:
     assert engine.generated > 0
 
 
+def test_probes_that_all_fail_are_not_health() -> None:
+    with serving(vllm(script=Script(status=404))) as endpoint:
+        done = doctor(endpoint.url, *FAST)
+    assert done.exit_code == 1
+    assert "No verdict: every probe failed (HTTP 404: no luck)." in done.output
+
+
+def test_a_part_that_the_engine_does_not_tell() -> None:
+    with serving(vllm()) as endpoint:
+        done = doctor(endpoint.url, "--no-probe", "--about", "tokenizer", *FAST)
+    assert "does not tell what tokenizer takes" in done.output
+
+
 def test_another_machine_is_not_probed_unasked() -> None:
     done = doctor("http://192.0.2.7:8000")
     assert done.exit_code == 2

@@ -104,8 +104,8 @@ def examine(
     explain: Explain = False,
     as_json: AsJson = False,
 ) -> None:
-    """Why is this endpoint slow? Exit status 1: something was found."""
-    from headrace.doctor.report import earlier_of, examine, load
+    """Why is this endpoint slow? Exit status 1: a fault was found, or nothing could be measured."""
+    from headrace.doctor.report import all_failed, earlier_of, examine, load
 
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(
@@ -120,7 +120,8 @@ def examine(
     _may_probe(endpoint, wanted, yes=yes)
     found = examine(_observe(endpoint, wanted, from_prometheus, selector))
     _show(found, save=save, explain=explain, as_json=as_json)
-    if any(finding.kind in ("fault", "counter") for finding in found.findings):
+    is_bad = any(finding.kind in ("fault", "counter") for finding in found.findings)
+    if is_bad or all_failed(found.seen):
         raise typer.Exit(EXIT_FOUND)
 
 

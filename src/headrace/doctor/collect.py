@@ -20,6 +20,7 @@ from headrace.doctor.local import gpus_now, links_here
 from headrace.doctor.observation import CHAT, Earlier, Observation, Probe, tpot_of
 from headrace.doctor.probe import Prober
 from headrace.doctor.probe_plan import Plan, announcement, fitted
+from headrace.doctor.rules.traffic import time_shares
 from headrace.doctor.scrape import Change, Reading, change, gpus_of, read
 from headrace.hardware.gpus import Gpu, find_gpu
 from headrace.hardware.this_machine import gpus_here
@@ -121,6 +122,11 @@ def _completed(
     gpu = _gpu(wanted, endpoint)
     lengths = (plan.medium_tokens, plan.long_tokens)
     floor = floor_of(wanted.model or seen.model, gpu, seen.config, lengths)
+    shares = time_shares(seen)
+    if wanted.about is not None and wanted.about not in shares:
+        told = ", ".join(shares) or "nothing of the kind"
+        note = f"this engine does not tell what {wanted.about} takes; it tells {told}"
+        seen = replace(seen, notes=(*seen.notes, note))
     return replace(seen, floor=floor, earlier=wanted.earlier, about=wanted.about)
 
 

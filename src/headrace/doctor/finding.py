@@ -38,7 +38,7 @@ class Gain:
     def shown(self) -> str:
         if self.low is None or self.high is None:
             return f"not predicted: {self.basis}"
-        return f"{self.of} × {self.low:.2g} to {self.high:.2g} ({self.basis})"
+        return f"{self.of} × {self.low:.3g} to {self.high:.3g} ({self.basis})"
 
 
 def no_gain(basis: str) -> Gain:

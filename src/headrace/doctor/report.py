@@ -142,7 +142,15 @@ def _probe_lines(probe: Probe) -> Iterator[str]:
         yield from _wrapped("    left out ", f"{name}: {why}")
 
 
+def all_failed(seen: Observation) -> bool:
+    """Nothing was measured: that is not health."""
+    return seen.probe is not None and not any(answer.is_good for answer in seen.probe.answers)
+
+
 def _healthy(seen: Observation) -> str:
+    if seen.probe is not None and all_failed(seen):
+        why = seen.probe.errors[0] if seen.probe.errors else "none was answered"
+        return f"No verdict: every probe failed ({why})."
     if seen.probe is None and not seen.deltas:
         return "No finding. Without metrics and probes little can be seen."
     if seen.probe is None:
