@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "src")]
+sys.path.append(str(ROOT / "src"))  # where it is not installed
 
 from headrace.backends.registry import find_backend  # noqa: E402
 from headrace.core.config import Device, EngineConfig  # noqa: E402

@@ -55,7 +55,7 @@ class FakeHost:
         return not self.walks
 
     def fileno(self) -> int:
-        return 7
+        return -1 if self.is_gone else 7  # as a closed socket says
 
     def pump(self) -> None:
         pass
@@ -169,6 +169,18 @@ def test_what_is_refused_is_refused_at_once_the_second_time_in_its_own_words(sta
     for error, param in ((first, "response_format"), (second, "guided_regex")):
         assert isinstance(error, InvalidRequestError)
         assert (error.cause, error.remedy, error.param) == ("It is not closed.", "Close it.", param)
+
+
+def test_a_process_that_ended_as_soon_as_it_was_started_has_no_descriptor(stand: Stand) -> None:
+    """It has refused its grammar before anyone looked; polling -1 would end the engine."""
+    stand.submit("quick", "(")
+    stand.submit("slow", "x")
+    assert stand.take() == {}
+    quick, _ = stand.starter.hosts
+    quick.failed = messages.Failed("The regex is not valid.", "Mend it.")
+    quick.is_gone = True
+    assert stand.grammars.filenos() == [7]
+    assert isinstance(stand.take()["quick"], InvalidRequestError)
 
 
 def test_one_whose_process_was_killed_takes_too_much_and_is_remembered(stand: Stand) -> None:

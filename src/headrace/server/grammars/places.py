@@ -118,8 +118,10 @@ class Grammars:
         self.stats = GrammarStats()
 
     def filenos(self) -> list[int]:
-        """File descriptors that become readable when a grammar may have been compiled."""
-        return [wanted.host.fileno() for wanted in self._compiling.values() if wanted.host]
+        """File descriptors that become readable when a grammar may have been compiled. A process
+        that ended as soon as it was started has none; `take` finds it."""
+        hosts = (wanted.host for wanted in self._compiling.values())
+        return [host.fileno() for host in hosts if host is not None and not host.is_gone]
 
     @property
     def is_idle(self) -> bool:
