@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import mul
 
 from headrace.backends.cuda import layout
 from headrace.backends.cuda.backend import CudaBackend
@@ -254,7 +255,7 @@ def demand_on_cpu(
     sequence_bytes = _sequence_bytes(spec, kv_value_bytes(setup.kv_dtype), setup)
     if spec.served and setup.kv_dtype in KV_DTYPES:
         each = kv_bytes_per_token(spec, setup.kv_dtype)
-        sequence_bytes = lambda tokens: tokens * each  # noqa: E731
+        sequence_bytes = partial(mul, each)
     runtime = predict(
         spec,
         weight_bytes=0,
@@ -275,6 +276,7 @@ def demand_on_cpu(
         activation_bytes=activations,
         graphs_bytes=0,
         runtime_bytes=runtime,
+        runtime_words="interpreter, tokenizer, code: an estimate",
         block_tokens=defaults.block_tokens,
         max_batch_tokens=batch,
         max_sequences=sequences,

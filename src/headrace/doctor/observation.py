@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from headrace.doctor.buckets import Buckets
 from headrace.workload.slo import Slo
 
-# The seeds' objectives for a chat: what "slow" means where nobody said.
+# Usual objectives for a chat: what "slow" means where nobody said.
 CHAT = Slo(ttft_s=0.5, tpot_s=0.05)
 
 

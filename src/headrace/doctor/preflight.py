@@ -1,7 +1,7 @@
 """Ten questions before an endpoint goes live: pass, fail or unknown, each with its evidence.
 
-They are the seeds' checklist (004). Unknown is an answer: it means that nothing here could tell,
-not that it is fine. Pure, over an `Observation` with probes.
+They are the checklist of a document that the project started from. Unknown is an answer: it means
+that nothing here could tell, not that it is fine. Pure, over an `Observation` with probes.
 """
 
 from __future__ import annotations

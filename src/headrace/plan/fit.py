@@ -48,6 +48,7 @@ class Demand:
     tp: int = 1
     draft: Demand | None = None  # a second model that proposes tokens, on the same GPUs
     notes: tuple[str, ...] = ()  # what a reader must know about these numbers
+    runtime_words: str = "what draws need for a moment, library workspaces: an estimate"
 
     @property
     def kv_dtype(self) -> str:

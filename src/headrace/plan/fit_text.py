@@ -91,7 +91,7 @@ def ledger_lines(fit: Fit, share: float | None) -> list[str]:
         if name == "KV pool":
             words = f"{fit.concurrency:,} x {fit.context_tokens:,} tokens, {words}"
         elif name == "runtime":
-            words = "what draws need for a moment, library workspaces: an estimate"
+            words = fit.demand.runtime_words
         rows.append((name, size, words))
     if fit.state_bytes:
         each = fit.demand.state_bytes
