@@ -27,6 +27,7 @@ _WEIGHTS = {CHAT: 30, COMPLETIONS: 20, RESPONSES: 14, MESSAGES: 12, EMBEDDINGS: 
 
 _GETS = (
     *("/health", "/ready", "/ping", "/load", "/version", "/v1/models", "/tokenizer_info"),
+    *("/", "/history", "/history?window=1h&since=0", "/diagnosis"),
     *("/metrics", "/openapi.json", "/v1/models/smollm2-135m-instruct", "/v1/models/none", "/"),
     *("/nowhere", "/v1", "/v1/", "/v1/chat/completions", "/HEALTH", "/health/", "//health", "/%00"),
     *(f"/v1/responses/{STORED_ID}", f"/v1/responses/{STORED_ID}/input_items"),

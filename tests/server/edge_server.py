@@ -93,7 +93,10 @@ class EdgeServer:
             Route(path="/stream", endpoint=self._stream, methods=both),
             Route(path="/metrics", endpoint=self._told, is_operators=True),
             Route(path="/load", endpoint=self._told, is_operators=True),
+            Route(path="/history", endpoint=self._told, is_operators=True),
+            Route(path="/diagnosis", endpoint=self._told, is_operators=True),
             Route(path="/version", endpoint=self._told, tells_operators_more=True),
+            Route(path="/", endpoint=self._told, is_open=True),
         ]
 
     async def _health(self, service: Service, call: Call) -> AnyReply:

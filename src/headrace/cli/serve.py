@@ -23,6 +23,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.server_config import LogFormat
 from headrace.core.settings import Settings, resolve_settings
 from headrace.core.settings_file import find_file, read_settings_file
+from headrace.workload.slo import parse_slo
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,12 @@ def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
     if chosen is None and variables.get("HEADRACE_CONFIG"):
         chosen = Path(variables["HEADRACE_CONFIG"])
     path = find_file(chosen, Path.cwd(), variables)
-    return resolve_settings(flags, variables, None if path is None else read_settings_file(path))
+    settings = resolve_settings(
+        flags, variables, None if path is None else read_settings_file(path)
+    )
+    if settings.server.slo is not None:
+        parse_slo(settings.server.slo)  # refused here, before anything is fetched or loaded
+    return settings
 
 
 def _serve(settings: Settings, offline: bool, began_s: float) -> int:
@@ -123,4 +129,5 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             admin=admin,
             start_up=start_up,
             checked=checked,
+            origins=settings.origins,
         )

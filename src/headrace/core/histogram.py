@@ -49,3 +49,20 @@ class Histogram:
         """(upper bound, number of values up to it), as Prometheus expects."""
         bounds = [*(repr(bound) for bound in self._bounds), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """The value below which that share of the counted values lies, as Prometheus works it out: even
+    inside a bucket, and the last bound for what is above all. None where nothing was counted."""
+    whole = sum(counts)
+    if whole <= 0:
+        return None
+    wanted, below = share * whole, 0.0
+    for place, count in enumerate(counts):
+        if count > 0 and below + count >= wanted:
+            if place >= len(bounds):
+                return bounds[-1]
+            low = bounds[place - 1] if place else 0.0
+            return low + (bounds[place] - low) * max(0.0, wanted - below) / count
+        below += count
+    return bounds[-1]

@@ -95,18 +95,21 @@ class ServerConfig:
     api_keys_file: str | None = field(
         default=None, metadata=flag("A TOML file of keys with names and limits.")
     )
-    # For endpoints that show numbers of all requests (server/access/operators.py): /metrics, /load,
-    # most of /version.
+    # For endpoints that show numbers of all requests (server/access/operators.py).
     metrics_key: str | None = field(
         default=None,
         repr=False,
-        metadata=flag("A key for /metrics, /load and /version; API keys are then refused there."),
+        metadata=flag(
+            "A key for /metrics, /load, /history, /diagnosis and /version; API keys are then "
+            "refused there."
+        ),
     )
     admin_port: int | None = field(
         default=None,
         metadata=flag(
-            "A separate port for operators: probes, /metrics, /load and /version. Needs no key "
-            "except --metrics-key; if API keys are set, the main port no longer has these."
+            "A separate port for operators: probes, the page, /metrics, /load, /history, "
+            "/diagnosis and /version. Needs no key except --metrics-key; if API keys are set, the "
+            "main port has only probes and the page of these."
         )
         | _PORT,
     )
@@ -222,6 +225,11 @@ class ServerConfig:
         default=5,
         metadata=flag("Failed engine restarts in a row before the server exits.")
         | within(at_least=0),
+    )
+    # What is fast enough; workload/slo.py reads it.
+    slo: str | None = field(
+        default=None,
+        metadata=flag("Count requests within this objective: ttft=500ms,tpot=50ms,share=99%."),
     )
     # Logs and traces.
     log_format: LogFormat = field(default=LogFormat.AUTO, metadata=flag("How logs are written."))

@@ -88,7 +88,12 @@ _Read = tuple[dict[str, object], str | None, str | None]  # fields, version, mod
 
 
 def _headrace(endpoint: Endpoint) -> _Read:
-    told = _object(endpoint.found("/version"))
+    return told_by_headrace(endpoint.found("/version"))
+
+
+def told_by_headrace(version: object) -> _Read:
+    """From what /version answers; the server that diagnoses itself has it at hand."""
+    told = _object(version)
     config = _object(told.get("config"))
     engine, server = _object(config.get("engine")), _object(config.get("server"))
     fields = {

@@ -16,7 +16,8 @@ from tests.server.raw_client import PATIENCE_S, RawClient
 from headrace.core.errors import ConfigError
 from headrace.core.server_config import ServerConfig
 from headrace.server.access.keys_file import read_keys
-from headrace.server.access.operators import operator_warnings
+from headrace.server.access.operators import ADMIN_PATHS, operator_warnings
+from headrace.server.api.routes import PROBES, all_routes
 from headrace.server.edge.listen import bind, bind_admin
 
 OWN, TENANT, METRICS = "own-key", "tenant-key", "metrics-key"
@@ -51,6 +52,13 @@ CASES: list[tuple[str, str, bool, dict[str | None, int]]] = [
     ("tenants own admin", "/echo", True, {None: 404, OWN: 404}),
     ("tenants metrics admin", "/metrics", False, {METRICS: 401, TENANT: 404}),
     ("tenants metrics admin", "/metrics", True, {None: 401, TENANT: 401, METRICS: 200}),
+    ("tenants own", "/history", False, {None: 401, TENANT: 403, OWN: 200}),
+    ("tenants own", "/diagnosis", False, {None: 401, TENANT: 403, OWN: 200}),
+    ("tenants own admin", "/history", True, {None: 200}),
+    ("tenants own admin", "/history", False, {TENANT: 404}),
+    # The page has no data of its own.
+    ("tenants own", "/", False, {None: 200, TENANT: 200}),
+    ("tenants metrics admin", "/", True, {None: 200}),
     # Probes: always, everywhere.
     ("tenants metrics admin", "/health", False, {None: 200}),
     ("tenants metrics admin", "/health", True, {None: 200}),
@@ -89,6 +97,13 @@ def test_who_may_read_it(
         port = server.admin_port if is_admin else server.port
         for key, wanted in statuses.items():
             assert ask(port, path, key)[0] == wanted, (words, path, key)
+
+
+def test_the_routes_of_the_table_are_those_of_the_server() -> None:
+    operators = {route.path for route in all_routes() if route.is_operators}
+    assert operators == {"/metrics", "/load", "/history", "/diagnosis"}
+    assert operators <= ADMIN_PATHS
+    assert {route.path for route in all_routes() if route.is_open} == {*PROBES, "/"}
 
 
 @pytest.mark.parametrize(

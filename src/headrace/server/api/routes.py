@@ -7,12 +7,14 @@ from headrace.server.api import shapes
 from headrace.server.api.chat import ChatCompletion, chat_completions
 from headrace.server.api.completions import Completion, completions
 from headrace.server.api.embeddings import EmbeddingList, embeddings
+from headrace.server.api.history import HistoryQuery, diagnosis, history
 from headrace.server.api.messages.endpoint import TokenCount, count_tokens, messages
 from headrace.server.api.messages.errors import MESSAGES_ERRORS
 from headrace.server.api.messages.events import Message
 from headrace.server.api.messages.schema import CountTokensRequest, MessagesRequest
 from headrace.server.api.models import list_models, show_model
 from headrace.server.api.openapi import describing
+from headrace.server.api.page.endpoint import page
 from headrace.server.api.responses.endpoint import responses
 from headrace.server.api.responses.schema import ResponsesRequest
 from headrace.server.api.responses.stored import (
@@ -92,6 +94,22 @@ def all_routes() -> list[Route]:
             content_type="text/plain",
             statuses=(503,),
         ),
+        Route(
+            path="/history",
+            endpoint=history,
+            is_operators=True,
+            query=HistoryQuery,
+            response=shapes.History,
+            statuses=(503,),
+        ),
+        Route(
+            path="/diagnosis",
+            endpoint=diagnosis,
+            is_operators=True,
+            response=shapes.Diagnosis,
+            statuses=(503,),
+        ),
+        Route(path="/", endpoint=page, is_open=True, content_type="text/html"),
         Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
         Route(path="/v1/models/{model}", endpoint=show_model, response=shapes.ModelCard),
         Route(

@@ -40,7 +40,46 @@ class Version(msgspec.Struct):
     identity: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     config: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     context_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    origins: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     kv_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_sequences: int | msgspec.UnsetType | None = msgspec.UNSET
+    block_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    ledger_bytes: dict[str, dict[str, int]] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Objective(msgspec.Struct):
+    """What --slo promises, and how it stands."""
+
+    text: str
+    share: float
+    within: int
+    missed: dict[str, int]
+    headroom: float | None
+    burn_rate_5m: float | None
+    burn_rate_1h: float | None
+
+
+class History(msgspec.Struct):
+    """Samples of the server's numbers: a list for each column, null where there was no value."""
+
+    schema: Literal["headrace-history/1"]
+    window: Literal["5m", "1h", "24h"]
+    now_s: float
+    model: str
+    engine_is_up: bool
+    columns: dict[str, list[float | None]]
+    totals: dict[str, float]
+    objective: Objective | None
+
+
+class Diagnosis(msgspec.Struct):
+    """What the doctor's rules find in the server's own metrics; docs/doctor.md has the fields."""
+
+    schema: Literal["headrace-diagnosis/1"]
+    period_s: float
+    findings: list[dict[str, Any]]
+    explained: list[dict[str, Any]]
+    notes: list[str]
 
 
 class ModelCard(msgspec.Struct):

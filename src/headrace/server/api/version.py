@@ -12,18 +12,25 @@ async def version(service: Service, call: Call) -> AnyReply:
     """Which Headrace this is; for operators also its settings, and what its fingerprint means."""
     if not call.is_operators:
         return json_reply({"version": headrace_version(), "fingerprint": service.fingerprint})
+    return json_reply(version_facts(service))
+
+
+def version_facts(service: Service) -> dict[str, object]:
+    """All of it, as operators may see it."""
     facts = service.supervisor.facts
-    return json_reply(
-        {
-            "version": headrace_version(),
-            "fingerprint": service.fingerprint,
-            "identity": service.identity,
-            "config": _config(service),
-            # The resolved value on this machine; None until the engine is ready.
-            "context_tokens": facts and facts.context_tokens,
-            "kv_tokens": facts and facts.total_blocks * facts.block_tokens,
-        }
-    )
+    return {
+        "version": headrace_version(),
+        "fingerprint": service.fingerprint,
+        "identity": service.identity,
+        "config": _config(service),
+        "origins": dict(service.origins),  # of each setting: a flag, a variable, a line, default
+        # The resolved value on this machine; None until the engine is ready.
+        "context_tokens": facts and facts.context_tokens,
+        "kv_tokens": facts and facts.total_blocks * facts.block_tokens,
+        "max_sequences": facts and facts.max_sequences,
+        "block_tokens": facts and facts.block_tokens,
+        "ledger_bytes": facts and facts.ledger_bytes,
+    }
 
 
 def _config(service: Service) -> dict[str, dict[str, object]]:

@@ -6,14 +6,21 @@ The one place that knows all of them; none of them knows another.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 
 from headrace.core.version import headrace_version
+from headrace.server.link.snapshot import EngineSnapshot
+from headrace.server.observe.diagnosis import Diagnoser
 from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.history import History
 from headrace.server.observe.key_metrics import KeyMetrics
+from headrace.server.observe.load_metrics import LoadMetrics
 from headrace.server.observe.metrics import Metrics
+from headrace.server.observe.objective import Objective
 from headrace.server.observe.request_log import RequestLog
 from headrace.server.request.service import Service
+from headrace.workload.slo import parse_slo
 
 
 def watch(service: Service) -> Callable[[], None]:
@@ -29,9 +36,23 @@ def watch(service: Service) -> Callable[[], None]:
         }
 
     by_key = KeyMetrics(metrics, service.model.name, service.keys.weights)
-    service.exposition = Exposition(metrics, service.model.name, build, by_key)
-    service.supervisor.on_snapshot = metrics.on_snapshot
+    slo = service.config.slo
+    objective = None if slo is None else Objective(parse_slo(slo))
+    history = History(metrics, objective, time.monotonic())
+    load = LoadMetrics(history, objective, service.model.name)
+    exposition = Exposition(metrics, service.model.name, build, by_key, load)
+
+    def on_snapshot(snapshot: EngineSnapshot) -> None:
+        metrics.on_snapshot(snapshot)
+        history.sample(time.monotonic(), time.time())
+
+    service.exposition, service.history, service.objective = exposition, history, objective
+    service.diagnoser = Diagnoser(exposition, None if objective is None else objective.slo)
+    service.supervisor.on_snapshot = on_snapshot
     service.watchers += [metrics, by_key]
+    if objective is not None:
+        service.watchers.append(objective)
+        service.http_watchers.append(objective)
     service.open_requests = lambda: metrics.waiting_requests + metrics.running_requests
     service.http_watchers += [metrics, by_key, RequestLog(service.config.log_content)]
     if not service.config.trace:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headrace.core.config import EngineConfig
@@ -19,7 +19,10 @@ from headrace.server.access.keys import Keys
 from headrace.server.api.responses.store import ResponseStore
 from headrace.server.edge.bodies import Bodies
 from headrace.server.link.supervisor import Supervisor
+from headrace.server.observe.diagnosis import Diagnoser
 from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.history import History
+from headrace.server.observe.objective import Objective
 from headrace.server.observe.record import HttpWatcher, Watcher
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
@@ -73,6 +76,10 @@ class Service:
     watchers: list[Watcher] = field(default_factory=list)
     http_watchers: list[HttpWatcher] = field(default_factory=list)
     exposition: Exposition | None = None  # the text of /metrics
+    history: History | None = None
+    objective: Objective | None = None  # set by --slo
+    diagnoser: Diagnoser | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)  # where each setting came from
     draining: bool = False
     fingerprint: str = ""  # empty until the engine has reported its backend
     identity: dict[str, object] = field(default_factory=dict)  # what the fingerprint is a hash of

@@ -13,7 +13,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +51,11 @@ def serve(
     admin: socket.socket | None = None,
     start_up: StartUp | None = None,
     checked: Checked | None = None,
+    origins: Mapping[str, str] | None = None,
 ) -> int:
     """Serves until it is told to stop. `typed` is what the user gave as MODEL; `sock` and `admin`
-    are sockets that the caller has bound already; `checked` is the verdict on the model's files."""
+    are sockets that the caller has bound already; `checked` is the verdict on the model's files;
+    `origins` says where each setting came from."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     with (
         sock or bind(config.host, config.port) as sock,
@@ -61,7 +63,7 @@ def serve(
     ):
         start_up = start_up or StartUp(config.log_format)
         found = checked or Checked()
-        life = _Life(path, name, typed, config, engine, sock, admin, start_up, found)
+        life = _Life(path, name, typed, config, engine, sock, admin, start_up, found, origins)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -86,6 +88,7 @@ class _Life:
         admin: socket.socket | None,
         start_up: StartUp,
         checked: Checked,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self._path = path
         self._name = name
@@ -96,6 +99,7 @@ class _Life:
         self._admin_socket = admin
         self._start_up = start_up
         self._checked = checked
+        self._origins = origins or {}
         self._service: Service | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._listening = False
@@ -213,6 +217,7 @@ class _Life:
             bodies=Bodies(self._config.max_bodies_bytes),
             watchers=[keys],
             identity=served.identity,
+            origins=self._origins,
         )
         self._identify()
         self._stop_watching = watch(service)

@@ -6,8 +6,7 @@ Knows OpenAI's shapes of these; store.py stores them.
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import parse_qsl
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -21,14 +20,13 @@ from headrace.server.request.call import (
     encode_json,
     json_reply,
 )
+from headrace.server.request.query import read_query
 from headrace.server.request.service import Service
 
 JsonObject = dict[str, Any]
 
 RESPONSES_PATH = "/v1/responses/"
 INPUT_ITEMS = "/input_items"
-MAX_QUERY_FIELDS = 100
-Q = TypeVar("Q", bound=msgspec.Struct)
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 
@@ -48,7 +46,7 @@ class ItemsQuery(msgspec.Struct):
 
 async def retrieve_response(service: Service, call: Call) -> AnyReply:
     """A response that was stored, as it was answered."""
-    if _query(call, RetrieveQuery).stream:
+    if read_query(call, RetrieveQuery).stream:
         raise InvalidRequestError(
             "stream is true, but the events of a response are not stored.",
             "Leave it out: the response is returned whole.",
@@ -67,7 +65,7 @@ async def delete_response(service: Service, call: Call) -> AnyReply:
 
 async def list_input_items(service: Service, call: Call) -> AnyReply:
     """All items that led to a response that was stored, the conversation before it too."""
-    query = _query(call, ItemsQuery)
+    query = read_query(call, ItemsQuery)
     _, found = _find(service, call, INPUT_ITEMS)
     items: list[JsonObject] = msgspec.json.decode(found.input_items)
     if query.order == "desc":
@@ -161,19 +159,3 @@ def _why(service: Service) -> str:
     if service.responses.is_on:
         return " stored here: it was never stored, belongs to another key, or has expired"
     return " stored here: this server stores nothing (--max-stored-responses is 0)"
-
-
-def _query(call: Call, kind: type[Q]) -> Q:
-    try:
-        pairs = parse_qsl(call.query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
-        names = [name for name, _ in pairs]
-        known = [name for name in kind.__struct_fields__ if name in names]
-        for name in known:
-            if names.count(name) > 1:
-                raise ValueError(f"{name} is given {names.count(name)} times")
-        return msgspec.convert({n: v for n, v in pairs if n in known}, kind, strict=False)
-    except ValueError as error:  # msgspec's errors are ValueErrors too
-        raise InvalidRequestError(
-            f"The query of {call.path[:100]} can't be read: {error}.",
-            f"It may have {', '.join(kind.__struct_fields__)}.",
-        ) from error

@@ -1,0 +1,129 @@
+// The doctor's findings, the memory ledger, the fit calculator and the settings.
+
+const panels = {
+  facts: null,
+
+  start() {
+    byId("examine").addEventListener("click", () => this.doctor());
+    for (const id of ["fit-sequences", "fit-tokens", "fit-memory"]) {
+      byId(id).addEventListener("input", () => this.fit());
+    }
+    byId("fit").addEventListener("submit", (event) => event.preventDefault());
+    byId("only-set").addEventListener("change", () => this.settings());
+  },
+
+  async open(name) {
+    if (name === "doctor") await this.doctor();
+    if (name === "memory" || name === "settings") {
+      try {
+        this.facts = await ask("version");
+      } catch (error) {
+        byId(name === "memory" ? "ledger" : "config").replaceChildren(make("p", { class: "note", text: error.message }));
+        if (error.status === 401) askForKey(error.message);
+        return;
+      }
+      this.ledger();
+      this.settings();
+    }
+  },
+
+  async doctor() {
+    const box = byId("findings");
+    try {
+      const found = await ask("diagnosis");
+      const period = found.period_s > 0 ? `over the last ${seconds(found.period_s)}` : "so far: look again in a few seconds";
+      byId("doctor-note").textContent =
+        `What the rules find in this server's own metrics ${period}. \`headrace doctor URL\` probes as well.`;
+      box.replaceChildren(...found.findings.map((each) => this.finding(each)));
+      if (!found.findings.length) box.append(make("p", { class: "healthy", text: "Nothing found: no rule matches these numbers." }));
+    } catch (error) {
+      box.replaceChildren(make("p", { class: "note", text: error.message }));
+      if (error.status === 401) askForKey(error.message);
+    }
+  },
+
+  finding(each) {
+    const gain = isKnown(each.gain.low)
+      ? `${each.gain.of} × ${number(each.gain.low, 2)} to ${number(each.gain.high, 2)} (${each.gain.basis})`
+      : `not predicted: ${each.gain.basis}`;
+    const rows = [["Evidence", each.evidence], ["Cause", [each.cause]], ["Fix", each.fix], ["Gain", [gain]],
+      ["Confidence", [each.confidence]], ["Unless", [each.unless]]];
+    return make("article", { class: `finding ${each.kind}` },
+      make("h3", { text: `${each.symptom} (${each.kind}, rule ${each.rule})` }),
+      make("dl", {}, ...rows.flatMap(([name, lines]) => [make("dt", { text: name }),
+        make("dd", {}, ...lines.map((line) => make("div", { text: line })))])));
+  },
+
+  ledger() {
+    const found = this.facts.ledger_bytes;
+    if (!found) {
+      byId("ledger").replaceChildren(make("p", { class: "note",
+        text: this.facts.config ? "The engine is starting." : "The ledger is for operators: give the operator's key." }));
+      return;
+    }
+    const predicted = found.predicted, allocated = found.allocated || {};
+    const whole = Object.values(predicted).reduce((sum, each) => sum + each, 0);
+    const rows = Object.entries(predicted).map(([part, size]) => make("tr", {},
+      make("td", { text: part.replace("_", " ") }), make("td", { class: "n", text: bytes(size) }),
+      make("td", { class: "n", text: bytes(allocated[part]) }),
+      make("td", {}, make("meter", { min: 0, max: whole, value: size, "aria-label": `${part}: ${percent(size / whole)}` }))));
+    rows.push(make("tr", { class: "set" }, make("td", { text: "together" }), make("td", { class: "n", text: bytes(whole) }),
+      make("td"), make("td", { text: `${number(this.facts.kv_tokens)} tokens of KV cache` })));
+    byId("ledger").replaceChildren(make("table", {}, make("tr", {}, make("th", { text: "part" }),
+      make("th", { class: "n", text: "predicted" }), make("th", { class: "n", text: "allocated" }), make("th", { text: "share" })), ...rows));
+    if (!byId("fit-memory").value) {
+      byId("fit-sequences").value = this.facts.max_sequences || 16;
+      byId("fit-tokens").value = Math.min(this.facts.context_tokens || 4096, 4096);
+      byId("fit-memory").value = (Math.ceil((whole / 2 ** 30) * 10) / 10).toFixed(1);
+    }
+    this.fit();
+  },
+
+  // The KV cache is blocks of whole tokens; what else is loaded does not depend on sequences.
+  fit() {
+    const found = this.facts && this.facts.ledger_bytes;
+    if (!found || !this.facts.kv_tokens) return;
+    const perToken = found.predicted.kv_pool / this.facts.kv_tokens;
+    const fixed = Object.entries(found.predicted).filter(([part]) => part !== "kv_pool").reduce((sum, [, size]) => sum + size, 0);
+    const read = (id) => Number(byId(id).value);
+    const sequences = read("fit-sequences"), memory = read("fit-memory") * 2 ** 30;
+    const block = this.facts.block_tokens || 1;
+    const tokens = Math.ceil(read("fit-tokens") / block) * block;
+    const answer = byId("fit-answer");
+    if (!(sequences > 0 && tokens > 0 && memory > 0)) {
+      answer.textContent = "Give three numbers above 0.";
+      answer.className = "answer";
+      return;
+    }
+    const needed = fixed + sequences * tokens * perToken;
+    const most = Math.max(0, Math.floor((memory - fixed) / (tokens * perToken)));
+    const fits = needed <= memory;
+    answer.className = `answer ${fits ? "good" : "bad"}`;
+    answer.textContent = fits ? `It fits: ${bytes(memory - needed)} are left.`
+      : `It does not fit: ${bytes(needed - memory)} are missing. ${number(most)} sequences of ${number(tokens)} tokens would fit.`;
+    const rows = [["weights, activations and runtime", bytes(fixed)],
+      [`${number(sequences)} sequences × ${number(tokens)} tokens × ${bytes(perToken)}`, bytes(sequences * tokens * perToken)],
+      ["together", bytes(needed)], ["most sequences of that length", number(most)]];
+    byId("fit-table").replaceChildren(...rows.map(([name, value]) => make("tr", {}, make("td", { text: name }), make("td", { class: "n", text: value }))));
+  },
+
+  settings() {
+    const config = this.facts && this.facts.config;
+    if (!config) {
+      byId("config").replaceChildren(make("p", { class: "note", text: "Settings are for operators: give the operator's key." }));
+      return;
+    }
+    const origins = this.facts.origins || {}, only = byId("only-set").checked;
+    const tables = Object.entries(config).map(([table, values]) => {
+      const rows = Object.entries(values)
+        .filter(([name]) => !only || (origins[name] && origins[name] !== "default"))
+        .map(([name, value]) => make("tr", { class: origins[name] && origins[name] !== "default" ? "set" : "" },
+          make("td", {}, make("code", { text: name })),
+          make("td", { text: value === null || (Array.isArray(value) && !value.length) ? "–" : String(value) }),
+          make("td", { text: origins[name] || "" })));
+      const head = make("tr", {}, make("th", { text: table }), make("th", { text: "value" }), make("th", { text: "from" }));
+      return make("table", {}, head, ...rows);
+    });
+    byId("config").replaceChildren(...tables.flatMap((table) => [table, make("p")]));
+  },
+};
