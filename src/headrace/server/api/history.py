@@ -70,9 +70,8 @@ async def diagnosis(service: Service, call: Call) -> AnyReply:
     diagnoser = service.diagnoser
     if diagnoser is None:
         raise UnavailableError("Metrics are not available yet.", retry_after_s=1.0)
-    if diagnoser.is_due(time.monotonic()):
-        text, version = diagnoser.text(), version_facts(service)
-        await asyncio.to_thread(diagnoser.examine, text, lambda: version, service.model.name)
-    if diagnoser.last is None:
-        raise UnavailableError("The first diagnosis is being made.", retry_after_s=1.0)
+    async with diagnoser.turn:
+        if diagnoser.is_due(time.monotonic()):
+            text, version = diagnoser.text(), version_facts(service)
+            await asyncio.to_thread(diagnoser.examine, text, lambda: version, service.model.name)
     return json_reply(diagnoser.last)

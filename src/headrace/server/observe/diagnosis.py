@@ -6,6 +6,7 @@ the newest with the oldest of the last minutes. Knows the doctor; no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -32,10 +33,11 @@ class Diagnoser:
         self._readings: deque[Reading] = deque(maxlen=READINGS)
         self._last: dict[str, Any] | None = None
         self._at_s = -LEAST_S
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the readings
+        self.turn = asyncio.Lock()  # who asks while it is being made waits for that one
 
     def is_due(self, now_s: float) -> bool:
-        return now_s - self._at_s >= LEAST_S
+        return self._last is None or now_s - self._at_s >= LEAST_S
 
     def text(self) -> str:
         """In the event loop: the counters belong to it."""
