@@ -23,6 +23,8 @@ from headrace.core.errors import ConfigError
 from headrace.core.server_config import LogFormat
 from headrace.core.settings import Settings, resolve_settings
 from headrace.core.settings_file import find_file, read_settings_file
+from headrace.hardware.profile import load_profile
+from headrace.hardware.this_machine import measured_machine
 from headrace.workload.slo import parse_slo
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,8 @@ def read_settings(flags: dict[str, Any], chosen: Path | None) -> Settings:
     )
     if settings.server.slo is not None:
         parse_slo(settings.server.slo)  # refused here, before anything is fetched or loaded
+    if settings.server.profile is not None:
+        measured_machine(load_profile(Path(settings.server.profile)))
     return settings
 
 

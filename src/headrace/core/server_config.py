@@ -231,6 +231,13 @@ class ServerConfig:
         default=None,
         metadata=flag("Count requests within this objective: ttft=500ms,tpot=50ms,share=99%."),
     )
+    profile: str | None = field(
+        default=None,
+        metadata=flag(
+            "A profile that `headrace calibrate` wrote: the peaks that MFU and bandwidth use are "
+            "shares of; default: those of the GPU's data sheet."
+        ),
+    )
     # Logs and traces.
     log_format: LogFormat = field(default=LogFormat.AUTO, metadata=flag("How logs are written."))
     log_level: LogLevel = field(default=LogLevel.INFO, metadata=flag("What is logged."))

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.profiles import profile
 from tests.server.observe.test_metrics import FACTS, FakeEngine, snapshot
 
 from headrace.core.errors import TooManyRequestsError
 from headrace.core.histogram import TIME_BOUNDS_S, Histogram, quantile
+from headrace.doctor.observation import GpuNow
+from headrace.hardware.profile import Ceilings
+from headrace.models.known import find_known
+from headrace.plan.ledger import predict
+from headrace.server.link.snapshot import ledger_parts
+from headrace.server.link.work import work_facts
+from headrace.server.observe.device import DeviceWatch
 from headrace.server.observe.exposition import Exposition
 from headrace.server.observe.history import COLUMNS, WINDOWS, History
 from headrace.server.observe.load_metrics import LoadMetrics
@@ -42,8 +53,9 @@ def refused(
 
 
 class Watched:
-    def __init__(self, slo: str | None = None) -> None:
-        self.metrics = Metrics(FakeEngine(facts=FACTS))
+    def __init__(self, slo: str | None = None, work: dict[str, float] | None = None) -> None:
+        facts = msgspec.structs.replace(FACTS, work=work or {})
+        self.metrics = Metrics(FakeEngine(facts=facts))
         self.objective = None if slo is None else Objective(parse_slo(slo))
         self.history = History(self.metrics, self.objective)
         self.now_s = 0.0
@@ -214,3 +226,68 @@ def test_a_quantile_is_in_the_bucket_of_the_true_one(values: list[float], share:
 
 def test_a_quantile_of_nothing_is_none() -> None:
     assert quantile(TIME_BOUNDS_S, [0] * (len(TIME_BOUNDS_S) + 1), 0.5) is None
+
+
+def test_products_and_bytes_are_worked_out_from_steps_and_tokens() -> None:
+    work = {"token_flops": 1e6, "step_bytes": 1000.0, "block_bytes": 10.0}
+    watched = Watched(work=work)
+    watched.beat(steps=4, computed_prompt_tokens=30, generated_tokens=10, used_blocks=5)
+    assert watched.last("model_flops") == 40e6
+    assert watched.last("model_bytes") == 4 * 1000 + 4 * 5 * 10
+    watched.beat(steps=4, computed_prompt_tokens=30, generated_tokens=10, used_blocks=9)
+    assert watched.last("model_bytes") == 0
+    assert watched.history.rate("model_flops", 10.0) == 20e6
+
+
+def test_a_mixture_of_experts_has_no_bytes() -> None:
+    watched = Watched(work={"token_flops": 1e6, "block_bytes": 10.0})
+    watched.beat(steps=4, generated_tokens=10, used_blocks=5)
+    assert watched.last("model_flops") == 10e6
+    assert math.isnan(watched.last("model_bytes"))
+
+
+def test_use_of_a_device_is_a_share_of_its_peaks(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    ceilings = Ceilings(
+        read_bytes_s={"1": 1e6, "2": 2e6}, int8_multiplies_s=5e7, float32_multiplies_s=1e7
+    )
+    replace(profile(), ceilings=ceilings).save(path)
+    device = DeviceWatch(str(path))
+    assert device.peaks is not None
+    assert (device.peaks.flops_s, device.peaks.bytes_s) == (1e8, 2e6)
+    watched = Watched(work={"token_flops": 1e6, "step_bytes": 1e5, "block_bytes": 0.0})
+    watched.beat(steps=4, generated_tokens=40)
+    device.gpus = (GpuNow(name="x", used_bytes=3.0, memory_bytes=None, busy_share=0.5),)
+    load = LoadMetrics(watched.history, None, "tiny", device)
+    page = Exposition(watched.metrics, "tiny", lambda: {}, load).write("")[0].decode()
+    assert 'headrace:mfu{model_name="tiny"} 0.4' in page
+    assert 'headrace:bandwidth_use{model_name="tiny"} 0.2' in page
+    assert 'headrace:gpu_utilization{gpu="0",model_name="tiny"} 0.5' in page
+    assert 'headrace:gpu_memory_used_bytes{gpu="0",model_name="tiny"} 3.0' in page
+    assert "headrace:gpu_memory_bytes{" not in page
+
+
+def test_without_peaks_no_share_is_given() -> None:
+    watched = Watched(work={"token_flops": 1e6})
+    watched.beat(steps=4, generated_tokens=40)
+    load = LoadMetrics(watched.history, None, "tiny", DeviceWatch())
+    page = Exposition(watched.metrics, "tiny", lambda: {}, load).write("")[0].decode()
+    assert 'headrace:model_flops_per_second{model_name="tiny"} 4e+07' in page
+    assert "headrace:mfu{" not in page
+
+
+def test_a_token_of_a_known_model_takes_twice_its_parameters() -> None:
+    """Llama 3.1 8B: 8.03e9 parameters, of which an embedding of 128,256 × 4,096 is only looked up;
+    norms are no products."""
+    spec = find_known("llama-3.1-8b").spec
+    ledger = predict(
+        spec, weight_bytes=16_000_000_000, activation_bytes=0, kv_bytes_per_token=131_072,
+        kv_dtype="bf16", total_blocks=10, block_tokens=16, max_batch_tokens=16,
+    )  # fmt: skip
+    found = work_facts(spec, ledger)
+    assert found["token_flops"] == pytest.approx(2 * (8.03e9 - 128_256 * 4096), rel=0.001)
+    assert found["step_bytes"] == pytest.approx(16e9 * (1 - 128_256 * 4096 / 8.03e9), rel=0.001)
+    assert found["block_bytes"] == 131_072 * 16
+    assert "step_bytes" not in work_facts(find_known("mixtral-8x7b").spec, ledger)
+    with_graphs = ledger_parts(replace(ledger, graphs_bytes=5), None)
+    assert with_graphs["predicted"]["graphs"] == 5

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 import msgspec
@@ -42,6 +43,7 @@ async def history(service: Service, call: Call) -> AnyReply:
             "columns": service.history.columns(query.window, query.since),
             "totals": service.history.totals(),
             "objective": _objective(service),
+            "peaks": _peaks(service),
         }
     )
 
@@ -59,6 +61,11 @@ def _objective(service: Service) -> dict[str, object] | None:
         "headroom": _known(kept.headroom),
         **burning,
     }
+
+
+def _peaks(service: Service) -> dict[str, object] | None:
+    peaks = None if service.device is None else service.device.peaks
+    return None if peaks is None else asdict(peaks)
 
 
 def _known(value: float) -> float | None:

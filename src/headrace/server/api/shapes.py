@@ -59,6 +59,14 @@ class Objective(msgspec.Struct):
     burn_rate_1h: float | None
 
 
+class Peaks(msgspec.Struct):
+    """What the device can do at most, a second."""
+
+    flops_s: float
+    bytes_s: float
+    source: str
+
+
 class History(msgspec.Struct):
     """Samples of the server's numbers: a list for each column, null where there was no value."""
 
@@ -70,6 +78,7 @@ class History(msgspec.Struct):
     columns: dict[str, list[float | None]]
     totals: dict[str, float]
     objective: Objective | None
+    peaks: Peaks | None
 
 
 class Diagnosis(msgspec.Struct):

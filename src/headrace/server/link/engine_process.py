@@ -33,6 +33,7 @@ from headrace.server.grammars.process import Setup
 from headrace.server.link import wire
 from headrace.server.link.frames import Encoder
 from headrace.server.link.snapshot import ledger_parts, take_snapshot
+from headrace.server.link.work import work_facts
 from headrace.server.observe.logs import set_up_logging
 
 BEAT_S = 0.5
@@ -127,6 +128,7 @@ class EngineProcess:
                 notes=list(self._assembled.notes),
                 pid=os.getpid(),
                 backend=self._assembled.backend.facts(configure.engine),
+                work=work_facts(self._assembled.spec, self._assembled.ledger),
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)

@@ -115,6 +115,7 @@ def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[
         "kv_pool": ledger.kv_pool_bytes,
         "activations": ledger.activations_bytes,
         "runtime": ledger.runtime_bytes,
+        **({"graphs": ledger.graphs_bytes} if ledger.graphs_bytes else {}),
     }
     if allocated is None:
         return {"predicted": predicted}
@@ -124,6 +125,7 @@ def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[
             "weights": allocated.weights_bytes,
             "kv_pool": allocated.kv_pool_bytes,
             "activations": allocated.activations_bytes,
+            **({} if allocated.graphs_bytes is None else {"graphs": allocated.graphs_bytes}),
         },
     }
 

@@ -88,6 +88,7 @@ class Ready(Message, tag="ready", frozen=True):
     notes: list[str]
     pid: int
     backend: dict[str, str]  # the backend's facts: part of the fingerprint
+    work: dict[str, float] = {}  # of a token and a step: work.py
 
 
 class Broken(Message, tag="broken", frozen=True):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.core.histogram import TIME_BOUNDS_S, quantile
+from headrace.server.observe.device import DeviceWatch
 from headrace.server.observe.metrics import STEP_PARTS, Metrics
 from headrace.server.observe.objective import USE_BOUNDS, Objective
 
@@ -28,7 +29,7 @@ EARLY_S = 0.3  # beats come every half second, not to the millisecond
 LEVELS = (
     *("running", "waiting", "waiting_prompt_tokens", "running_sequences", "waiting_sequences"),
     *("kv_free_blocks", "kv_used_blocks", "kv_cached_blocks", "connections", "saturation"),
-    "engine_resident_bytes",
+    *("engine_resident_bytes", "gpu_busy", "gpu_used_bytes"),
 )
 MISS_REASONS = ("never_seen", "evicted", "too_short")
 # Per second, of counters.
@@ -38,7 +39,7 @@ RATES = (
     *("prefix_queried_tokens", "prefix_hit_tokens"),
     *(f"prefix_miss_{reason}" for reason in MISS_REASONS),
     *(f"step_{part}" for part in STEP_PARTS),  # seconds per second: its share of the time
-    *("within_slo", "missed_slo"),
+    *("within_slo", "missed_slo", "model_flops", "model_bytes"),
 )
 SHARES = (0.5, 0.95, 0.99)
 TIMES = ("ttft", "tpot", "itl", "queue", "e2e")
@@ -85,9 +86,16 @@ class _Ring:
 
 class History:
     def __init__(
-        self, metrics: Metrics, objective: Objective | None = None, began_s: float = 0.0
+        self,
+        metrics: Metrics,
+        objective: Objective | None = None,
+        began_s: float = 0.0,
+        device: DeviceWatch | None = None,
     ) -> None:
         self._metrics = metrics
+        self._device = device
+        self._kv_bytes = 0.0  # read by all steps so far
+        self._steps = 0.0
         self._objective = objective
         before = self._totals(began_s)  # what comes before the first beat counts too
         self._rings = {name: _Ring(*shape, before) for name, shape in WINDOWS.items()}
@@ -205,9 +213,39 @@ class History:
             *(total(f"step_s {part}") for part in STEP_PARTS),
             NOTHING if objective is None else objective.within,
             NOTHING if objective is None else objective.missed.total(),
+            *self._worked(),
         )
         times = (m.ttft, m.tpot, m.token_gap, m.queue, m.e2e)
         return _Totals(now_s, counters, tuple(each.counts for each in times))
+
+    def _worked(self) -> tuple[float, float]:
+        """FLOPs of all tokens so far, and bytes read: the weights once a step, and once a step the
+        KV blocks that were in use when this was called."""
+        facts, now, total = self._metrics.engine_facts, self._metrics.snapshot, self._metrics.engine
+        if facts is None:
+            return NOTHING, NOTHING
+        tokens = total.total("computed_prompt_tokens") + total.total("generated_tokens")
+        steps, work = total.total("steps"), facts.work
+        used = 0 if now is None else now.used_blocks
+        self._kv_bytes += (steps - self._steps) * used * work.get("block_bytes", 0.0)
+        self._steps = steps
+        read = steps * work.get("step_bytes", NOTHING) + self._kv_bytes
+        return tokens * work.get("token_flops", NOTHING), read
+
+    def rate(self, name: str, seconds: float) -> float:
+        """A counter's mean rate over about the last so many seconds; not a number without any."""
+        rows = list(self._recent_rows(seconds))
+        whole_s = sum(row[_PLACES["period_s"]] for row in rows)
+        return self.added(name, seconds) / whole_s if whole_s else NOTHING
+
+    def _gpu_levels(self) -> tuple[float, float]:
+        gpus = () if self._device is None else self._device.gpus
+        busy = [gpu.busy_share for gpu in gpus if gpu.busy_share is not None]
+        used = [gpu.used_bytes for gpu in gpus if gpu.used_bytes is not None]
+        return (
+            sum(busy) / len(busy) if busy else NOTHING,
+            float(sum(used)) if used else NOTHING,
+        )
 
     def _levels(self) -> tuple[float, ...]:
         m, now = self._metrics, self._metrics.snapshot
@@ -218,12 +256,15 @@ class History:
             *(now.running_sequences, now.waiting_sequences),
             *(now.free_blocks, now.used_blocks, now.cached_blocks),
             *(m.edge.open_connections(), self.saturation, now.resident_bytes),
+            *self._gpu_levels(),
         )
 
 
 def _rates(before: _Totals, after: _Totals, elapsed_s: float) -> Iterator[float]:
     for first, last in zip(before.counters, after.counters, strict=True):
-        yield max(0.0, last - first) / elapsed_s if last == last else NOTHING
+        yield (
+            NOTHING if math.isnan(first) or math.isnan(last) else max(0.0, last - first) / elapsed_s
+        )
 
 
 def _percentiles(before: _Totals, after: _Totals) -> Iterator[float]:

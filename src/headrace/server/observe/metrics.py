@@ -211,6 +211,7 @@ class EngineTotals:
         self._now = {
             "steps": snapshot.steps,
             "computed_prompt_tokens": snapshot.computed_prompt_tokens,
+            "generated_tokens": snapshot.generated_tokens,
             "preemptions": snapshot.preemptions,
             "preempted_tokens": snapshot.preempted_tokens,
             "cow_copies": snapshot.cow_copies,

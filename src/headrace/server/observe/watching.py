@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from headrace.core.version import headrace_version
 from headrace.server.link.snapshot import EngineSnapshot
+from headrace.server.observe.device import DeviceWatch
 from headrace.server.observe.diagnosis import Diagnoser
 from headrace.server.observe.exposition import Exposition
 from headrace.server.observe.history import History
@@ -38,15 +39,19 @@ def watch(service: Service) -> Callable[[], None]:
     by_key = KeyMetrics(metrics, service.model.name, service.keys.weights)
     slo = service.config.slo
     objective = None if slo is None else Objective(parse_slo(slo))
-    history = History(metrics, objective, time.monotonic())
-    load = LoadMetrics(history, objective, service.model.name)
+    device = DeviceWatch(service.config.profile)
+    history = History(metrics, objective, time.monotonic(), device)
+    load = LoadMetrics(history, objective, service.model.name, device)
     exposition = Exposition(metrics, service.model.name, build, by_key, load)
 
     def on_snapshot(snapshot: EngineSnapshot) -> None:
         metrics.on_snapshot(snapshot)
+        if metrics.engine_facts is not None and metrics.engine_facts.backend.get("name") == "cuda":
+            device.watch_gpus()
         history.sample(time.monotonic(), time.time())
 
     service.exposition, service.history, service.objective = exposition, history, objective
+    service.device = device
     service.diagnoser = Diagnoser(exposition, None if objective is None else objective.slo)
     service.supervisor.on_snapshot = on_snapshot
     service.watchers += [metrics, by_key]
@@ -56,9 +61,14 @@ def watch(service: Service) -> Callable[[], None]:
     service.open_requests = lambda: metrics.waiting_requests + metrics.running_requests
     service.http_watchers += [metrics, by_key, RequestLog(service.config.log_content)]
     if not service.config.trace:
-        return lambda: None
+        return device.close
     from headrace.server.observe.tracing import start_tracing
 
     tracing = start_tracing(service.model.name, version)
     service.http_watchers.append(tracing)
-    return tracing.close
+
+    def close() -> None:
+        device.close()
+        tracing.close()
+
+    return close

@@ -19,6 +19,7 @@ from headrace.server.access.keys import Keys
 from headrace.server.api.responses.store import ResponseStore
 from headrace.server.edge.bodies import Bodies
 from headrace.server.link.supervisor import Supervisor
+from headrace.server.observe.device import DeviceWatch
 from headrace.server.observe.diagnosis import Diagnoser
 from headrace.server.observe.exposition import Exposition
 from headrace.server.observe.history import History
@@ -78,6 +79,7 @@ class Service:
     exposition: Exposition | None = None  # the text of /metrics
     history: History | None = None
     objective: Objective | None = None  # set by --slo
+    device: DeviceWatch | None = None
     diagnoser: Diagnoser | None = None
     origins: Mapping[str, str] = field(default_factory=dict)  # where each setting came from
     draining: bool = False

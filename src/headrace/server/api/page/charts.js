@@ -17,8 +17,8 @@ function niceTop(value) {
 }
 
 class Chart {
-  // given: { title, hint, unit, series: [{ name, of }], stacked, top }; `of` is a column's name or a
-  // function from a row of columns to a value.
+  // given: { title, hint, unit, series: [{ name, of }], stacked, top, when }; `of` is a column's name
+  // or a function from a row of columns to a value, `when` says whether there is something to show.
   constructor(parent, given) {
     this.given = given;
     this.at = null; // the place under the pointer
@@ -26,7 +26,8 @@ class Chart {
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0" });
     this.legend = make("ul", { class: "legend" });
     const caption = make("figcaption", {}, make("b", { text: given.title }), this.hint);
-    parent.append(make("figure", { class: "chart" }, caption, this.picture, this.legend));
+    this.box = make("figure", { class: "chart" }, caption, this.picture, this.legend);
+    parent.append(this.box);
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => this.choose(null));
     this.picture.addEventListener("keydown", (event) => this.step(event));
@@ -35,14 +36,17 @@ class Chart {
     this.values = given.series.map(() => []);
   }
 
-  show(columns, span) {
+  show(found, span) {
+    const columns = found.columns;
+    this.box.hidden = Boolean(this.given.when) && !this.given.when(found);
+    if (this.box.hidden) return;
     this.times = columns.at_s;
     // Short of data, what there is takes the whole width.
     const known = this.times.length ? this.times[this.times.length - 1] - this.times[0] : 0;
     this.period = known / Math.max(1, this.times.length - 1);
     this.span = Math.min(span, Math.max(60, known));
     this.values = this.given.series.map(({ of }) => (typeof of === "string"
-      ? columns[of] : this.times.map((_, at) => of((name) => columns[name][at]))));
+      ? columns[of] : this.times.map((_, at) => of((name) => columns[name][at], found))));
     this.draw();
   }
 

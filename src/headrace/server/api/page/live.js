@@ -20,6 +20,14 @@ const CHARTS = [
     { name: "publish", of: "step_publish" }] },
   { title: "Tokens per step", hint: "mean", series: [
     { name: "tokens", of: (get) => ratio(get("step_tokens"), get("steps")) }] },
+  { title: "Use of the device", hint: "share of its peak", unit: "percent", when: (found) => found.peaks, series: [
+    { name: "products (MFU)", of: (get, found) => ratio(get("model_flops"), found.peaks.flops_s) },
+    { name: "bandwidth", of: (get, found) => ratio(get("model_bytes"), found.peaks.bytes_s) }] },
+  { title: "Products", hint: "FLOP/s", when: (found) => !found.peaks, series: [{ name: "model", of: "model_flops" }] },
+  { title: "Memory read", hint: "bytes per second", unit: "bytes", when: (found) => !found.peaks, series: [
+    { name: "weights and KV", of: "model_bytes" }] },
+  { title: "GPU", hint: "nvidia-smi", unit: "percent", top: 1, when: (found) => found.columns.gpu_busy.some(isKnown), series: [
+    { name: "busy", of: "gpu_busy" }] },
   { title: "Prefix cache hits", hint: "share of prompt tokens", unit: "percent", top: 1, series: [
     { name: "found", of: (get) => ratio(get("prefix_hit_tokens"), get("prefix_queried_tokens")) }] },
   { title: "Why prefixes missed", hint: "lookups per second", stacked: true, series: [
@@ -79,7 +87,7 @@ const live = {
     byId("model").textContent = found.model;
     document.title = `${found.model} – Headrace`;
     setState(found.engine_is_up ? "up" : "down", found.engine_is_up ? "serving" : "the engine is starting");
-    for (const chart of this.charts) chart.show(this.columns, span);
+    for (const chart of this.charts) chart.show({ ...found, columns: this.columns }, span);
     this.tiles(found);
     this.blocks();
   },
