@@ -14,13 +14,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import OTHER_VARIABLES, all_settings
+from headrace.doctor.observation import GpuNow
 from headrace.server.api.routes import all_routes
 from headrace.server.link.snapshot import EngineSnapshot
 from headrace.server.link.supervisor import SHUT_DOWN_S, State
 from headrace.server.link.wire import Ready
+from headrace.server.observe.device import DeviceWatch, Peaks
 from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.history import History
 from headrace.server.observe.key_metrics import KeyMetrics
+from headrace.server.observe.load_metrics import LoadMetrics
 from headrace.server.observe.metrics import Metrics
+from headrace.server.observe.objective import Objective
+from headrace.server.observe.record import RequestRecord
+from headrace.workload.slo import parse_slo
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -40,6 +47,7 @@ class _Engine:
         notes=[],
         pid=1,
         backend={},
+        work={"token_flops": 1.0, "step_bytes": 1.0, "block_bytes": 1.0},
     )
 
 
@@ -54,8 +62,23 @@ def metric_labels() -> dict[str, set[str]]:
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
     build = {"version": "1", "fingerprint": "hr-1", "python_version": "3"}
+    objective = Objective(parse_slo("ttft=1s"))
+    device = DeviceWatch()
+    device.peaks = Peaks(flops_s=1.0, bytes_s=1.0, source="")
+    device.gpus = (GpuNow(name="", used_bytes=1.0, memory_bytes=1.0, busy_share=1.0),)
+    history = History(metrics, objective, 0.0, device)
+    objective.on_end(
+        RequestRecord(
+            request_id="", endpoint="", arrived_s=0.0, prompt_tokens=1, finish_reason="stop"
+        )
+    )
+    history.sample(1.0, 1.0)
     text, _ = Exposition(
-        metrics, "tiny", lambda: build, KeyMetrics(metrics, "tiny", {"a": 1})
+        metrics,
+        "tiny",
+        lambda: build,
+        KeyMetrics(metrics, "tiny", {"a": 1}),
+        LoadMetrics(history, objective, "tiny", device),
     ).write("")
     return {
         sample.name: set(sample.labels)

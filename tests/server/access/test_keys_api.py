@@ -33,15 +33,15 @@ def bearer(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer key-of-{name}"}
 
 
-def test_every_route_but_probes_needs_a_key(keyed: RunningServer) -> None:
+def test_every_route_but_probes_and_the_page_needs_a_key(keyed: RunningServer) -> None:
     described = httpx.get(f"{keyed.base_url}/openapi.json", headers=bearer("a")).json()["paths"]
     assert len(described) > 8
-    probes = {"/health", "/ready", "/ping"}
+    probes = {"/health", "/ready", "/ping", "/"}
     assert probes < described.keys()
-    with httpx.Client(base_url=keyed.base_url) as client:
+    with httpx.Client() as client:
         for path in [*described, "/nowhere", "/health/", "//health"]:
             for method in ("GET", "POST", "OPTIONS", "HEAD"):
-                reply = client.request(method, path)
+                reply = client.request(method, keyed.base_url + path)
                 assert (reply.status_code == 401) == (path not in probes), path
                 if reply.status_code == 401 and method != "HEAD":
                     assert reply.headers["www-authenticate"] == "Bearer"
