@@ -16,6 +16,7 @@ PATHS = (
     # Processes: servers, commands, documents that are run, benchmarks.
     "tests/attacks",
     "tests/benchmarks",
+    "tests/cli/test_batch.py",
     "tests/cli/test_commands.py",
     "tests/cli/test_doctor.py",
     "tests/cli/test_end_to_end.py",

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import options
+from headrace.cli.batch import batch
 from headrace.cli.bench import bench_app
 from headrace.cli.calibrate import calibrate
 from headrace.cli.cost import cost
@@ -180,6 +181,7 @@ def chat(
 
 app.command(cls=SectionedCommand)(serve)
 app.command()(ps)
+app.command()(batch)
 app.add_typer(models_app, name="models", invoke_without_command=True)
 app.command("ls")(models_ls)
 app.command("pull")(models_pull)

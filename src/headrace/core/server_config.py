@@ -16,6 +16,7 @@ from headrace.core.checks import RULE, ErrorType, check_fields, refusal, within
 from headrace.core.config import flag
 from headrace.core.constraint import MAX_GRAMMAR_BYTES
 from headrace.core.errors import ConfigError
+from headrace.core.modes import Mode
 from headrace.core.sizes import Size
 
 ANY = "*"  # of lists of origins or hosts
@@ -225,6 +226,10 @@ class ServerConfig:
         default=5,
         metadata=flag("Failed engine restarts in a row before the server exits.")
         | within(at_least=0),
+    )
+    mode: Mode | None = field(
+        default=None,
+        metadata=flag("Settings that suit this traffic, where they are not set (--dry-run shows)."),
     )
     # What is fast enough; workload/slo.py reads it.
     slo: str | None = field(

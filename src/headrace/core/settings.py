@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from headrace.core.config import RENAMED, SHARED_NAMES, EngineConfig, renamed
 from headrace.core.errors import ConfigError
+from headrace.core.modes import PRESETS, Mode
 from headrace.core.server_config import ServerConfig
 
 PREFIX = "HEADRACE_"
@@ -156,6 +157,7 @@ def resolve_settings(
                 for name in alternatives:
                     found.pop(name, None)
         found |= source
+    found = _preset(found) | found
     values = {name: value for name, (value, _) in found.items()}
     origins = {name: found[name][1] if name in found else DEFAULT for name in known}
 
@@ -172,6 +174,14 @@ def resolve_settings(
         engine=build("engine", EngineConfig),
         origins=origins,
     )
+
+
+def _preset(found: Mapping[str, tuple[object, str]]) -> dict[str, tuple[object, str]]:
+    """What the mode sets, weaker than any other place. A mode that is none is refused later."""
+    chosen, _ = found.get("mode", (None, ""))
+    if not isinstance(chosen, str) or chosen not in list(Mode):
+        return {}
+    return {name: (value, f"mode {chosen}") for name, value in PRESETS[Mode(chosen)].items()}
 
 
 # -- the file --------------------------------------------------------------------------------------

@@ -83,9 +83,9 @@ class Endpoint:
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Reply:
         """Any status is a reply, except a redirect."""
-        connection = self._connection(timeout_s)
+        connection = self.connection(timeout_s)
         try:
-            connection.request("GET", f"{self.path}{path}", headers=self._headers())
+            connection.request("GET", f"{self.path}{path}", headers=self.headers())
             response = connection.getresponse()
             body = response.read(_MAX_BODY_BYTES)
         except (OSError, http.client.HTTPException) as error:
@@ -132,13 +132,13 @@ class Endpoint:
         an answer that failed says why."""
         return _Asking(self, body, scheduled_s, timeout_s).run()
 
-    def _connection(self, timeout_s: float | None) -> http.client.HTTPConnection:
+    def connection(self, timeout_s: float | None) -> http.client.HTTPConnection:
         limit = self.timeout_s if timeout_s is None else timeout_s
         if self.is_tls:
             return http.client.HTTPSConnection(self.host, self.port, timeout=limit)
         return http.client.HTTPConnection(self.host, self.port, timeout=limit)
 
-    def _headers(self) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         headers = {"Accept": "*/*", "User-Agent": "headrace-doctor"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -171,7 +171,7 @@ class _Asking:
         self._connect: float | None = None
 
     def run(self) -> Answer:
-        connection = self._endpoint._connection(self._timeout_s)
+        connection = self._endpoint.connection(self._timeout_s)
         try:
             self._exchange(connection)
         except (OSError, http.client.HTTPException) as error:
@@ -210,7 +210,7 @@ class _Asking:
         assert connection.sock is not None
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         payload = json.dumps(self._body).encode()
-        headers = self._endpoint._headers() | {"Content-Type": "application/json"}
+        headers = self._endpoint.headers() | {"Content-Type": "application/json"}
         path = f"{self._endpoint.path}/v1/chat/completions"
         self._sent = time.perf_counter() - self._scheduled_s
         connection.request("POST", path, body=payload, headers=headers)
