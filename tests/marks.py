@@ -25,6 +25,8 @@ PATHS = (
     "tests/cli/test_models.py",
     "tests/cli/test_simulate.py",
     "tests/cli/test_plan.py",
+    "tests/cli/test_profile.py",
+    "tests/calibrate/test_operations.py",
     "tests/core/test_collector.py",
     "tests/doctor/test_matrix.py",
     "tests/doctor/test_pathologies.py",

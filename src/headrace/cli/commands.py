@@ -35,6 +35,7 @@ from headrace.cli.models import (
 )
 from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.cli.plan import plan
+from headrace.cli.profile import profile
 from headrace.cli.ps import ps
 from headrace.cli.run import open_llm, run
 from headrace.cli.serve import serve
@@ -193,6 +194,7 @@ app.command()(fit)
 app.command()(plan)
 app.command()(cost)
 app.command()(calibrate)
+app.command()(profile)
 app.command()(simulate)
 app.add_typer(bench_app, name="bench")
 app.add_typer(doctor_app, name="doctor")
