@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 from tests.server.conftest import RunningServer, StartServer
 
 from headrace.server.observe.history import COLUMNS
 
+PATIENCE_S = 120.0
 PROMPT = {"model": "smollm2", "prompt": "A secretive zebra", "max_tokens": 8, "ignore_eos": True}
 
 
@@ -59,3 +62,27 @@ def test_a_bad_objective_is_refused_before_anything_starts(start_server: StartSe
     running = start_server(server={"slo": "ttft=500"}, ready=False)
     assert running.process.wait(60) == 2
     assert "without a unit" in running.log
+
+
+def test_the_doctor_sees_a_queue_that_its_own_server_has(strict: RunningServer) -> None:
+    """One place, three requests: the second and the third wait while the KV pool is free."""
+
+    async def rules() -> set[int]:
+        async with httpx.AsyncClient(base_url=strict.base_url, timeout=PATIENCE_S) as client:
+            long = {**PROMPT, "max_tokens": 2000}
+            asked = [
+                asyncio.create_task(client.post("/v1/completions", json=long)) for _ in range(3)
+            ]
+            try:
+                found: set[int] = set()
+                while 4 not in found and not all(each.done() for each in asked):
+                    findings = (await client.get("/diagnosis")).json()["findings"]
+                    found = {finding["rule"] for finding in findings}
+                    await asyncio.sleep(0.5)
+                return found
+            finally:
+                for each in asked:
+                    each.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+
+    assert 4 in asyncio.run(rules())

@@ -1,34 +1,38 @@
 """The doctor's rules over the server's own metrics: what it would say about itself, without probes.
 
 Keeps a few readings of /metrics, at most one in two seconds however often it is asked, and compares
-the newest with the oldest of the last minutes. Knows the doctor; no HTTP.
+the newest with the oldest of the last half minute. Levels are the history's, second by second: two
+readings would miss what came and went between them. Knows the doctor; no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.server.observe.exposition import Exposition
+from headrace.server.observe.history import History
 from headrace.workload.slo import Slo
 
 if TYPE_CHECKING:  # imported when it is first asked: a server starts faster without
     from headrace.doctor.scrape import Reading
 
-READINGS = 10
+READINGS = 16
 LEAST_S = 2.0  # between two readings
-LONGEST_S = 300.0  # what the oldest reading may lie back
+LONGEST_S = 30.0  # what the oldest reading may lie back: what was before is another story
 SCHEMA = "headrace-diagnosis/1"
 
 
 class Diagnoser:
-    def __init__(self, exposition: Exposition, slo: Slo | None) -> None:
+    def __init__(self, exposition: Exposition, history: History, slo: Slo | None) -> None:
         self._exposition = exposition
+        self._history = history
         self._slo = slo
         self._readings: deque[Reading] = deque(maxlen=READINGS)
         self._last: dict[str, Any] | None = None
@@ -75,7 +79,9 @@ class Diagnoser:
             },
         )
         wanted = Wanted(probes=False, objective=self._slo or CHAT)
-        found = examine(passive("this server", told, readings, wanted))
+        seen = passive("this server", told, readings, wanted)
+        levels = self._history.columns("5m", now_s - max(seen.period_s, LEAST_S))
+        found = examine(replace(seen, levels={**seen.levels, **_levels(levels)}))
         self._last = {
             "schema": SCHEMA,
             "period_s": found.seen.period_s,
@@ -83,3 +89,18 @@ class Diagnoser:
             "explained": [asdict(each) for each in found.explained],
             "notes": list(found.seen.notes),
         }
+
+
+def _levels(columns: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    """In the doctor's words; what has no sample is left to the readings."""
+    blocks = zip(
+        columns["kv_used_blocks"], columns["kv_cached_blocks"], columns["kv_free_blocks"],
+        strict=True,
+    )  # fmt: skip
+    found = {
+        "running": columns["running"],
+        "waiting": columns["waiting"],
+        "kv_usage": [used / max(used + cached + free, 1.0) for used, cached, free in blocks],
+    }
+    known = {name: tuple(v for v in values if not math.isnan(v)) for name, values in found.items()}
+    return {name: values for name, values in known.items() if values}

@@ -52,7 +52,7 @@ def watch(service: Service) -> Callable[[], None]:
 
     service.exposition, service.history, service.objective = exposition, history, objective
     service.device = device
-    service.diagnoser = Diagnoser(exposition, None if objective is None else objective.slo)
+    service.diagnoser = Diagnoser(exposition, history, None if objective is None else objective.slo)
     service.supervisor.on_snapshot = on_snapshot
     service.watchers += [metrics, by_key]
     if objective is not None:

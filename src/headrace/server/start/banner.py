@@ -71,6 +71,7 @@ def _described(serving: Serving) -> str:
     keys = "every request needs one" if serving.has_keys else "none: no authentication"
     rows = {
         "URL": f"{serving.url}/v1",
+        "page": f"{serving.url}/",
         "model": f"{serving.model} ({serving.fingerprint})",
         "context": f"{serving.context_tokens:,} tokens",
         "KV pool": f"{serving.kv_tokens:,} tokens",

@@ -23,7 +23,8 @@ class Chart {
     this.given = given;
     this.at = null; // the place under the pointer
     this.hint = make("span", { text: given.hint || "" });
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0" });
+    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0",
+      "aria-label": given.title });
     this.legend = make("ul", { class: "legend" });
     const caption = make("figcaption", {}, make("b", { text: given.title }), this.hint);
     this.box = make("figure", { class: "chart" }, caption, this.picture, this.legend);

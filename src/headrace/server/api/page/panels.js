@@ -1,7 +1,7 @@
 // The doctor's findings, the memory ledger, the fit calculator and the settings.
 
 const panels = {
-  facts: null,
+  facts: null, looking: null,
 
   start() {
     byId("examine").addEventListener("click", () => this.doctor());
@@ -13,7 +13,11 @@ const panels = {
   },
 
   async open(name) {
-    if (name === "doctor") await this.doctor();
+    clearInterval(this.looking);
+    if (name === "doctor") {
+      this.looking = setInterval(() => { if (!document.hidden) this.doctor(); }, 5000);
+      await this.doctor();
+    }
     if (name === "memory" || name === "settings") {
       try {
         this.facts = await ask("version");
@@ -31,12 +35,16 @@ const panels = {
     const box = byId("findings");
     try {
       const found = await ask("diagnosis");
-      const period = found.period_s > 0 ? `over the last ${seconds(found.period_s)}` : "so far: look again in a few seconds";
-      byId("doctor-note").textContent =
-        `What the rules find in this server's own metrics ${period}. \`headrace doctor URL\` probes as well.`;
+      const period = found.period_s > 0 ? `over the last ${seconds(found.period_s)}` : "(being read)";
+      byId("doctor-note").replaceChildren(`What the rules find in this server's own metrics ${period}. `,
+        make("code", { text: "headrace doctor URL" }), " sends probes as well.");
+      const shown = JSON.stringify(found.findings);
+      if (shown === this.shown) return; // a reader is not interrupted by the same again
+      this.shown = shown;
       box.replaceChildren(...found.findings.map((each) => this.finding(each)));
       if (!found.findings.length) box.append(make("p", { class: "healthy", text: "Nothing found: no rule matches these numbers." }));
     } catch (error) {
+      this.shown = null;
       box.replaceChildren(make("p", { class: "note", text: error.message }));
       if (error.status === 401) askForKey(error.message);
     }
