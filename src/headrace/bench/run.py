@@ -24,7 +24,8 @@ from headrace.client.answer import Failure
 from headrace.workload.ask import Ask
 
 _SPIN_S = 0.0012  # timers are late by a millisecond: the last part is waited for in small steps
-_TICK_S = 0.5
+_TICK_S = 0.1
+_TICKS_SHOWN = 5  # every half second
 _DUE_S = 1e-9
 _MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
 
@@ -61,6 +62,7 @@ class Progress:
     failed_in_a_row: int = 0
     ended_by: str = ""  # why the run ended before its time; empty: it did not
     records: list[Record] = field(default_factory=list)
+    samples: list[tuple[float, int]] = field(default_factory=list)  # (when, requests at once)
 
 
 @dataclass(order=True, slots=True)
@@ -86,6 +88,7 @@ class Run:
         on_tick: Callable[[Progress], None] = lambda progress: None,
         enough: Callable[[Progress], bool] = lambda progress: False,
         may_send: Callable[[Ask], bool] = lambda ask: True,
+        on_record: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self._sender = sender
         self._clock = clock
@@ -94,6 +97,7 @@ class Run:
         self._on_tick = on_tick
         self._enough = enough
         self._may_send = may_send
+        self._on_record = on_record
         self._heap: list[_Due] = []
         self._numbers = counting()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,6 +178,7 @@ class Run:
         finally:
             record.end_s = self._now()
             progress.records.append(record)
+            self._on_record(record)
             progress.done += record.is_good
             progress.failed += not record.is_good
             progress.failed_in_a_row = 0 if record.is_good else progress.failed_in_a_row + 1
@@ -211,9 +216,12 @@ class Run:
         return True
 
     async def _tick(self) -> None:
-        while True:
+        for number in counting(1):
             await asyncio.sleep(_TICK_S)
             self.progress.elapsed_s = self._now()
+            self.progress.samples.append((self._now(), self.progress.at_once))
+            if number % _TICKS_SHOWN:
+                continue
             self._on_tick(self.progress)
             if not self._is_over and self._enough(self.progress):
                 self.stop()

@@ -18,6 +18,7 @@ from headrace.bench.feed import Feed, clients_of
 from headrace.bench.prompts import Message, Writer
 from headrace.bench.run import Progress, Run, Stop
 from headrace.bench.sender import EndpointSender
+from headrace.bench.spend import Purse
 from headrace.bench.summary import Summary, is_narrow, summarize
 from headrace.bench.target import Target, find_target
 from headrace.client.connection import Address, Connections, unreachable
@@ -47,17 +48,23 @@ class Asked:
     salt: str = "headrace"
     slo: Slo | None = None
     prompts: Sequence[list[Message]] = ()
+    purse: Purse | None = None  # a limit for money
 
 
 class Session:
     """One endpoint, for one or several runs."""
 
     def __init__(
-        self, asked: Asked, on_tick: Callable[[Progress], None] = lambda progress: None
+        self,
+        asked: Asked,
+        on_tick: Callable[[Progress], None] = lambda progress: None,
+        count: Callable[[str], int] | None = None,
     ) -> None:
+        """`count` gives a text's tokens by a tokenizer, to check the endpoint's counts."""
         self.asked = asked
         self.target: Target | None = None
         self._on_tick = on_tick
+        self._count = count
         self._connections = Connections(asked.address)
         self._run: Run | None = None
         self._runs = 0
@@ -84,8 +91,14 @@ class Session:
             self._run.stop("it was interrupted")
 
     async def measure(
-        self, workload: Workload, stop: Stop | None = None, *, warm_up: int | None = None
+        self,
+        workload: Workload,
+        stop: Stop | None = None,
+        *,
+        warm_up: int | None = None,
+        enough: Callable[[Progress], bool] | None = None,
     ) -> Summary:
+        """`enough` ends the run early, in place of the asked precision."""
         asked = self.asked
         stop = stop or asked.stop
         clients = clients_of(workload)
@@ -93,8 +106,12 @@ class Session:
         count = asked.warm_up if warm_up is None else warm_up
         if count:
             await self._once(workload, Stop(requests=count), _WARM_UP_SEED, "warm-up")
-        run = await self._once(workload, stop, asked.seed, "run")
+        run = await self._once(workload, stop, asked.seed, "run", enough)
         progress = run.progress
+        if self._count is not None:  # after the run: it takes time that is not the endpoint's
+            for record in progress.records:
+                said = "".join((*record.answer.hidden, *record.answer.text))
+                record.retokenized = self._count(said) if said else None
         notes = (f"ended early: {progress.ended_by}",) if progress.ended_by else ()
         return summarize(
             sorted(progress.records, key=lambda one: one.scheduled_s),
@@ -102,6 +119,7 @@ class Session:
             cpu_share=run.pulse.cpu_share,
             slo=asked.slo,
             most_at_once=progress.most_at_once,
+            samples=progress.samples,
             notes=notes,
         )
 
@@ -111,7 +129,14 @@ class Session:
         except OSError as error:
             raise unreachable(self.asked.address, error) from None
 
-    async def _once(self, workload: Workload, stop: Stop, seed: int, name: str) -> Run:
+    async def _once(
+        self,
+        workload: Workload,
+        stop: Stop,
+        seed: int,
+        name: str,
+        enough: Callable[[Progress], bool] | None = None,
+    ) -> Run:
         assert self.target is not None, "open first"
         asked, clients = self.asked, clients_of(workload)
         self._runs += 1
@@ -123,14 +148,15 @@ class Session:
             timeout_s=asked.timeout_s,
             prompts=asked.prompts,
         )
-        precision = asked.precision
+        precision, purse = asked.precision, asked.purse
         self._run = run = Run(
             sender,
             most_at_once=asked.most_at_once,
             on_tick=self._on_tick,
-            enough=lambda progress: (
-                precision is not None and is_narrow(progress.records, precision)
-            ),
+            may_send=(lambda ask: True) if purse is None else purse.may_send,
+            on_record=(lambda record: None) if purse is None else purse.settle,
+            enough=enough
+            or (lambda progress: precision is not None and is_narrow(progress.records, precision)),
         )
         asks = workload.asks(seed)
         if clients is None and stop.requests is not None:

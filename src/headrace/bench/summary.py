@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from headrace.bench.health import Health, judge
@@ -73,7 +73,8 @@ class Summary:
     health: Health
     slo: Slo | None = None
     most_at_once: int = 0
-    notes: tuple[str, ...] = field(default=())
+    samples: Sequence[tuple[float, int]] = ()  # (when, requests at once)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def good(self) -> list[Record]:
@@ -228,6 +229,7 @@ def summarize(
     cpu_share: float,
     slo: Slo | None = None,
     most_at_once: int = 0,
+    samples: Sequence[tuple[float, int]] = (),
     notes: tuple[str, ...] = (),
 ) -> Summary:
     """Health is judged against this run's own median TTFT."""
@@ -238,7 +240,14 @@ def summarize(
         cpu_share,
         quantile(ttfts, 0.5) if ttfts else None,
     )
-    return Summary(records=records, health=health, slo=slo, most_at_once=most_at_once, notes=notes)
+    return Summary(
+        records=records,
+        health=health,
+        slo=slo,
+        most_at_once=most_at_once,
+        samples=samples,
+        notes=notes,
+    )
 
 
 def is_narrow(records: Sequence[Record], share: float) -> bool:

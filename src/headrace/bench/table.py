@@ -8,7 +8,7 @@ from headrace.bench.interval import least_count
 from headrace.bench.record import CountedBy
 from headrace.bench.summary import SHARES, Spread, Summary
 
-_ROWS = (
+ROWS = (
     ("ttft", "TTFT"),
     ("visible", "first visible text"),
     ("tpot", "TPOT"),
@@ -84,7 +84,7 @@ def _times(summary: Summary) -> Iterator[str]:
     heads = "".join(f"{f'p{share * 100:g} (95%)':>17}" for share in SHARES)
     yield f"{'ms':<21}{'mean':>9}{heads}"
     refused: set[float] = set()
-    for name, title in _ROWS:
+    for name, title in ROWS:
         spread = summary.spreads[name]
         if spread is None or (name == "visible" and not _differs(summary)):
             continue

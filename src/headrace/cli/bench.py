@@ -1,13 +1,12 @@
-"""`headrace bench`: load tests of any OpenAI-compatible endpoint.
+"""`headrace bench`: load tests of any OpenAI-compatible endpoint, and what changed between two.
 
 Reads flags and prints; bench/ does the rest.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,9 +17,11 @@ from headrace.cli.options import AsJson
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from headrace.bench.climb import Climbed
     from headrace.bench.run import Progress
     from headrace.bench.session import Session
     from headrace.bench.summary import Summary
+    from headrace.bench.sweep import Point
     from headrace.workload.workload import Workload
 
 EXIT_NOT_MET = 1
@@ -81,6 +82,16 @@ def run(
     max_concurrency: Annotated[
         int | None, typer.Option(help="Of an open loop; those who wait for it are late.", min=1)
     ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Raise the rate until the endpoint saturates.")
+    ] = False,
+    hold: Annotated[
+        float | None,
+        typer.Option(help="Find the highest rate within --slo; stay there for seconds.", min=1),
+    ] = None,
+    point: Annotated[
+        float, typer.Option(help="Seconds of each rate of --sweep and --hold.", min=4)
+    ] = 20.0,
     requests: Annotated[
         int | None, typer.Option(help="Stop after so many; default: 100.", min=1)
     ] = None,
@@ -102,27 +113,51 @@ def run(
     key_variable: Annotated[
         str | None, typer.Option(help="The environment variable that holds the API key.")
     ] = None,
+    price: Annotated[
+        str | None, typer.Option(help="Of the API: a name of `cost --apis`, or NAME=IN/OUT.")
+    ] = None,
+    spend_limit: Annotated[
+        float | None, typer.Option(help="US dollars that requests may cost; needs --price.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one answer.", min=1)] = 600.0,
     seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
     salt: Annotated[
         str | None, typer.Option(help="Of the prompts' words; default: new in each run.")
     ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A model (as of `run`) whose tokenizer checks the counts.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The server's GPU: MFU and bandwidth use are shown.")
+    ] = None,
+    gpu_model: Annotated[
+        str | None, typer.Option(help="With --gpu: the model, if its name is not known.")
+    ] = None,
+    gpu_precision: Annotated[
+        str | None, typer.Option(help="With --gpu: of the weights, such as fp8.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="With --gpu: how many share the model.", min=1)] = 1,
     save: Annotated[
         Path | None, typer.Option(help="Write JSON there, with `vllm bench serve`'s keys.")
     ] = None,
     save_detailed: Annotated[
         bool, typer.Option("--save-detailed", help="With every request's times and text.")
     ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report with charts there.")] = None,
+    aiperf: Annotated[
+        Path | None, typer.Option(help="Write AIPerf's JSONL and CSV into this folder.")
+    ] = None,
+    mooncake: Annotated[
+        Path | None, typer.Option(help="Write what was sent as a Mooncake trace there.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send requests on a schedule, and say what a user would have seen.
 
     Exits with 1 if the objective is not met, no request succeeded, or the client was not fit.
     """
-    from headrace.bench.session import Session, run_session
-    from headrace.bench.table import lines
-    from headrace.bench.vllm_result import result
-    from headrace.cli import bench_asked
+    from headrace.bench.session import Session
+    from headrace.cli import bench_asked, bench_output
 
     flags = bench_asked.Flags(
         workload=workload, trace=trace, prompts=prompts, input=input_lengths,
@@ -133,61 +168,92 @@ def run(
     asked = bench_asked.asked_of(
         described, flags, url=url, model=model, api=api, extra=extra, key_variable=key_variable,
         requests=requests, duration=duration, precision=precision, warm_up=warm_up, slo=slo,
-        max_concurrency=max_concurrency, timeout=timeout, seed=seed, salt=salt,
+        max_concurrency=max_concurrency, timeout=timeout, seed=seed, salt=salt, price=price,
+        spend_limit=spend_limit,
     )  # fmt: skip
-    session = Session(asked, _progress())
-
-    async def work() -> Summary:
-        await session.open()
-        return await session.measure(described)
-
-    summary = run_session(session, work)
-    _clear_line()
-    about = about_run(session, described)
-    found = result(summary, about, date=datetime.now(UTC), detailed=save_detailed)
-    if save is not None:
-        _write(save, found)
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
+    outputs = bench_output.Outputs(
+        save=save, save_detailed=save_detailed, html=html, aiperf=aiperf, mooncake=mooncake,
+        as_json=as_json, gpu=gpu, gpu_model=gpu_model, gpu_precision=gpu_precision, gpus=gpus,
+    )  # fmt: skip
+    bench_output.check(outputs)
+    count = bench_asked.counter_of(tokenizer)
+    session = Session(asked, _progress(), count=count)
+    climbed: Climbed | None = None
+    if sweep or hold is not None:
+        climbed = _climbed(session, described, point, hold)
+        if not climbed.bracket.points:
+            raise ConfigError("No rate was tried.")
+        best = climbed.held or climbed.bracket.points[-1]
+        summary = best.summary
     else:
-        typer.echo("\n".join([f"endpoint     {about['headrace_endpoint']}", *lines(summary)]))
-    is_good = bool(summary.good) and summary.health.is_valid and summary.is_met is not False
+        summary = _measured(session, described)
+    _clear_line()
+    bench_output.write(session, described, summary, climbed, outputs)
+    is_good = bool(summary.good) and summary.health.is_valid
+    if climbed is not None and hold is not None:
+        is_good = is_good and climbed.held is not None and climbed.held.is_kept
+    elif climbed is None:
+        is_good = is_good and summary.is_met is not False
     raise typer.Exit(0 if is_good else EXIT_NOT_MET)
 
 
-def about_run(session: Session, workload: Workload) -> dict[str, Any]:
-    """As vLLM names it: request_rate is "inf" in a closed loop."""
-    from headrace.bench.feed import clients_of
-    from headrace.workload.arrivals import OpenLoop
-    from headrace.workload.workload import Synthetic
+def _measured(session: Session, workload: Workload) -> Summary:
+    from headrace.bench.session import run_session
 
-    asked, target = session.asked, session.target
-    assert target is not None
-    kind = "openai-chat" if asked.path.endswith("chat/completions") else "openai"
-    clients = clients_of(workload)
-    arrivals = workload.arrivals if isinstance(workload, Synthetic) else None
-    loop = arrivals if isinstance(arrivals, OpenLoop) else None
-    return {
-        "backend": kind,
-        "endpoint_type": kind,
-        "model_id": target.model,
-        "request_rate": "inf" if loop is None else loop.rate_s,
-        "burstiness": 1 / loop.cv**2 if loop is not None and loop.cv > 1e-3 else 1.0,
-        "max_concurrency": clients or asked.most_at_once,
-        "headrace_endpoint": f"{asked.address.url}{asked.path}, {target.model}",
-    }
+    async def work() -> Summary:
+        await session.open()
+        return await session.measure(workload)
+
+    return run_session(session, work)
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(found) + "\n", "utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} can't be written: {error.strerror}.", "Give another --save."
-        ) from None
+def _climbed(session: Session, workload: Workload, point_s: float, hold_s: float | None) -> Climbed:
+    from headrace.bench.climb import climb
+    from headrace.bench.session import run_session
+    from headrace.cli.bench_output import point_line
+
+    def show(point: Point) -> None:
+        _clear_line()
+        typer.echo(point_line(point), err=True)
+
+    async def work() -> Climbed:
+        await session.open()
+        return await climb(session, workload, point_s=point_s, hold_s=hold_s, on_point=show)
+
+    return run_session(session, work)
 
 
-def _progress() -> Any:
+@bench_app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="FILE, or FILE,FILE,FILE.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same, of the other side.")],
+    as_json: AsJson = False,
+) -> None:
+    """Better, worse or inconclusive? Of files written with --save FILE --save-detailed.
+
+    Exits with 1 if something is worse. Three files a side tell most.
+    """
+    import json
+    from dataclasses import asdict
+
+    from headrace.bench import compare as comparing
+
+    sides = [
+        [comparing.read_run(Path(name)) for name in side.split(",") if name]
+        for side in (before, after)
+    ]
+    if not all(sides):
+        raise ConfigError("One side has no file.", "Give FILE, or FILE,FILE,FILE.")
+    found = comparing.compare(*sides)
+    if as_json:
+        rows = [asdict(row) | {"verdict": row.verdict} for row in found.rows]
+        typer.echo(json.dumps({"rows": rows, "notes": list(found.notes)}, indent=2))
+    else:
+        typer.echo("\n".join(comparing.rendered(found)))
+    raise typer.Exit(1 if found.is_worse else 0)
+
+
+def _progress() -> Callable[[Progress], None]:
     """On a terminal: one line that changes. Elsewhere nothing."""
     if not sys.stderr.isatty():
         return lambda progress: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.bench.session import Asked
+    from headrace.bench.spend import Purse
     from headrace.workload.arrivals import Arrivals
     from headrace.workload.workload import Workload
 
@@ -81,7 +83,7 @@ def _synthetic(flags: Flags) -> Workload:
         raise ConfigError("One of --prefixes and --prefix-tokens is missing.", "Give both.")
     made = Synthetic(
         name="prompts" if flags.prompts else "custom",
-        prompts=parse_lengths(flags.input or "512", "input"),
+        prompts=parse_lengths(flags.input or _default_input(flags), "input"),
         outputs=parse_lengths(flags.output or "128", "output"),
         arrivals=_arrivals(flags),
         prefixes=flags.prefixes,
@@ -91,6 +93,15 @@ def _synthetic(flags: Flags) -> Workload:
         waits=parse_distribution(flags.wait, "wait") if flags.wait else Constant(0.0),
     )
     return made if flags.rate is None else made.at_rate(flags.rate)
+
+
+def _default_input(flags: Flags) -> str:
+    """Of prompts from a file only a bound matters, for --spend-limit: two tokens a word."""
+    if flags.prompts is None:
+        return "512"
+    from headrace.bench.prompts import flat, read_prompts
+
+    return str(max(2 * len(flat(each).split()) + 50 for each in read_prompts(flags.prompts)))
 
 
 def asked_of(
@@ -111,6 +122,8 @@ def asked_of(
     timeout: float,
     seed: int,
     salt: str | None,
+    price: str | None,
+    spend_limit: float | None,
 ) -> Asked:
     from headrace.bench.feed import clients_of
     from headrace.bench.prompts import read_prompts
@@ -144,7 +157,40 @@ def asked_of(
         salt=salt or secrets.token_hex(4),
         slo=parse_slo(slo) if slo else workload.slo,
         prompts=read_prompts(flags.prompts) if flags.prompts else (),
+        purse=_purse(price, spend_limit),
     )
+
+
+def _purse(price: str | None, limit_usd: float | None) -> Purse | None:
+    from headrace.bench.spend import Purse
+    from headrace.hardware.api_prices import parse_api
+
+    if limit_usd is None:
+        return None
+    if price is None:
+        raise ConfigError(
+            "--spend-limit needs to know what tokens cost.",
+            "Give --price, such as --price gpt-4o or --price mine=2.5/10.",
+        )
+    if limit_usd <= 0:
+        raise ConfigError(f"--spend-limit is {limit_usd:g}; expected dollars above 0.")
+    return Purse(parse_api(price), limit_usd)
+
+
+def counter_of(model: str | None) -> Callable[[str], int] | None:
+    """Counts a text's tokens by the tokenizer of this model, which is here already."""
+    if model is None:
+        return None
+    from headrace.assemble import read_tokenizer
+    from headrace.fetch.resolve import resolve_model
+    from headrace.weights.load import open_weights
+
+    file = open_weights(resolve_model(model, offline=True))
+    try:
+        tokenizer = read_tokenizer(file)
+    finally:
+        file.close()
+    return lambda text: len(tokenizer.encode(text, add_bos=False))
 
 
 def _key(variable: str | None) -> str | None:

@@ -1,0 +1,92 @@
+"""`--sweep` and `--hold` on a session: what to try, for how long, and where to stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headrace.bench.run import Progress, Stop
+from headrace.bench.session import Session
+from headrace.bench.summary import Summary
+from headrace.bench.sweep import Bracket, Point, bracket, judge_point, saturated_so_far
+from headrace.core.errors import ConfigError
+from headrace.workload.arrivals import ClosedLoop, OpenLoop
+from headrace.workload.workload import Synthetic, Workload
+
+_ALONE = 4  # requests, one at a time, before the first rate
+_STEP_DOWN = 0.93
+_MOST_HELD = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climbed:
+    bracket: Bracket
+    held: Point | None = None  # where --hold stayed
+
+
+async def climb(
+    session: Session,
+    workload: Workload,
+    *,
+    point_s: float,
+    hold_s: float | None,
+    on_point: Callable[[Point], None] = lambda point: None,
+) -> Climbed:
+    """Rates of `point_s` seconds each. With `hold_s`, the objective decides, and the highest rate
+    that met it is kept up for so long; it goes down a little where it does not last."""
+    if hold_s is not None and session.asked.slo is None:
+        raise ConfigError("--hold needs an objective.", "Give --slo, such as ttft=500ms,tpot=50ms.")
+    open_loop = _open(workload)
+
+    async def at(rate_s: float, seconds: float) -> Point:
+        seen: list[float] = []  # when the run was stopped, if it was
+
+        def enough(progress: Progress) -> bool:
+            if progress.elapsed_s < seconds and saturated_so_far(progress, rate_s):
+                seen.append(progress.elapsed_s)
+                return True
+            return False
+
+        summary = await session.measure(
+            open_loop.at_rate(rate_s), Stop(duration_s=seconds), warm_up=0, enough=enough
+        )
+        point = judge_point(
+            rate_s, summary, seen[0] if seen else seconds, by_objective=hold_s is not None
+        )
+        on_point(point)
+        return point
+
+    async def probe(rate_s: float) -> Point:
+        return await at(rate_s, point_s)
+
+    found = await bracket(probe, await _first_rate(session, workload))
+    held = None
+    if hold_s is not None and found.low_s is not None:
+        rate_s = found.low_s
+        for _ in range(_MOST_HELD):
+            held = await at(rate_s, hold_s)
+            if held.is_kept:
+                break
+            rate_s *= _STEP_DOWN
+    return Climbed(bracket=found, held=held)
+
+
+def _open(workload: Workload) -> Workload:
+    if isinstance(workload, Synthetic) and isinstance(workload.arrivals, ClosedLoop):
+        return replace(workload, arrivals=OpenLoop(rate_s=1.0))
+    return workload
+
+
+async def _first_rate(session: Session, workload: Workload) -> float:
+    """As many as one client alone sends: every endpoint keeps up with about that."""
+    if not isinstance(workload, Synthetic):
+        return max(0.01, 1 / await _alone_s(session, workload))
+    alone = await _alone_s(session, workload.with_clients(1))
+    return 1 / alone
+
+
+async def _alone_s(session: Session, workload: Workload) -> float:
+    summary: Summary = await session.measure(workload, Stop(requests=_ALONE), warm_up=1)
+    if not summary.good:
+        raise ConfigError("No request succeeded, so there is no rate to begin with.")
+    return sum(one.service_s for one in summary.good) / len(summary.good)

@@ -1,0 +1,61 @@
+"""A run over its time, for pictures: rates and numbers in equal slices, and distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.bench.summary import Summary
+
+Points = list[tuple[float, float]]
+
+
+def token_rates(summary: Summary, slices: int = 60) -> Points:
+    """(Middle of the slice, output tokens a second)."""
+    if not summary.wall_s:
+        return []
+    start_s = min(one.scheduled_s for one in summary.records)
+    width = summary.wall_s / slices
+    counts = [0.0] * slices
+    for one in summary.good:
+        times = one.answer.times_s
+        for at_s in times:
+            counts[min(slices - 1, int((at_s - start_s) / width))] += one.tokens / len(times)
+    return [((place + 0.5) * width, count / width) for place, count in enumerate(counts)]
+
+
+def at_once(summary: Summary) -> Points:
+    """(When, requests that were sent and had not ended): a step at each change."""
+    changes: list[tuple[float, int]] = []
+    for one in summary.records:
+        if one.sent_s is not None:
+            changes += [(one.sent_s, 1), (max(one.end_s, one.sent_s), -1)]
+    found, now = [], 0
+    for at_s, change in sorted(changes, key=lambda each: (each[0], each[1])):
+        now += change
+        found.append((at_s, float(now)))
+    return found
+
+
+def first_tokens(summary: Summary) -> Points:
+    """(Scheduled time, TTFT) of each whole answer."""
+    return [(one.scheduled_s, one.ttft_s) for one in summary.good]
+
+
+def cumulative(values: Sequence[float], most: int = 400) -> Points:
+    """(Value, share of values up to it), at most so many points."""
+    ordered = sorted(values)
+    step = max(1, len(ordered) // most)
+    places = [*range(0, len(ordered), step), len(ordered) - 1] if ordered else []
+    return [(ordered[place], (place + 1) / len(ordered)) for place in places]
+
+
+def binned(points: Points, bins: int) -> list[float]:
+    """Means of equal slices of x, 0 where nothing is."""
+    if not points:
+        return []
+    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    width = (high - low) / bins or 1.0
+    found: list[list[float]] = [[] for _ in range(bins)]
+    for x, y in points:
+        found[min(bins - 1, int((x - low) / width))].append(y)
+    return [sum(values) / len(values) if values else 0.0 for values in found]

@@ -1,0 +1,46 @@
+"""Money: what a run has cost so far, and whether one more request stays within the limit.
+
+What is on its way counts with all that was asked for, so that the limit holds whatever comes back.
+"""
+
+from __future__ import annotations
+
+from headrace.bench.record import Record
+from headrace.hardware.api_prices import ApiPrice
+from headrace.workload.ask import Ask
+
+
+class Purse:
+    """`limit_usd` for everything that is sent with it, over all runs."""
+
+    def __init__(self, price: ApiPrice, limit_usd: float) -> None:
+        self._price = price
+        self._limit_usd = limit_usd
+        self.spent_usd = 0.0
+        self._on_its_way_usd = 0.0
+
+    def may_send(self, ask: Ask) -> bool:
+        """Sets the money aside if there is enough."""
+        needed = self._cost(ask.prompt_tokens, ask.output_tokens)
+        if self.spent_usd + self._on_its_way_usd + needed > self._limit_usd:
+            return False
+        self._on_its_way_usd += needed
+        return True
+
+    def settle(self, record: Record) -> None:
+        """A request that failed without usage is taken to have cost its prompt."""
+        asked = record.ask
+        self._on_its_way_usd -= self._cost(asked.prompt_tokens, asked.output_tokens)
+        cached = record.answer.cached_tokens or 0
+        tokens = record.tokens if record.answer.times_s else 0
+        self.spent_usd += self._cost(record.prompt_tokens, tokens, cached)
+
+    def _cost(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
+        price = self._price
+        cached_usd = price.cached_input_usd
+        cached_usd = price.input_usd if cached_usd is None else cached_usd
+        return (
+            (prompt_tokens - cached_tokens) * price.input_usd
+            + cached_tokens * cached_usd
+            + output_tokens * price.output_usd
+        ) / 1e6
