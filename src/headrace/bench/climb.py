@@ -23,6 +23,13 @@ class Climbed:
     bracket: Bracket
     held: Point | None = None  # where --hold stayed
 
+    @property
+    def best(self) -> Point:
+        """Where it stayed, else the highest rate that was kept, else what was tried last."""
+        kept = [point for point in self.bracket.points if point.is_kept]
+        highest = max(kept, key=lambda point: point.rate_s, default=self.bracket.points[-1])
+        return self.held or highest
+
 
 async def climb(
     session: Session,

@@ -10,7 +10,7 @@ from headrace.bench.charts import Band, Series, chart
 from headrace.bench.interval import Estimate
 from headrace.bench.summary import SHARES, Summary
 from headrace.bench.sweep import Bracket
-from headrace.bench.table import ROWS
+from headrace.bench.table import ROWS, has_hidden_start, shown_ms
 from headrace.core.version import headrace_version
 
 _STYLE = """
@@ -21,7 +21,7 @@ _STYLE = """
   --page: #10161d; --card: #18212b; --bad: #ff8a80; --good: #5fd08f;
   --t0: #6cb0ff; --t1: #f0a35e; --t2: #5fd08f; --t3: #c79bff; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1180px; padding: 24px 18px 48px; background: var(--page);
+body { margin: 0 auto; max-width: 1240px; padding: 24px 18px 48px; background: var(--page);
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0 0 4px; } h2 { font-size: 1.1rem; margin: 32px 0 8px; }
 p { margin: 4px 0; } .soft { color: var(--soft); }
@@ -29,10 +29,11 @@ p { margin: 4px 0; } .soft { color: var(--soft); }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
   margin: 18px 0; padding: 0; }
 .figures div { background: var(--card); border-radius: 8px; padding: 10px 12px; }
+.figures dd { overflow-wrap: anywhere; }
 .figures dt { color: var(--soft); font-size: .85rem; } .figures dd { margin: 0; font-size: 1.3rem; }
 .figures dd small { display: block; color: var(--soft); font-size: .75rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
+th, td { text-align: right; padding: 5px 7px; border-bottom: 1px solid var(--line);
   white-space: nowrap; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; } td small { color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr));
@@ -119,9 +120,9 @@ def _times(summary: Summary) -> str:
     rows = []
     for name, title in ROWS:
         spread = summary.spreads[name]
-        if spread is None:
+        if spread is None or (name == "visible" and not has_hidden_start(summary)):
             continue
-        cells = [title, f"{spread.mean * 1e3:,.1f}"]
+        cells = [title, shown_ms(spread.mean)]
         for share in SHARES:
             found = spread.percentiles[share]
             cells.append("refused" if found is None else _cell(found))
@@ -131,7 +132,7 @@ def _times(summary: Summary) -> str:
 
 
 def _cell(found: Estimate) -> str:
-    return f"{found.value * 1e3:,.1f} ({found.low * 1e3:,.1f} to {found.high * 1e3:,.1f})"
+    return f"{shown_ms(found.value)} ({shown_ms(found.low)} to {shown_ms(found.high)})"
 
 
 def _charts(summary: Summary) -> list[str]:

@@ -3,8 +3,9 @@
 Saturated means: while the rate stayed the same, the number of requests at once rose and so did
 TTFT, both significantly, and the first by a real share of what was sent: queues come and go below
 saturation too, and at the start of a run everything rises, so that the first third is left out. A
-run ends early when more than that is seen, which saves what would only fill the queue. Rates double until one is too much, then the bracket is halved until it is narrow: the answer
-is two rates, the highest that was kept and the lowest that was not, never one.
+run ends early when more than that is seen, which saves what would only fill the queue. Rates double
+until one is too much, then the bracket is halved until it is narrow: the answer is two rates, the
+highest that was kept and the lowest that was not, never one.
 """
 
 from __future__ import annotations

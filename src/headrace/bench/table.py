@@ -86,17 +86,17 @@ def _times(summary: Summary) -> Iterator[str]:
     refused: set[float] = set()
     for name, title in ROWS:
         spread = summary.spreads[name]
-        if spread is None or (name == "visible" and not _differs(summary)):
+        if spread is None or (name == "visible" and not has_hidden_start(summary)):
             continue
         cells = "".join(f"{_cell(spread, share):>17}" for share in SHARES)
         refused |= {share for share, found in spread.percentiles.items() if found is None}
-        yield f"{title:<21}{_ms(spread.mean):>9}{cells}"
+        yield f"{title:<21}{shown_ms(spread.mean):>9}{cells}"
     if refused:
         shown = ", ".join(f"P{share * 100:g} {least_count(share)}" for share in sorted(refused))
         yield f"{'':<21}-: too few requests for it (needed: {shown})"
 
 
-def _differs(summary: Summary) -> bool:
+def has_hidden_start(summary: Summary) -> bool:
     """First visible text is a row of its own only where something came before it."""
     return any(one.visible_s != one.ttft_s for one in summary.good)
 
@@ -105,9 +105,10 @@ def _cell(spread: Spread, share: float) -> str:
     found = spread.percentiles[share]
     if found is None:
         return "-"
-    return f"{_ms(found.value)} {_ms(found.low)}-{_ms(found.high)}"
+    return f"{shown_ms(found.value)} {shown_ms(found.low)}-{shown_ms(found.high)}"
 
 
-def _ms(seconds: float) -> str:
+def shown_ms(seconds: float) -> str:
+    """Milliseconds with about three digits."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -181,10 +181,7 @@ def run(
     climbed: Climbed | None = None
     if sweep or hold is not None:
         climbed = _climbed(session, described, point, hold)
-        if not climbed.bracket.points:
-            raise ConfigError("No rate was tried.")
-        best = climbed.held or climbed.bracket.points[-1]
-        summary = best.summary
+        summary = climbed.best.summary
     else:
         summary = _measured(session, described)
     _clear_line()

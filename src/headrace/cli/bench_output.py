@@ -137,8 +137,7 @@ def _shown(
     if climbed is not None:
         by = "the objective is met" if climbed.held is not None else "saturated"
         yield f"edge         {by} {_upto(climbed)}{climbed.bracket}"
-        best = climbed.held or climbed.bracket.points[-1]
-        yield f"below        the run at {best.rate_s:.3g} requests/s"
+        yield f"shown        the run at {climbed.best.rate_s:.3g} requests/s"
     yield from lines(summary)
     if used is not None:
         bandwidth = "" if used.bandwidth_use is None else f", about {used.bandwidth_use:.1%} of "
