@@ -24,6 +24,7 @@ from headrace.client.answer import Failure
 from headrace.workload.ask import Ask
 
 _SPIN_S = 0.0012  # timers are late by a millisecond: the last part is waited for in small steps
+_AHEAD_S = 1.0
 _TICK_S = 0.1
 _TICKS_SHOWN = 5  # every half second
 _DUE_S = 1e-9
@@ -105,6 +106,7 @@ class Run:
         self._began_s = 0.0
         self._is_over = False
         self._taken = 0
+        self._read_s = 0.0  # up to this time requests are prepared
         self.progress = Progress()
         self.pulse = Pulse(clock)
 
@@ -112,10 +114,11 @@ class Run:
         """In order of the scheduled times."""
         with _without_collector():
             self._began_s = self._clock()
+            self._next_timed(feed, stop)
+            self._began_s = self._clock()  # what is sent first was prepared before the start
             self.pulse.start()
             ticker = asyncio.create_task(self._tick())
             try:
-                self._next_timed(feed, stop)
                 while await self._step(feed, stop):
                     pass
             finally:
@@ -193,13 +196,13 @@ class Run:
         self._wake()
 
     def _next_timed(self, feed: Feed, stop: Stop) -> None:
-        """Closed loops begin with all clients at once: they all are due at 0."""
-        while not self._is_over:
+        """Prepares what is due within the next second, and at least one request, so that those of
+        a burst go out together."""
+        while not self._is_over and self._read_s <= self._now() + _AHEAD_S:
             found = feed.timed()
             if found is None or not self._push(found, stop, is_timed=True):
                 return
-            if found[0] > self._now():
-                return
+            self._read_s = max(self._read_s, found[0])
 
     def _push(self, found: tuple[float, Ask] | None, stop: Stop, *, is_timed: bool = False) -> bool:
         if found is None or self._is_over:

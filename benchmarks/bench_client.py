@@ -1,0 +1,144 @@
+"""How much load `headrace bench` can make on one core, and how late it is while it does.
+
+    python benchmarks/bench_client.py --streams 256 --rate 5000
+
+A stand-in for a server, in a process of its own, sends tokens to all streams at a fixed pace,
+either all at once, as an engine's steps do, or each at its own moments. The client is the real one.
+What is printed is the client's own health: nothing here says anything about a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from random import Random
+
+from headrace.bench.run import Stop
+from headrace.bench.session import Asked, Session, loop_factory, run_session
+from headrace.bench.summary import Summary
+from headrace.client.connection import parse_address
+from headrace.workload.arrivals import ClosedLoop, OpenLoop
+from headrace.workload.workload import Synthetic, fixed
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_MODELS = b'HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{"data": [{"id": "stand-in"}]}'
+
+
+def _event(value: object) -> bytes:
+    body = b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+_TOKEN = _event({"id": "x" * 24, "object": "chat.completion.chunk", "created": 0, "model": "m",
+                 "choices": [{"index": 0, "delta": {"content": " word"},
+                              "finish_reason": None}]})  # fmt: skip
+
+
+class StandIn:
+    """Answers at a fixed pace, whatever comes."""
+
+    def __init__(self, gap_s: float, in_steps: bool) -> None:
+        self._gap_s = gap_s
+        self._in_steps = in_steps
+        self._step = asyncio.Event()
+        self._random = Random(0)
+
+    async def steps(self) -> None:
+        while True:
+            await asyncio.sleep(self._gap_s)
+            done, self._step = self._step, asyncio.Event()
+            done.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"GET"):
+                    writer.write(_MODELS)
+                    continue
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                body = json.loads(await reader.readexactly(length))
+                await self._answer(writer, body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, object]) -> None:
+        writer.write(_HEAD)
+        tokens = int(str(body["max_tokens"]))
+        words = len(str(body["messages"]).split())
+        for number in range(tokens):
+            if self._in_steps:
+                await self._step.wait()
+            else:
+                share = self._random.random() if number == 0 else 1.0
+                await asyncio.sleep(self._gap_s * share)
+            writer.write(_TOKEN)
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+        usage = {"prompt_tokens": words, "completion_tokens": tokens}
+        writer.write(_event(last) + _event({"choices": [], "usage": usage})
+                     + _event(b"[DONE]") + b"0\r\n\r\n")  # fmt: skip
+
+
+def _stand_in(port: Connection, gap_s: float, in_steps: bool) -> None:
+    async def work() -> None:
+        made = StandIn(gap_s, in_steps)
+        server = await asyncio.start_server(made.serve, "127.0.0.1", 0, backlog=1024)
+        port.send(server.sockets[0].getsockname()[1])
+        await made.steps() if in_steps else await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work())
+
+
+def measure(streams: int, rate_s: float, seconds: float, tokens: int, kind: str) -> Summary:
+    """`kind`: steps, spread, or open (spread, with requests at their own times)."""
+    gap_s = streams / rate_s
+    ours, theirs = multiprocessing.Pipe()
+    server = multiprocessing.Process(
+        target=_stand_in, args=(theirs, gap_s, kind == "steps"), daemon=True
+    )
+    server.start()
+    try:
+        session = Session(Asked(address=parse_address(f":{ours.recv()}")))
+        arrivals: OpenLoop | ClosedLoop = ClosedLoop(clients=streams)
+        if kind == "open":
+            arrivals = OpenLoop(rate_s=rate_s / tokens)
+        workload = Synthetic(prompts=fixed(256), outputs=fixed(tokens), arrivals=arrivals)
+
+        async def work() -> Summary:
+            await session.open()
+            return await session.measure(workload, Stop(duration_s=seconds))
+
+        return run_session(session, work)
+    finally:
+        server.terminate()
+        server.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--rate", type=float, default=5000.0, help="tokens a second, in all")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    asked = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, load {load:.1f} before the start")
+    print(f"{'':<8}{'streams':>8}{'tokens/s':>10}{'late p50':>10}{'late p99':>10}{'loop p99':>10}"
+          f"{'CPU':>7}")  # fmt: skip
+    for kind in ("open", "spread", "steps"):
+        found = measure(asked.streams, asked.rate, asked.seconds, asked.tokens, kind)
+        health = found.health
+        print(
+            f"{kind:<8}{found.most_at_once:>8}{found.output_tokens_s:>10,.0f}"
+            f"{health.late_p50_s * 1e3:>7.2f} ms{health.late_p99_s * 1e3:>7.2f} ms"
+            f"{health.lag_p99_s * 1e3:>7.2f} ms{health.cpu_share:>7.0%}"
+        )
+
+
+if __name__ == "__main__":
+    main()
