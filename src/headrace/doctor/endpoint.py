@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from headrace.client.answer import Answer as Heard
+from headrace.client.answer import message_of
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.doctor.observation import Answer
 
@@ -163,9 +165,7 @@ class _Asking:
         self._body = dict(body) | {"stream": True, "stream_options": {"include_usage": True}}
         self._scheduled_s = scheduled_s
         self._timeout_s = timeout_s
-        self._arrivals: list[float] = []
-        self._usage: dict[str, Any] = {}
-        self._finish: str | None = None
+        self._heard = Heard()
         self._error: str | None = None
         self._sent: float | None = None
         self._connect: float | None = None
@@ -178,29 +178,31 @@ class _Asking:
             self._error = f"{type(error).__name__}: {error}".rstrip(": ")
         finally:
             connection.close()
-        usage = self._usage
-        details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else None
-        counted = usage.get("completion_tokens")
+        heard = self._heard
+        arrivals, counted = heard.times_s, heard.output_tokens
         return Answer(
             scheduled_s=self._scheduled_s,
             sent_s=self._sent,
             connect_s=self._connect,
-            ttft_s=self._arrivals[0] if self._arrivals else None,
-            end_s=self._arrivals[-1] if self._arrivals else None,
-            tokens=counted if isinstance(counted, int) else len(self._arrivals),
-            is_counted=isinstance(counted, int),
-            prompt_tokens=_whole(usage.get("prompt_tokens")),
-            cached_tokens=_whole(cached),
-            arrivals_s=tuple(self._arrivals),
-            finish_reason=self._finish,
+            ttft_s=arrivals[0] if arrivals else None,
+            end_s=arrivals[-1] if arrivals else None,
+            tokens=len(arrivals) if counted is None else counted,
+            is_counted=counted is not None,
+            prompt_tokens=heard.prompt_tokens,
+            cached_tokens=heard.cached_tokens,
+            arrivals_s=tuple(arrivals),
+            finish_reason=heard.finish,
             error=self._error or self._missing(),
         )
 
     def _missing(self) -> str | None:
-        if not self._arrivals:
+        heard = self._heard
+        if heard.failure is not None:
+            is_json = heard.detail.startswith("a chunk is not JSON")
+            return heard.detail if is_json else f"an {heard.failure}: {heard.detail}"
+        if not heard.times_s:
             return "the answer has no text"
-        return None if self._finish else "the stream ended without a finish_reason"
+        return None if heard.finish else "the stream ended without a finish_reason"
 
     def _exchange(self, connection: http.client.HTTPConnection) -> None:
         start = time.perf_counter()
@@ -216,49 +218,12 @@ class _Asking:
         connection.request("POST", path, body=payload, headers=headers)
         response = connection.getresponse()
         if response.status != 200:
-            self._error = f"HTTP {response.status}: {_message(response.read(_MAX_BODY_BYTES))}"
+            self._error = f"HTTP {response.status}: {message_of(response.read(_MAX_BODY_BYTES))}"
             return
         while line := response.readline():
-            at = time.perf_counter() - self._scheduled_s
-            if line.startswith(b"event:") and b"error" in line:
-                self._error = "an error event in the stream"
-            if line.startswith(b"data:") and not self._take(line[5:].strip(), at):
+            self._heard.feed(line, time.perf_counter() - self._scheduled_s)
+            if self._heard.is_done or self._heard.failure is not None:
                 return
-
-    def _take(self, data: bytes, at: float) -> bool:
-        """False: this was the end."""
-        if data == b"[DONE]":
-            return False
-        try:
-            chunk = json.loads(data)
-        except ValueError:
-            self._error = f"a chunk is not JSON: {data[:_SHOWN_BYTES]!r}"
-            return False
-        if not isinstance(chunk, dict) or chunk.get("error"):
-            self._error = f"an error in the stream: {_message(data)}"
-            return False
-        self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            if any(delta.get(key) for key in ("content", "reasoning_content", "reasoning")):
-                self._arrivals.append(at)
-            self._finish = choice.get("finish_reason") or self._finish
-        return True
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _message(body: bytes) -> str:
-    """What an error says, whatever form it has."""
-    text = body.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError):
-        found = json.loads(text)
-        if isinstance(found, dict):
-            inner = found.get("error", found)
-            text = str(inner.get("message") or inner) if isinstance(inner, dict) else str(inner)
-    return " ".join(text.split())[:_SHOWN_BYTES]
 
 
 def key_from(variable: str | None) -> str | None:
