@@ -61,8 +61,9 @@ class Chart {
     const stacked = given.stacked;
     const heights = stacked ? this.sums() : this.values;
     const highest = Math.max(0, ...heights.flat().filter(isKnown));
-    const top = given.top && highest <= given.top * 1.05 ? given.top : niceTop(highest);
-    const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
+    // A share may pass 100% for a second, when long steps end in it; the scale stays.
+    const top = given.top || niceTop(highest);
+    const y = (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
     for (const share of [0, 0.5, 1]) {
       parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }));

@@ -97,6 +97,11 @@ const live = {
     return list.length ? list[list.length - 1] : null;
   },
 
+  // Percentiles are of seconds in which something ended: the latest of the last few samples.
+  recent(name) {
+    return this.columns[name].slice(-15).findLast(isKnown) ?? null;
+  },
+
   tiles(found) {
     const generated = this.last("generated_tokens");
     const tiles = [
@@ -104,8 +109,8 @@ const live = {
       ["Running", number(this.last("running")), ""],
       ["Waiting", number(this.last("waiting")), "", this.last("waiting") > 0 ? "bad" : ""],
       ["Saturation", percent(this.last("saturation")), ""],
-      ["First token, p95", seconds(this.last("ttft_p95")), ""],
-      ["Per token, p95", seconds(this.last("tpot_p95")), ""],
+      ["First token, p95", seconds(this.recent("ttft_p95")), ""],
+      ["Per token, p95", seconds(this.recent("tpot_p95")), ""],
       ["Finished", number(found.totals.finished), "requests"],
       ["Refused, failed", `${number(found.totals.refused)}, ${number(found.totals.failed)}`, ""],
     ];
@@ -116,7 +121,7 @@ const live = {
       const isGood = share === null || share >= promised.share;
       tiles.push(["Within the objective", percent(share), `of ${percent(promised.share)}`, isGood ? "good" : "bad"]);
       tiles.push(["Headroom", percent(promised.headroom), "", promised.headroom < 0 ? "bad" : ""]);
-      tiles.push(["Budget burnt", number(promised.burn_rate_5m), "× allowed, 5 min", promised.burn_rate_5m > 1 ? "bad" : ""]);
+      tiles.push(["Budget burnt", number(promised.burn_rate_5m), "× allowed", promised.burn_rate_5m > 1 ? "bad" : ""]);
     }
     byId("tiles").replaceChildren(...tiles.map(([name, value, unit, kind]) =>
       make("dl", { class: `tile ${kind || ""}` }, make("dt", { text: name }),
