@@ -52,6 +52,7 @@ class FakeEndpoint:
         self._models = models or response("200 OK", b'{"data": [{"id": "fake"}]}')
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.connections = 0
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FakeEndpoint:
@@ -64,6 +65,7 @@ class FakeEndpoint:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()

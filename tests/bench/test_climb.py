@@ -27,11 +27,14 @@ class Endpoint:
     def __init__(self, slo: Slo | None) -> None:
         self.asked = Asked(address=parse_address(":1"), slo=slo)
         self.runs: list[tuple[float | None, float | None]] = []  # rate, seconds
+        self.is_interrupted = False
+        self.patience = 1000  # runs
 
     async def measure(self, workload: Synthetic, stop: Stop, **more: Any) -> Summary:
         loop = workload.arrivals
         rate_s = loop.rate_s if isinstance(loop, OpenLoop) else None
         self.runs.append((rate_s, stop.duration_s))
+        self.is_interrupted = len(self.runs) > self.patience
         slower = 1.04 if (stop.duration_s or 0) > 30 else 1.0
         ttft_s = 0.1 * slower * (rate_s or 1.0)
         return summary_of(
@@ -69,3 +72,15 @@ def test_an_endpoint_that_never_saturates() -> None:
     found = climbed(Endpoint(None), None)
     assert str(found.bracket).startswith("above")
     assert found.best.rate_s == found.bracket.low_s
+
+
+def test_an_interrupted_sweep_keeps_the_rates_that_were_whole() -> None:
+    endpoint = Endpoint(None)
+    endpoint.patience = 3
+    found = climbed(endpoint, None)
+    assert [point.rate_s for point in found.bracket.points] == pytest.approx([2.0, 4.0])
+    assert len(endpoint.runs) == 4  # one alone, two rates, and the one that was interrupted
+    endpoint = Endpoint(parse_slo("ttft=300ms"))
+    endpoint.patience = 1
+    assert len(climbed(endpoint, 60.0).bracket.points) == 1
+    assert "interrupted" in str(climbed(endpoint, 60.0).bracket)

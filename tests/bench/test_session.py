@@ -56,6 +56,7 @@ def test_warm_up_is_sent_and_not_measured_and_shares_no_prompt_with_the_run() ->
     summary, _ = measured(endpoint, warm_up=5)
     texts = [str(body["messages"]) for body in endpoint.bodies]
     assert len(summary.records) == 12
+    assert endpoint.connections == 3  # never more at once than the run has clients
     assert len(texts) == len(set(texts)) == 3 + 5 + 12  # three questions about the endpoint itself
 
 
@@ -176,3 +177,20 @@ def test_nobody_listens() -> None:
 
     with pytest.raises(Unreachable, match="can't be reached"):
         asyncio.run(work())
+
+
+def test_an_interrupted_run_sends_nothing_more_and_the_second_time_everything_ends() -> None:
+    async def work() -> tuple[Summary, Session, int]:
+        async with FakeEndpoint() as endpoint:
+            session = Session(Asked(address=parse_address(f":{endpoint.port}"), warm_up=4))
+            await session.open()
+            session.interrupt()  # as in the middle of warm-up
+            summary = await session.measure(WORKLOAD, Stop(requests=12))
+            session.close()
+            return summary, session, len(endpoint.bodies)
+
+    summary, session, sent = asyncio.run(work())
+    assert (len(summary.records), sent) == (0, 3)
+    assert summary.notes == ("ended early: it was interrupted",)
+    with pytest.raises(KeyboardInterrupt):
+        session.interrupt()

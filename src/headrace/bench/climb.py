@@ -66,13 +66,17 @@ async def climb(
     async def probe(rate_s: float) -> Point:
         return await at(rate_s, point_s)
 
-    found = await bracket(probe, await _first_rate(session, workload))
+    found = await bracket(
+        probe,
+        await _first_rate(session, workload),
+        goes_on=lambda: not session.is_interrupted,
+    )
     held = None
-    if hold_s is not None and found.low_s is not None:
+    if hold_s is not None and found.low_s is not None and not session.is_interrupted:
         rate_s = found.low_s
         for _ in range(_MOST_HELD):
             held = await at(rate_s, hold_s)
-            if held.is_kept:
+            if held.is_kept or session.is_interrupted:
                 break
             rate_s *= _STEP_DOWN
     return Climbed(bracket=found, held=held)

@@ -99,7 +99,7 @@ def _figures(summary: Summary) -> str:
         ("Client", "fit" if health.is_valid else "not fit",
          f"late by {health.late_p99_s * 1e3:.2f} ms (P99), {health.cpu_share:.0%} of a core"),
     ]  # fmt: skip
-    if summary.slo is not None:
+    if summary.slo is not None and summary.records:
         word = "met" if summary.is_met else "not met"
         cells.append((f"Objective {word}", f"{summary.met_share:.1%}", str(summary.slo)))
         cells.append(("Goodput", f"{summary.goodput_s:.3g} /s", ""))

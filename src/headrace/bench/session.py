@@ -27,6 +27,7 @@ from headrace.workload.workload import Workload
 
 T = TypeVar("T")
 _MOST_READY = 256  # connections that are opened before the clock starts
+_INTERRUPTED = "it was interrupted"
 _WARM_UP_SEED = 7919  # other requests than those that are measured
 
 
@@ -68,6 +69,7 @@ class Session:
         self._connections = Connections(asked.address)
         self._run: Run | None = None
         self._runs = 0
+        self.is_interrupted = False
 
     async def open(self) -> Target:
         asked = self.asked
@@ -86,9 +88,12 @@ class Session:
         self._connections.close()
 
     def interrupt(self) -> None:
-        """What was measured so far is kept."""
+        """What was measured so far is kept. The second time everything ends at once."""
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        self.is_interrupted = True
         if self._run is not None:
-            self._run.stop("it was interrupted")
+            self._run.stop(_INTERRUPTED)
 
     async def measure(
         self,
@@ -158,6 +163,8 @@ class Session:
             enough=enough
             or (lambda progress: precision is not None and is_narrow(progress.records, precision)),
         )
+        if self.is_interrupted:
+            run.stop(_INTERRUPTED)
         asks = workload.asks(seed)
         if clients is None and stop.requests is not None:
             asks = islice(asks, stop.requests)  # whole sessions

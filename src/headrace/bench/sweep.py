@@ -49,6 +49,8 @@ class Bracket:
     points: tuple[Point, ...]  # in the order of trying
 
     def __str__(self) -> str:
+        if self.low_s is None and self.high_s is None:
+            return "at a rate that is not known: it was interrupted"
         if self.low_s is None:
             return f"below {self.high_s:.3g} requests/s"
         if self.high_s is None:
@@ -59,15 +61,26 @@ class Bracket:
 Probe = Callable[[float], Awaitable[Point]]
 
 
-async def bracket(probe: Probe, start_s: float, *, narrow: float = NARROW) -> Bracket:
-    """Tries rates from `start_s` on."""
+async def bracket(
+    probe: Probe,
+    start_s: float,
+    *,
+    narrow: float = NARROW,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Bracket:
+    """Tries rates from `start_s` on, until the bracket is narrow or `goes_on` says no: what was
+    tried last is then left out, unless it is all there is."""
     points: list[Point] = []
     low: float | None = None
     high: float | None = None
     rate_s = start_s
     while len(points) < MOST_POINTS:
         point = await probe(rate_s)
+        if not goes_on() and points:
+            break
         points.append(point)
+        if not goes_on():
+            break
         if point.is_kept:
             low = rate_s
         else:

@@ -42,7 +42,7 @@ def lines(summary: Summary) -> Iterator[str]:
         yield ""
         yield from _times(summary)
         yield ""
-    if summary.slo is not None:
+    if summary.slo is not None and summary.records:
         word = "met" if summary.is_met else "not met"
         yield f"objective    {summary.slo}: {word}"
         yield f"within it    {summary.met_share:.1%}, goodput {summary.goodput_s:.3g} requests/s"
