@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
+from headrace.core.modes import PRESETS, Mode
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import (
     DEFAULT,
@@ -92,11 +93,14 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(shares: list[dict[st
     found = resolve_settings(flags, as_variables(variables), as_file(file))
     configs = {"server": ServerConfig, "engine": EngineConfig}
     pool = next((n for share in (flags, variables, file) for n in POOL if n in share), None)
+    mode = next((share["mode"] for share in (flags, variables, file) if "mode" in share), None)
+    preset = {} if mode is None else PRESETS[Mode(mode)]
     for name, setting in SETTINGS.items():
         holders = [
             (flags, "--" + name.replace("_", "-")),
             (variables, "HEADRACE_" + name.upper()),
             (file, "headrace.toml"),
+            (preset, f"mode {mode}"),
         ]
         value, origin = setting.default, DEFAULT
         if name not in POOL or name == pool:
