@@ -194,3 +194,22 @@ def test_an_interrupted_run_sends_nothing_more_and_the_second_time_everything_en
     assert summary.notes == ("ended early: it was interrupted",)
     with pytest.raises(KeyboardInterrupt):
         session.interrupt()
+
+
+def test_tls_with_a_server_that_speaks_none_is_one_line() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read(1)
+        writer.close()
+
+    async def work() -> None:
+        server = await asyncio.start_server(plain, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            await Session(Asked(address=parse_address(f"https://127.0.0.1:{port}"))).open()
+        finally:
+            server.close()
+
+    with pytest.raises(Unreachable, match=r"TLS with 127\.0\.0\.1 failed") as found:
+        asyncio.run(work())
+    assert "\n" not in found.value.cause

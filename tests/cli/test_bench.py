@@ -37,6 +37,10 @@ def test_workloads_by_name_and_traces(tmp_path: Path) -> None:
     agent = workload_of(Flags(workload="agent", concurrency=3))
     assert isinstance(agent, Synthetic)
     assert agent.arrivals == ClosedLoop(clients=3)
+    short = workload_of(Flags(workload="agent", output="8", turns="2", wait="0"))
+    assert isinstance(short, Synthetic)
+    assert (short.outputs.mean, short.turns.mean, short.waits) == (8, 2, Constant(0.0))
+    assert (short.prompts, short.prefix_tokens) == (agent.prompts, 1500)
     path = tmp_path / "trace.csv"
     path.write_text("timestamp,input_length,output_length\n0,10,5\n1,10,5\n")
     trace = workload_of(Flags(trace=path, rate=2.0))
@@ -52,6 +56,7 @@ def test_workloads_by_name_and_traces(tmp_path: Path) -> None:
         Flags(prefixes=1),
         Flags(arrivals="poisson"),
         Flags(trace=Path("x"), concurrency=1),
+        Flags(trace=Path("x"), output="8"),
     ],
 )
 def test_what_contradicts_is_refused(flags: Flags) -> None:

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from headrace.bench.session import Asked
     from headrace.bench.spend import Purse
     from headrace.workload.arrivals import Arrivals
-    from headrace.workload.workload import Workload
+    from headrace.workload.workload import Synthetic, Workload
 
 _CLIENTS = 8
 _REQUESTS = 100
+_LENGTHS = {"input": "prompts", "output": "outputs", "turns": "turns", "follow_ups": "follow_ups"}
+_SHAPE = (*_LENGTHS, "wait", "prefixes", "prefix_tokens")
 _PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
@@ -55,16 +57,38 @@ def workload_of(flags: Flags) -> Workload:
     if flags.trace is not None:
         if flags.arrivals is not None or flags.concurrency is not None:
             raise ConfigError("--trace is given with arrivals; a trace has its own.")
+        given = [name for name in _SHAPE if getattr(flags, name)]
+        if given:
+            raise ConfigError(
+                f"--trace and --{given[0].replace('_', '-')} are given; a trace has its own."
+            )
         read = read_trace(flags.trace)
         return read if flags.rate is None else read.at_rate(flags.rate)
     if flags.workload is not None:
-        made = find_workload(flags.workload)
+        made = _changed(find_workload(flags.workload), flags)
         if flags.concurrency is not None:
             return made.with_clients(flags.concurrency)
         if flags.arrivals is not None:
             return replace(made, arrivals=_arrivals(flags)).at_rate(flags.rate or 1.0)
         return made if flags.rate is None else made.at_rate(flags.rate)
     return _synthetic(flags)
+
+
+def _changed(made: Synthetic, flags: Flags) -> Synthetic:
+    """A workload by name with what was given in place of its own."""
+    from headrace.workload.distribution import parse_distribution
+    from headrace.workload.workload import parse_lengths
+
+    parts: dict[str, Any] = {}
+    for flag, field in _LENGTHS.items():
+        if text := getattr(flags, flag):
+            parts[field] = parse_lengths(text, flag.replace("_", "-"))
+    if flags.wait:
+        parts["waits"] = parse_distribution(flags.wait, "wait")
+    if flags.prefixes or flags.prefix_tokens:
+        parts["prefixes"] = flags.prefixes or made.prefixes or 1
+        parts["prefix_tokens"] = flags.prefix_tokens or made.prefix_tokens
+    return replace(made, **parts)
 
 
 def _arrivals(flags: Flags) -> Arrivals:
