@@ -78,7 +78,7 @@ class Load:
         return served
 
     async def _one(self, ask: Ask, at_s: float, body: bytes | None, began_s: float) -> Served:
-        connection = self._idle.pop() if self._idle else await Connection.open(self._port)
+        connection = await self._connection()
         one = Served(ask=ask, arrival_s=at_s)
         try:
             heard = await connection.ask(body or self._body(ask), wants_ids=self._wants(ask))
@@ -92,6 +92,13 @@ class Load:
         one.started_s, one.tokens = one.first_s, heard.tokens
         self._keep(ask, heard)
         return one
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return await Connection.open(self._port)
 
     def _keep(self, ask: Ask, heard: Heard) -> None:
         if ask.session is not None and heard.token_ids:

@@ -1,13 +1,17 @@
 """The simulator against the running server on this machine.
 
     python benchmarks/planning/server.py [--model M] [--profile FILE] [--runs 3] [--scale 1]
-        [--only WORDS ...] [--out FILE] [--markdown FILE]
+        [--only WORDS ...] [--out FILE] [--markdown FILE] [--keep FILE]
+    python benchmarks/planning/server.py --device cuda --shape llama-3.1-8b --least-s 8 --keep FILE
+    python benchmarks/planning/server.py --profile FILE --kept FILE    # compare once more
 
-Calibrates first, unless a profile is given. Then every workload of cases.py is served by `headrace
+Calibrates first, unless a profile is there. Then every workload of cases.py is served by `headrace
 serve` in a process of its own, round after round, and simulated from the profile: throughput, TTFT
 and TPOT, median and P99, and the requests a second that are served when more come than that.
 Beside every error stands half of the range of the server's own runs. None of the workloads is one
-that was calibrated with. The machine should do nothing else; --scale makes runs shorter or longer.
+that was calibrated with. The machine should do nothing else; --scale makes runs shorter or longer,
+and --least-s has an open loop go on for so long. --keep writes the server's runs, with which
+--kept makes the comparison without one.
 """
 
 from __future__ import annotations
@@ -15,7 +19,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from headrace.assemble import read_tokenizer
 from headrace.calibrate.client import Server
 from headrace.calibrate.run import calibrate, plain_ids
-from headrace.core.config import EngineConfig
+from headrace.core.config import Device, EngineConfig, LoadFormat
 from headrace.fetch.resolve import resolve_model
 from headrace.hardware.profile import Profile, load_profile
 from headrace.simulate.profiled import setup_of
@@ -36,25 +42,28 @@ from headrace.simulate.serve import serve
 from headrace.weights.load import open_weights
 from headrace.workload.ask import Ask
 from planning.cases import CASES, SATURATED, Case, Compared, compare, compared, markdown
+from planning.kept import Runs, load_runs, place, save_runs
 from planning.load import Load
+from served_gpu import shape_folder
+from shapes import SHAPES
 
 TARGET_SATURATION = 0.05
 WARM_S, WARM_SESSIONS = 1e4, 1_000_000
 
 
-def vocabulary_of(model: str | None) -> list[int]:
-    with open_weights(resolve_model(model, offline=True)) as file:
+def vocabulary_of(options: argparse.Namespace) -> list[int]:
+    with open_weights(resolve_model(options.model, offline=True), options.load_format) as file:
         tokenizer = read_tokenizer(file)
         return plain_ids(tokenizer, tokenizer.vocab_size)
 
 
-def at_load(case: Case, profile: Profile, scale: float) -> list[Ask]:
+def at_load(case: Case, profile: Profile, scale: float, least_s: float) -> list[Ask]:
     """The requests of a case. Its rate is a share of the simulated saturation."""
     count = max(8, round(case.requests * scale))
     if case.load is None:
         return list(case.workload.asks(0, count))
     rate = case.load * saturation(case.workload, setup_of(profile)).stable
-    return list(case.workload.at_rate(rate).asks(0, count))
+    return list(case.workload.at_rate(rate).asks(0, max(count, round(rate * least_s))))
 
 
 def run_server(server: Server, asks: Sequence[Ask], vocabulary: list[int], salt: str) -> Report:
@@ -85,48 +94,52 @@ def at_once(scale: float) -> list[Ask]:
     return [replace(ask, at_s=0.0, session=None) for ask in drawn]
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights in the place of a model")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--profile", type=Path, help="calibrated before; else it is done now")
     parser.add_argument("--seconds", type=float, default=120.0, help="of calibration")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
+    parser.add_argument("--least-s", type=float, default=0.0, help="of an open loop")
+    parser.add_argument("--budget-s", type=float, help="begin no round of runs after so long")
     parser.add_argument("--only", nargs="+", help="workloads whose names have one of these in them")
     parser.add_argument("--no-saturation", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--keep", type=Path, help="write the server's runs there")
+    parser.add_argument("--kept", type=Path, help="the server's runs, in the place of a server")
     options = parser.parse_args()
+    options.load_format = LoadFormat.AUTO
+    if options.shape:
+        options.model, options.load_format = str(shape_folder(options.shape)), LoadFormat.DUMMY
+    return options
+
+
+def main() -> None:
+    began_s = time.monotonic()
+    options = parse()
     profile = _profile(options)
-    vocabulary = vocabulary_of(options.model)
-    chosen = [
-        case for case in CASES if not options.only or any(w in case.name for w in options.only)
-    ]
-    asks = {case.name: at_load(case, profile, options.scale) for case in chosen}
-    real: dict[str, list[Report]] = {case.name: [] for case in chosen}
-    burst = [] if options.no_saturation else at_once(options.scale)
-    bursts: list[Report] = []
+    if options.kept:
+        runs = load_runs(options.kept)
+    else:
+        until_s = began_s + options.budget_s if options.budget_s else math.inf
+        runs = served_runs(options, profile, until_s)
     rows: list[Compared] = []
-    with Server(options.model) as server:
-        run_server(server, list(CASES[1].workload.asks(9, 40)), vocabulary, "warm up")
-        for run in range(options.runs):
-            for case in chosen:
-                print(f"run {run + 1}: {case.name}", flush=True)
-                salt = f"{case.name} {run}"
-                real[case.name].append(run_server(server, asks[case.name], vocabulary, salt))
-            if burst:
-                print(f"run {run + 1}: {SATURATED.name}", flush=True)
-                bursts.append(run_server(server, burst, vocabulary, f"saturation {run}"))
-    for case in chosen:
-        rows += compare(case.name, real[case.name], simulated(asks[case.name], profile))
     notes = []
-    if bursts:
-        rates = [report.requests_s for report in bursts]
-        made = simulated(burst, profile).requests_s
-        rows.append(compared(SATURATED.name, "saturation", rates, made, TARGET_SATURATION))
+    for name, reports in runs.items():
+        asks = [one.ask for one in sorted(reports[0].served, key=place)]
+        made = simulated(asks, profile)
+        if name != SATURATED.name:
+            rows += compare(name, reports, made)
+            continue
+        rates = [report.requests_s for report in reports]
+        rows.append(compared(name, "saturation", rates, made.requests_s, TARGET_SATURATION))
         bracket = saturation(SATURATED.workload, setup_of(profile))
         notes.append(f"simulated with Poisson arrivals it is saturated {bracket}")
-    refused = sum(one.refused for each in (*real.values(), bursts) for one in each)
+    refused = sum(one.refused for each in runs.values() for one in each)
     notes.append(f"{refused} requests of the server's runs failed")
     text = markdown(rows, notes)
     print(text)
@@ -134,6 +147,35 @@ def main() -> None:
         options.markdown.write_text(text)
     if options.out:
         options.out.write_text(json.dumps(_facts(rows, notes, profile), indent=1) + "\n")
+
+
+def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -> Runs:
+    """Every workload in every round. No round is begun after `until_s`."""
+    vocabulary = vocabulary_of(options)
+    asks = {
+        case.name: at_load(case, profile, options.scale, options.least_s)
+        for case in CASES
+        if not options.only or any(word in case.name for word in options.only)
+    }
+    if not options.no_saturation:
+        asks[SATURATED.name] = at_once(options.scale)
+    runs: Runs = {name: [] for name in asks}
+    with Server(options.model, _flags(options)) as server:
+        run_server(server, list(CASES[1].workload.asks(9, 40)), vocabulary, "warm up")
+        for run in range(options.runs):
+            if run and time.monotonic() > until_s:
+                print(f"no time is left for run {run + 1}", flush=True)
+                break
+            for name, some in asks.items():
+                print(f"run {run + 1}: {name}", flush=True)
+                runs[name].append(run_server(server, some, vocabulary, f"{name} {run}"))
+                if options.keep:
+                    save_runs(options.keep, runs)
+    return runs
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
+    return ["--device", options.device, "--load-format", options.load_format.value]
 
 
 def _profile(options: argparse.Namespace) -> Profile:
@@ -148,10 +190,11 @@ def _profile(options: argparse.Namespace) -> Profile:
 
     made = calibrate(
         options.model,
-        config=EngineConfig(),
+        config=EngineConfig(device=Device(options.device), load_format=options.load_format),
         seconds=options.seconds,
         tell=tell,
         offline=True,
+        flags=_flags(options),
     )
     if options.profile is not None:
         made.save(options.profile)

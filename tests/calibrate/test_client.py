@@ -66,6 +66,30 @@ def test_a_kept_connection_hears_one_answer_after_the_other() -> None:
         assert heard.tpot_s == pytest.approx((heard.last_s - heard.first_s) / 2)
 
 
+def test_a_connection_that_the_server_has_closed_is_known_to_be() -> None:
+    """A request on it would never be answered."""
+
+    async def run() -> tuple[bool, bool]:
+        closing = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await closing.wait()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            connection = await Connection.open(server.sockets[0].getsockname()[1])
+            before = connection.is_open
+            closing.set()
+            for _ in range(1000):
+                if not connection.is_open:
+                    break
+                await asyncio.sleep(0.001)
+            return before, connection.is_open
+
+    assert asyncio.run(run()) == (True, False)
+
+
 @pytest.mark.parametrize("size", [1, 7, 100])
 def test_chunks_may_be_cut_anywhere(size: int) -> None:
     data = HEAD + event("a") + event("b") + event("c") + USAGE + END

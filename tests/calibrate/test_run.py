@@ -70,7 +70,7 @@ def test_a_profile_has_what_a_simulation_needs(folder: Path, tmp_path: Path) -> 
     assert made.limits.total_blocks == 2048 // 16
     assert made.ceilings is not None
     assert set(made.ceilings.read_bytes_s) >= {"1"}
-    assert made.ceilings.int8_multiplies_s > 0
+    assert made.ceilings.multiplies_s["int8"] > 0
     assert made.ceilings.products
     assert made.model["backend"]["name"] == "cpu"
     made.save(tmp_path / "profile.json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from headrace.calibrate.host import measure_host
 from headrace.calibrate.statistic import spread
 from headrace.calibrate.steps import CONTEXT, Point, Steps, measure, points_for
 from headrace.core.clock import VirtualClock
-from headrace.core.step import RunnerLimits
+from headrace.core.step import RunnerLimits, StepPlan
 from headrace.simulate.cost import linear_cost
 from headrace.simulate.curve import Curve
 from headrace.simulate.runner import SimulatedRunner
@@ -48,6 +50,39 @@ def test_points_are_within_the_limits_and_some_decode(bounds: RunnerLimits) -> N
         assert max(used) < bounds.total_blocks
         ends = [start + n for start, n in zip(plan.starts, plan.counts, strict=True)]
         assert max(ends) <= bounds.context_tokens
+
+
+def test_steps_in_flight_are_measured_from_result_to_result() -> None:
+    """What the host does meanwhile is hidden behind the device, as in a server."""
+    clock = VirtualClock()
+    limits = replace(LIMITS, steps_in_flight=2)
+    runner = SimulatedRunner(limits, cost=COST, clock=clock, host=lambda plan: 0.001)
+    steps = Steps(runner, 1000, clock.now_s)
+    point = Point(decode_rows=4)
+    steps.fill([point])
+    steps.warm_up(point)
+    plan = point.plan([1] * 8, limits.block_tokens)
+    assert steps.settled_seconds(point) == pytest.approx(COST(plan))
+
+
+def test_tables_of_two_points_have_two_versions() -> None:
+    """A runner that has seen a table keeps it by its version."""
+    seen: dict[tuple[int, int], list[int]] = {}
+
+    class Watching(SimulatedRunner):
+        def submit(self, plan: StepPlan) -> None:
+            for row, table in enumerate(plan.tables):
+                key = plan.sequence_ids[row], plan.versions[row]
+                known = seen.setdefault(key, table)
+                shorter, longer = sorted([known, table], key=len)
+                assert longer[: len(shorter)] == shorter
+            super().submit(plan)
+
+    steps = Steps(Watching(LIMITS, cost=COST, clock=VirtualClock()), vocab_size=1000)
+    points = points_for(LIMITS)
+    steps.fill(points)
+    for point in [*points, *points]:
+        steps.settled_seconds(point)
 
 
 def test_what_is_measured_of_a_runner_is_what_it_costs() -> None:

@@ -219,9 +219,7 @@ def test_the_core_is_the_report() -> None:
 def test_a_measured_machine_gives_the_floors(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     path = tmp_path / "profile.json"
-    measured = Ceilings(
-        read_bytes_s={"1": 1e6, "2": 2e6}, int8_multiplies_s=5e17, float32_multiplies_s=1e9
-    )
+    measured = Ceilings(read_bytes_s={"1": 1e6, "2": 2e6}, multiplies_s={"int8": 5e17, "fp32": 1e9})
     made = replace(profile(), ceilings=measured, machine={"memory_total_bytes": 8 << 30})
     made.save(path)
     report = make_report(str(tmp_path / "config.json"), Asked(profile=path))

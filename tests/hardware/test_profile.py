@@ -28,8 +28,7 @@ def test_ceilings_are_part_of_it(tmp_path: Path) -> None:
     rate = ProductRate(operation="linear", rows=1, multiplies_s=1e9, bytes_s=2e9)
     ceilings = Ceilings(
         read_bytes_s={"1": 1e10, "2": 1.9e10},
-        int8_multiplies_s=4e11,
-        float32_multiplies_s=5e10,
+        multiplies_s={"int8": 4e11, "fp32": 5e10},
         products=(rate,),
     )
     made = replace(profile(), ceilings=ceilings)
@@ -46,7 +45,7 @@ def changed(path: Path, **values: Any) -> None:
     ("values", "said"),
     [
         ({"format": "something"}, "no object with"),
-        ({"version": 2}, "version 2 of the profile's format"),
+        ({"version": 1}, "version 1 of the profile's format"),
         ({"steps": []}, "no step that decodes"),
         ({"steps": {}}, "profile.steps is not a list"),
         ({"steps": [{"decode_rows": 1}]}, r"steps\[0\] lacks context_tokens"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.profiles import profile
 
 from headrace.core.sizes import MIB
 from headrace.hardware import this_machine as here
 from headrace.hardware.gpus import find_gpu
+from headrace.hardware.profile import Ceilings
 
 
 def test_memory_and_cpu_are_read(tmp_path: Path) -> None:
@@ -60,3 +63,26 @@ def test_no_driver_is_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert seen.gpu.name == "l4"
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
     assert here.gpus_here() == ()
+
+
+def test_a_measured_gpu_has_its_own_rates_and_the_rest_of_its_row() -> None:
+    facts = {"name": "NVIDIA H200", "memory_total_bytes": "150000000000"}
+    ceilings = Ceilings(read_bytes_s={"gpu": 4.2e12}, multiplies_s={"bf16": 3.9e14})
+    made = replace(profile(), ceilings=ceilings, machine={"device": "cuda", "gpu": facts})
+    found, row = here.measured_machine(made), find_gpu("h200")
+    assert found.kind == "gpu"
+    assert found.memory_bytes == 150_000_000_000
+    assert found.bandwidth_bytes_s == 4.2e12
+    assert found.flops["bf16"] == 7.8e14
+    assert found.flops["fp8"] == row.flops["fp8"]  # not measured
+    assert found.sources["flops.bf16"].title == "headrace calibrate"
+    assert found.capability == row.capability
+
+
+def test_a_measured_gpu_that_no_table_has() -> None:
+    facts = {"name": "NVIDIA Z9000", "memory_total_bytes": "8000000000"}
+    ceilings = Ceilings(read_bytes_s={"gpu": 1e12}, multiplies_s={"bf16": 1e14})
+    made = replace(profile(), ceilings=ceilings, machine={"device": "cuda", "gpu": facts})
+    found = here.measured_machine(made)
+    assert (found.kind, found.memory_bytes) == ("gpu", 8_000_000_000)
+    assert found.flops == {"bf16": 2e14}

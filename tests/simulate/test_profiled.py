@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.profiles import (
     BUSY_S,
@@ -30,6 +32,17 @@ def test_a_request_alone_takes_its_way_its_step_and_what_serving_adds() -> None:
     assert served.ttft_s == pytest.approx(way_s + step_s + added_s, rel=1e-6)
     # Tokens 2 to 33 come after contexts of 64 to 95.
     assert served.tpot_s == pytest.approx(true_s(1, 79.5, 0, 0) + added_s, rel=1e-6)
+
+
+def test_with_two_steps_in_flight_the_host_is_hidden_behind_the_device() -> None:
+    """What a served token took is then the device's step and all that was added to it."""
+    made = profile()
+    made = replace(made, limits=replace(made.limits, steps_in_flight=2))
+    assert made.serving is not None
+    (alone,) = (one for one in made.serving.streams if one.streams == 1)
+    ask = Ask(at_s=1.0, prompt_tokens=64, output_tokens=129)
+    (served,) = serve([ask], setup_of(made)).served
+    assert served.tpot_s == pytest.approx(true_s(1, 127.5, 0, 0) + alone.added_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("streams", [4, 16])

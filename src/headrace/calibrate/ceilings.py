@@ -1,10 +1,12 @@
 """The machine's ceilings, and what the backend's own products reach of them.
 
-Only for the CPU backend so far: others have no counters of this kind, and get None. Knows that
-backend's runner; no engine.
+What a product reaches is known of the CPU backend alone, which has counters of this kind. Knows the
+backends' runners; no engine.
 """
 
 from __future__ import annotations
+
+import sys
 
 from headrace.backends.cpu.profile import measure_peaks
 from headrace.backends.cpu.runner import CpuRunner
@@ -18,7 +20,7 @@ LEAST_READ_BYTES = 128 << 20  # less may come from caches
 
 def measure_ceilings(runner: Runner, steps: Steps) -> Ceilings | None:
     if not isinstance(runner, CpuRunner):
-        return None
+        return _gpu_ceilings()
     read_bytes = max(runner.weight_bytes, LEAST_READ_BYTES)
     bandwidth = {}
     for threads in _counts(runner.threads):
@@ -31,10 +33,24 @@ def measure_ceilings(runner: Runner, steps: Steps) -> Ceilings | None:
             products += _rates(runner, steps, point)
     return Ceilings(
         read_bytes_s=bandwidth,
-        int8_multiplies_s=max(one.dots for one in peaks),
-        float32_multiplies_s=max(one.floats for one in peaks),
+        multiplies_s={
+            "int8": max(one.dots for one in peaks),
+            "fp32": max(one.floats for one in peaks),
+        },
         products=tuple(products),
     )
+
+
+def _gpu_ceilings() -> Ceilings | None:
+    """None where there is no GPU: the reference backend, and CUDA kernels that are interpreted."""
+    if "torch" not in sys.modules:  # then no runner uses a GPU, and importing it takes seconds
+        return None
+    from headrace.backends.cuda.peaks import measure_peaks as measure_gpu
+
+    found = measure_gpu()
+    if found is None:
+        return None
+    return Ceilings(read_bytes_s={"gpu": found.read_bytes_s}, multiplies_s=found.multiplies_s)
 
 
 def _counts(threads: int) -> list[int]:

@@ -144,7 +144,13 @@ class Connection:
         protocol.done.cancel()
         return cls(transport, protocol)
 
+    @property
+    def is_open(self) -> bool:
+        """Servers close connections that nobody uses for a while."""
+        return not self._transport.is_closing()
+
     async def ask(self, request: bytes, *, wants_ids: bool = False) -> Heard:
+        """Only while it is open: nobody would answer."""
         protocol = self._protocol
         protocol.done = asyncio.get_running_loop().create_future()
         protocol.heard = Heard()

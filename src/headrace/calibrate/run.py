@@ -32,6 +32,7 @@ from headrace.simulate.curve import Curve
 from headrace.weights.load import open_weights
 
 if TYPE_CHECKING:
+    from headrace.plan.sizing import Sizing
     from headrace.tokenizer.tokenizer import Tokenizer
 
 Tell = Callable[[str, int, int | None], None]  # what, done, of how many where known
@@ -51,12 +52,16 @@ def calibrate(
 ) -> Profile:
     """`flags` are those that the server is started with, and mean the same as `config`."""
     path = resolve_model(model, offline=offline, progress=tell)
-    total_blocks = _served_blocks(path, config)
+    served = _served(path, config)
     loaded = assemble(str(path), config=_small(config), offline=offline, progress=tell)
     try:
         profile, is_stopped = _in_process(loaded, seconds, tell)
         # The pool is that of a server, and not the small one that was measured with.
-        limits = replace(profile.limits, total_blocks=total_blocks)
+        limits = replace(
+            profile.limits,
+            total_blocks=served.total_blocks,
+            context_tokens=served.context_tokens,
+        )
         profile = replace(profile, limits=limits)
         if is_stopped or not with_server:
             return profile
@@ -72,11 +77,11 @@ def _small(config: EngineConfig) -> EngineConfig:
     return replace(config, kv_tokens=MOST_TOKENS + 4096)
 
 
-def _served_blocks(path: Path, config: EngineConfig) -> int:
-    """Of the KV pool that a server would have. Reads headers only."""
+def _served(path: Path, config: EngineConfig) -> Sizing:
+    """The KV pool that a server would have. Reads headers only."""
     file = open_weights(path, config.load_format)
     try:
-        return plan_memory(file, choose_backend(config), config)[2].total_blocks
+        return plan_memory(file, choose_backend(config), config)[2]
     finally:
         file.close()
 
@@ -87,8 +92,9 @@ def _in_process(loaded: Assembled, seconds: float, tell: Tell) -> tuple[Profile,
     points = points_for(loaded.runner.limits)
     tell("preparing", 0, None)
     steps.fill(points)
-    for point in points:  # the first time of a shape may allocate, or compile a kernel
-        steps.seconds(point)
+    for done, point in enumerate(points):
+        tell("preparing", done, len(points))
+        steps.warm_up(point)
     until_s = time.monotonic() + seconds * STEPS_SHARE
     estimate = len(points) * LEAST_ROUNDS
     found, is_stopped = measure(

@@ -23,7 +23,7 @@ from headrace.calibrate.client import Connection, Heard, Server, completion
 from headrace.calibrate.statistic import median, spread
 from headrace.hardware.profile import FirstToken, Serving, StreamTime
 
-STREAMS = (1, 4, 16, 48)
+STREAMS = (1, 4, 16, 48, 192)  # as many of them as sequences may run
 PROMPT, OUTPUT = 32, 64
 FIRST_BLOCKS = (1, 16, 64)  # of prompts that the prefix cache has
 AGAIN = 4  # times a prompt is asked

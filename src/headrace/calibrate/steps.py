@@ -2,12 +2,14 @@
 
 A point is a step that has decoding rows, a prompt, or both. Points are measured in turn, round
 after round, so that other work on the machine is unfair to none; what is kept is the median. The
-runner's blocks are written before: memory that was never written is read too fast. Knows runners;
-no engine and no server.
+runner's blocks are written before: memory that was never written is read too fast. A runner that
+takes a plan while it computes another is measured so: a step is then the time from one result to
+the next. Knows runners; no engine and no server.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ MIXED_CHUNKS = (16, 64, 128, 256, 512, 2048, 8192)  # beside rows that decode
 CONTEXTS = (256, 1024, 4096)
 STARTS = (512, 2048)
 SHORT_TOKENS = 64  # in a step that is measured after one of its kind
+OVERLAPPED_STEPS = 4  # of which the first is not counted
+WARM_STEPS = 4  # a graph is captured at the third sight of its shape
+FILLED, COPIED, FIRST_VERSION = 1, 2, 3  # of tables
 MOST_TOKENS = 16_384  # in the blocks of one step: more takes too long to fill
 
 
@@ -44,12 +49,13 @@ class Point:
         rows = self.decode_rows * -(-(self.context_tokens + 1) // block_tokens)
         return rows + -(-(self.prompt_start + self.prompt_tokens) // block_tokens)
 
-    def plan(self, tokens: Sequence[int], block_tokens: int) -> StepPlan:
+    def plan(self, tokens: Sequence[int], block_tokens: int, version: int = 0) -> StepPlan:
+        """`version` is that of its tables, which are those of no other point."""
         plan = StepPlan()
         width = -(-(self.context_tokens + 1) // block_tokens)
         for row in range(self.decode_rows):
             table = list(range(row * width, (row + 1) * width))
-            plan.add(row, [tokens[row]], self.context_tokens, table, draw=GREEDY)
+            plan.add(row, [tokens[row]], self.context_tokens, table, version, draw=GREEDY)
         if self.prompt_tokens:
             end = self.prompt_start + self.prompt_tokens
             first = self.decode_rows * width
@@ -58,6 +64,7 @@ class Point:
                 [tokens[at % len(tokens)] for at in range(self.prompt_tokens)],
                 self.prompt_start,
                 list(range(first, first + -(-end // block_tokens))),
+                version,
                 draw=GREEDY if self.draws else None,
             )
         return plan
@@ -100,11 +107,16 @@ def needed_tokens(points: Iterable[Point], block_tokens: int) -> int:
 class Steps:
     """A runner, ready to be measured."""
 
-    def __init__(self, runner: Runner, vocab_size: int) -> None:
+    def __init__(
+        self, runner: Runner, vocab_size: int, now_s: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.limits = runner.limits
+        self._now_s = now_s
         self._runner = runner
         random = Random(0)
         self._tokens = [random.randrange(vocab_size) for _ in range(1024)]
+        # A runner keeps tables that it has seen, by version.
+        self._versions: dict[Point, int] = {}
 
     def fill(self, points: Iterable[Point]) -> None:
         """Write every block that a point reads: one prompt is computed, and copied."""
@@ -113,24 +125,51 @@ class Steps:
         first = min(total, 256 // size or 1, self.limits.max_batch_tokens // size or 1)
         whole = StepPlan()
         tokens = self._tokens[: min(first * size, self.limits.max_batch_tokens)]
-        whole.add(0, tokens, 0, list(range(first)), version=1)
+        whole.add(0, tokens, 0, list(range(first)), version=FILLED)
         self._run(whole)
         for at in range(first, total, 4096):
             plan = StepPlan()
             plan.copies += [(block % first, block) for block in range(at, min(at + 4096, total))]
-            plan.add(0, tokens[:1], 0, [0], version=2)  # a plan has a row
+            plan.add(0, tokens[:1], 0, [0], version=COPIED)  # a plan has a row
             self._run(plan)
 
     def seconds(self, point: Point) -> float:
-        return self._run(point.plan(self._tokens, self.limits.block_tokens))
+        return self._run(self._plan(point))
+
+    def warm_up(self, point: Point) -> None:
+        """The first times of a shape may allocate, compile a kernel, or capture a graph."""
+        for _ in range(WARM_STEPS if self._is_overlapped else 1):
+            self.seconds(point)
 
     def settled_seconds(self, point: Point) -> float:
         """Of a step among others like it, as when a server decodes: after a step of another kind
         caches hold other things, and threads may have gone to sleep."""
+        if self._is_overlapped:
+            return self._overlapped_s(point)
         if point.batch_tokens > SHORT_TOKENS:  # so long that it does not matter
             return self.seconds(point)
         self.seconds(point)
         return (self.seconds(point) + self.seconds(point)) / 2
+
+    @property
+    def _is_overlapped(self) -> bool:
+        return self.limits.steps_in_flight > 1
+
+    def _overlapped_s(self, point: Point) -> float:
+        """With the next step submitted before a result is waited for."""
+        plan = self._plan(point)
+        self._runner.submit(plan)
+        ended_s = []
+        for _ in range(OVERLAPPED_STEPS):
+            self._runner.submit(plan)
+            self._runner.collect()
+            ended_s.append(self._now_s())
+        self._runner.collect()
+        return (ended_s[-1] - ended_s[0]) / (OVERLAPPED_STEPS - 1)
+
+    def _plan(self, point: Point) -> StepPlan:
+        version = self._versions.setdefault(point, FIRST_VERSION + len(self._versions))
+        return point.plan(self._tokens, self.limits.block_tokens, version)
 
     def _run(self, plan: StepPlan) -> float:
         self._runner.submit(plan)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.options import AsJson, ModelArgument, ModelName, Offline, one_model
-from headrace.core.config import Device, EngineConfig
+from headrace.core.config import Device, EngineConfig, KvDtype, LoadFormat, Quantization
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def calibrate(
     threads: Annotated[int | None, typer.Option(help="As for serve.")] = None,
     max_sequences: Annotated[int | None, typer.Option(help="As for serve.")] = None,
     max_batch_tokens: Annotated[int | None, typer.Option(help="As for serve.")] = None,
+    quantization: Annotated[Quantization | None, typer.Option(help="As for serve.")] = None,
+    kv_dtype: Annotated[KvDtype | None, typer.Option(help="As for serve.")] = None,
+    load_format: Annotated[LoadFormat | None, typer.Option(help="As for serve.")] = None,
     serve: Annotated[
         bool, typer.Option("--serve/--no-serve", help="Also measure the way through a server.")
     ] = True,
@@ -61,11 +64,15 @@ def calibrate(
         "threads": threads,
         "max_sequences": max_sequences,
         "max_batch_tokens": max_batch_tokens,
+        "quantization": quantization,
+        "kv_dtype": kv_dtype,
+        "load_format": load_format,
     }
+    given = {key: value for key, value in given.items() if value is not None}
     config = EngineConfig.from_mapping({"device": device, **given})
     flags = ["--device", device.value]
     for key, value in given.items():
-        flags += [] if value is None else [f"--{key.replace('_', '-')}", str(value)]
+        flags += [f"--{key.replace('_', '-')}", str(value)]
     with _shown() as tell:
         profile = measure(
             one_model(name, model),
@@ -90,18 +97,18 @@ def calibrate(
 def summary(profile: Profile, *, explain: bool = False) -> Iterator[str]:
     """For a person, within 100 columns."""
     machine, model = profile.machine, profile.model
-    yield f"{model.get('name')} on {machine.get('cpu')}, {machine.get('threads')} threads"
+    gpu = machine.get("gpu")
+    what = gpu.get("name") if gpu else f"{machine.get('cpu')}, {machine.get('threads')} threads"
+    yield f"{model.get('name')} on {what}"
     if profile.ceilings is not None:
         ceilings = profile.ceilings
-        by_threads = ", ".join(
-            f"{rate / 1e9:.1f} GB/s with {threads}"
+        rates = (
+            f"{rate / 1e9:,.1f} GB/s" + ("" if threads == "gpu" else f" with {threads}")
             for threads, rate in ceilings.read_bytes_s.items()
         )
-        yield f"  reading        {by_threads}"
-        yield (
-            f"  multiply-adds  {ceilings.int8_multiplies_s / 1e9:.0f} G/s int8, "
-            f"{ceilings.float32_multiplies_s / 1e9:.0f} G/s float32"
-        )
+        yield f"  reading        {', '.join(rates)}"
+        products = (f"{rate / 1e9:,.0f} G/s {name}" for name, rate in ceilings.multiplies_s.items())
+        yield f"  multiply-adds  {', '.join(products)}"
     yield f"  {'step':<34}{'median':>10}{'spread':>8}{'tokens/s':>10}"
     for step in profile.steps:
         plain = (

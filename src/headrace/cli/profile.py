@@ -136,8 +136,8 @@ def _peaks(runner: CpuRunner, profile: Path | None) -> Peaks:
     if ceilings is None:
         raise ConfigError(f"{profile} has no ceilings.", "Leave --profile out.")
     return Peaks(
-        flops_s=2 * ceilings.int8_multiplies_s,
-        float_flops_s=2 * ceilings.float32_multiplies_s,
+        flops_s=2 * ceilings.multiplies_s["int8"],
+        float_flops_s=2 * ceilings.multiplies_s["fp32"],
         bytes_s=max(ceilings.read_bytes_s.values()),
         source=f"of {profile}",
     )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from headrace.core.errors import ConfigError, HeadraceError
 
-FORMAT, VERSION = "headrace profile", 1
+FORMAT, VERSION = "headrace profile", 2
 T = TypeVar("T")
 
 
@@ -48,11 +48,11 @@ class ProductRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Of the machine, a second. Bandwidth is by number of threads."""
+    """Of the machine, a second. Bandwidth is by number of threads, or of the "gpu"; multiply-adds
+    are by type, as hardware's tables name it: int8, fp32, bf16, fp8."""
 
     read_bytes_s: Mapping[str, float]
-    int8_multiplies_s: float
-    float32_multiplies_s: float
+    multiplies_s: Mapping[str, float]
     products: tuple[ProductRate, ...] = ()
 
 

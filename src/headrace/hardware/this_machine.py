@@ -61,28 +61,54 @@ def this_machine(proc: Path = Path("/proc")) -> Gpu:
 
 
 def measured_machine(profile: Profile) -> Gpu:
-    """The CPU host that a profile was measured on, with its measured ceilings."""
+    """The CPU host or the GPU that a profile was measured on, with its measured ceilings. Of a GPU
+    in the tables all that was not measured is the table's."""
     ceilings = profile.ceilings
     if ceilings is None:
         raise ConfigError(
-            f"The profile was measured on {profile.machine.get('device', 'another device')}, whose "
-            "ceilings are not measured; expected one of a CPU.",
-            "Leave --profile out, and name the GPU with --gpu.",
+            f"The profile was measured on {profile.machine.get('device', 'another device')}, "
+            "without its ceilings; expected bandwidth and rates.",
+            "Run headrace calibrate to its end, or leave --profile out and name a GPU with --gpu.",
             param="profile",
         )
     where = Source(title="headrace calibrate", date=profile.date[:10])
-    measured = ("memory_bytes", "bandwidth_bytes_s", "flops.int8", "flops.fp32")
-    cpu = str(profile.machine.get("cpu") or "CPU")
+    rates = {name: 2 * each for name, each in ceilings.multiplies_s.items()}  # multiply and add
+    measured = ("memory_bytes", "bandwidth_bytes_s", *(f"flops.{name}" for name in rates))
+    gpu = profile.machine.get("gpu")
+    if isinstance(gpu, Mapping):
+        row = _measured_gpu(gpu)
+    else:
+        cpu = str(profile.machine.get("cpu") or "CPU")
+        row = replace(
+            this_machine(),
+            label=f"{cpu}, {profile.machine.get('threads', 1)} threads, measured",
+            memory_bytes=profile.machine.get("memory_total_bytes"),
+            sources=MappingProxyType({}),
+            notes=(),
+        )
     return replace(
-        this_machine(),
-        label=f"{cpu}, {profile.machine.get('threads', 1)} threads, measured",
-        memory_bytes=profile.machine.get("memory_total_bytes"),
+        row,
         bandwidth_bytes_s=max(ceilings.read_bytes_s.values()),
-        # A multiplication and an addition.
-        flops=MappingProxyType(
-            {"int8": 2 * ceilings.int8_multiplies_s, "fp32": 2 * ceilings.float32_multiplies_s}
-        ),
-        sources=MappingProxyType(dict.fromkeys(measured, where)),
+        flops=MappingProxyType({**row.flops, **rates}),
+        sources=MappingProxyType({**row.sources, **dict.fromkeys(measured, where)}),
+    )
+
+
+def _measured_gpu(facts: Mapping[str, object]) -> Gpu:
+    """The table's row of that name, else one that has its memory and no more."""
+    name, memory_bytes = str(facts.get("name")), int(str(facts.get("memory_total_bytes") or 0))
+    try:
+        row = find_gpu(name)
+    except ConfigError:
+        row = replace(this_machine(), vendor="NVIDIA", kind="gpu", sources=MappingProxyType({}))
+    return replace(
+        row,
+        name=NAME,
+        label=f"{name}, measured",
+        family=NAME,
+        aliases=("here",),
+        memory_bytes=memory_bytes or row.memory_bytes,
+        prices=(),
         notes=(),
     )
 

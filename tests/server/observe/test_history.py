@@ -248,9 +248,7 @@ def test_a_mixture_of_experts_has_no_bytes() -> None:
 
 def test_use_of_a_device_is_a_share_of_its_peaks(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    ceilings = Ceilings(
-        read_bytes_s={"1": 1e6, "2": 2e6}, int8_multiplies_s=5e7, float32_multiplies_s=1e7
-    )
+    ceilings = Ceilings(read_bytes_s={"1": 1e6, "2": 2e6}, multiplies_s={"int8": 5e7, "fp32": 1e7})
     replace(profile(), ceilings=ceilings).save(path)
     device = DeviceWatch(str(path))
     assert device.peaks is not None
