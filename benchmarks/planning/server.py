@@ -36,6 +36,7 @@ from headrace.core.config import Device, EngineConfig, LoadFormat
 from headrace.fetch.resolve import resolve_model
 from headrace.hardware.profile import Profile, load_profile
 from headrace.simulate.profiled import setup_of
+from headrace.simulate.replica import UNBOUNDED
 from headrace.simulate.report import Report
 from headrace.simulate.saturation import saturation
 from headrace.simulate.serve import serve
@@ -82,14 +83,15 @@ def simulated(asks: Sequence[Ask], profile: Profile) -> Report:
         *(replace(ask, session=(ask.session or 0) + WARM_SESSIONS) for ask in warm),
         *(replace(ask, at_s=ask.at_s + WARM_S) for ask in asks),
     ]
-    found = serve(moved, setup_of(profile)).served
+    found = serve(moved, replace(setup_of(profile), queue=UNBOUNDED)).served
     kept = tuple(one for one in found if one.ask.at_s >= WARM_S)
     return Report(served=kept)
 
 
-def at_once(scale: float) -> list[Ask]:
+def at_once(profile: Profile, scale: float) -> list[Ask]:
     """More than can be served, all at one time: what is served then is the rate of saturation."""
-    count = max(60, round(SATURATED.requests * scale))
+    places = profile.limits.max_sequences
+    count = max(places * 2, round(SATURATED.requests / 64 * places * scale))
     drawn = SATURATED.workload.asks(0, count)
     return [replace(ask, at_s=0.0, session=None) for ask in drawn]
 
@@ -158,7 +160,7 @@ def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -
         if not options.only or any(word in case.name for word in options.only)
     }
     if not options.no_saturation:
-        asks[SATURATED.name] = at_once(options.scale)
+        asks[SATURATED.name] = at_once(profile, options.scale)
     runs: Runs = {name: [] for name in asks}
     with Server(options.model, _flags(options)) as server:
         run_server(server, list(CASES[1].workload.asks(9, 40)), vocabulary, "warm up")
@@ -175,7 +177,9 @@ def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -
 
 
 def _flags(options: argparse.Namespace) -> list[str]:
-    return ["--device", options.device, "--load-format", options.load_format.value]
+    """As many may wait as are sent at once."""
+    own = ["--device", options.device, "--load-format", options.load_format.value]
+    return [*own, "--max-waiting-requests", "8192", "--max-waiting-tokens", "8000000"]
 
 
 def _profile(options: argparse.Namespace) -> Profile:
