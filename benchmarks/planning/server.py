@@ -20,10 +20,13 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +157,14 @@ def main() -> None:
 def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -> Runs:
     """Every workload in every round. No round is begun after `until_s`."""
     vocabulary = vocabulary_of(options)
-    asks = {
-        case.name: at_load(case, profile, options.scale, options.least_s)
+    chosen = [
+        case
         for case in CASES
         if not options.only or any(word in case.name for word in options.only)
-    }
+    ]
+    work = partial(at_load, profile=profile, scale=options.scale, least_s=options.least_s)
+    with ProcessPoolExecutor(os.cpu_count()) as processes:  # each finds a rate of saturation
+        asks = dict(zip((case.name for case in chosen), processes.map(work, chosen), strict=True))
     if not options.no_saturation:
         asks[SATURATED.name] = at_once(profile, options.scale)
     runs: Runs = {name: [] for name in asks}

@@ -12,9 +12,10 @@ from headrace.engine.loop import Engine
 from headrace.hardware.profile import HostTime
 
 PROMPT, STEPS, ROUNDS = 8, 12, 2
+ROWS = (1, 4, 16, 64, 256)
 
 
-def measure_host(runner: Runner, row_counts: tuple[int, ...] = (1, 4, 16, 64)) -> list[HostTime]:
+def measure_host(runner: Runner, row_counts: tuple[int, ...] = ROWS) -> list[HostTime]:
     """For each number of rows that the runner's limits allow."""
     limits = runner.limits
     room = limits.total_blocks // (-(-(PROMPT + STEPS) // limits.block_tokens) + 1)
