@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-Reply = Callable[[dict[str, Any]], bytes]
+Reply = Callable[[dict[str, Any]], bytes | None]
 
 
 def event(value: Any) -> bytes:
@@ -44,8 +44,15 @@ def answered(body: dict[str, Any], *, tokens: int | None = None, has_usage: bool
     return response("200 OK", b"".join(parts) + b"data: [DONE]\n\n", "text/event-stream")
 
 
+def changed(answer: bytes, old: bytes, new: bytes, count: int = -1) -> bytes:
+    """Another body of a stream."""
+    body = answer.split(b"\r\n\r\n", 1)[1]
+    return response("200 OK", body.replace(old, new, count), "text/event-stream")
+
+
 class FakeEndpoint:
-    """`reply` makes the whole answer from a request's body; b"" closes the connection."""
+    """`reply` makes the whole answer from a request's body; b"" closes the connection, and None
+    never answers."""
 
     def __init__(self, reply: Reply = answered, models: bytes | None = None) -> None:
         self._reply = reply
@@ -53,6 +60,7 @@ class FakeEndpoint:
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.connections = 0
+        self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FakeEndpoint:
@@ -64,8 +72,17 @@ class FakeEndpoint:
         assert self._server is not None
         self._server.close()
 
+    async def die(self) -> None:
+        """Nobody listens any more, and every connection is closed."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+            await writer.wait_closed()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -81,6 +98,8 @@ class FakeEndpoint:
                 body = json.loads(content)
                 self.bodies.append(body)
                 found = self._reply(body)
+                if found is None:
+                    await asyncio.Event().wait()
                 if not found:
                     return
                 writer.write(found)

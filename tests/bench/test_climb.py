@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.bench.test_summary import summary_of, whole
+from tests.bench.test_summary import failed, summary_of, whole
 
 from headrace.bench.climb import Climbed, climb
-from headrace.bench.run import Stop
+from headrace.bench.run import SPENT, Stop
 from headrace.bench.session import Asked, Session
 from headrace.bench.summary import Summary
-from headrace.client.connection import parse_address
+from headrace.client.answer import Failure
+from headrace.client.connection import Unreachable, parse_address
 from headrace.core.errors import ConfigError
 from headrace.workload.arrivals import ClosedLoop, OpenLoop
 from headrace.workload.slo import Slo, parse_slo
@@ -40,6 +42,9 @@ class Endpoint:
         return summary_of(
             [whole(0.1 * n, ttft_s=ttft_s, gap_s=0.1) for n in range(40)], slo=self.asked.slo
         )
+
+    async def check(self) -> None:
+        """It is still there."""
 
 
 def climbed(endpoint: Endpoint, hold_s: float | None) -> Climbed:
@@ -83,4 +88,65 @@ def test_an_interrupted_sweep_keeps_the_rates_that_were_whole() -> None:
     endpoint = Endpoint(parse_slo("ttft=300ms"))
     endpoint.patience = 1
     assert len(climbed(endpoint, 60.0).bracket.points) == 1
-    assert "interrupted" in str(climbed(endpoint, 60.0).bracket)
+    assert climbed(endpoint, 60.0).ended_by == "it was interrupted"
+
+
+class Mortal(Endpoint):
+    """Is gone after so many runs: in the middle of one, or between two."""
+
+    def __init__(self, runs: int, *, in_a_run: bool) -> None:
+        super().__init__(None)
+        self.left, self.in_a_run = runs, in_a_run
+
+    async def measure(self, workload: Synthetic, stop: Stop, **more: Any) -> Summary:
+        self.left -= 1
+        if self.left >= 0:
+            return await super().measure(workload, stop, **more)
+        if not self.in_a_run:
+            raise Unreachable("host:1 can't be reached: gone.")
+        lost = [failed(5.0 + n, Failure.RESET) for n in range(20)]
+        return summary_of([whole(0.1 * n) for n in range(10)] + lost, has_given_up=True)
+
+    async def check(self) -> None:
+        if self.left < 0:
+            raise Unreachable("host:1 can't be reached: gone.")
+
+
+@pytest.mark.parametrize("in_a_run", [True, False])
+def test_a_sweep_of_an_endpoint_that_dies_keeps_the_rates_before(in_a_run: bool) -> None:
+    """The naive answer takes the failures for saturation."""
+    found = climbed(Mortal(4, in_a_run=in_a_run), None)
+    assert [point.rate_s for point in found.bracket.points] == pytest.approx([2.0, 4.0, 8.0])
+    assert str(found.bracket) == "above 8 requests/s"
+    assert found.ended_by == "host:1 can't be reached: gone."
+    with pytest.raises(Unreachable, match="gone"):
+        climbed(Mortal(1, in_a_run=in_a_run), None)
+
+
+def test_a_sweep_ends_with_its_money() -> None:
+    class Hosted(Endpoint):
+        async def measure(self, workload: Synthetic, stop: Stop, **more: Any) -> Summary:
+            found = await super().measure(workload, stop, **more)
+            return replace(found, ended_by=SPENT) if len(self.runs) == 4 else found
+
+    found = climbed(Hosted(None), None)
+    assert (len(found.bracket.points), found.ended_by) == (2, "the spend limit is reached")
+
+
+def test_a_rate_at_which_requests_are_refused_is_not_kept() -> None:
+    """A limit of requests a minute: nothing gets slower, so that slopes alone see nothing."""
+
+    class Limited(Endpoint):
+        async def measure(self, workload: Synthetic, stop: Stop, **more: Any) -> Summary:
+            found = await super().measure(workload, stop, **more)
+            if (self.runs[-1][0] or 0.0) <= 10.0:
+                return found
+            refused = [failed(0.1 * n, Failure.RATE_LIMITED) for n in range(8)]
+            return summary_of([*found.records, *refused])
+
+    found = climbed(Limited(None), None)
+    low, high = found.bracket.low_s, found.bracket.high_s
+    assert low is not None
+    assert high is not None
+    assert low <= 10.0 < high
+    assert found.best.rate_s == low

@@ -49,15 +49,6 @@ def test_an_open_loop_sends_at_its_times_whatever_the_server_does() -> None:
     assert [one.ttft_s for one in records] == pytest.approx([1.0, 1.52, 2.53, 2.06])
 
 
-def test_waiting_for_our_own_limit_counts_from_the_schedule() -> None:
-    """Coordinated omission: a naive client, which counts from sending, says 1 s to everyone."""
-    records, server = served([once(0.1 * n) for n in range(5)], most_at_once=1, first_s=1.0)
-    assert server.most_at_once == 1
-    assert [one.service_ttft_s for one in records] == pytest.approx([1.0] * 5)
-    assert [one.ttft_s for one in records] == pytest.approx([1 + 0.92 * n for n in range(5)])
-    assert [one.late_s for one in records] == pytest.approx([0.0] * 5)  # the client was not late
-
-
 def test_a_burst_is_sent_at_once() -> None:
     records, server = served([once(1.0)] * 64)
     assert [one.sent_s for one in records] == pytest.approx([1.0] * 64, abs=1e-9)

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.bench.fake_endpoint import FakeEndpoint, answered, event, refusal, response
+from tests.bench.fake_endpoint import FakeEndpoint, answered, changed, event, refusal, response
 
 from headrace.bench.record import CountedBy
 from headrace.bench.run import Stop
 from headrace.bench.session import Asked, Session
+from headrace.bench.spend import Purse
 from headrace.bench.summary import Summary
 from headrace.client.connection import Unreachable, parse_address
+from headrace.hardware.api_prices import parse_api
 from headrace.workload.arrivals import ClosedLoop
 from headrace.workload.distribution import Constant
 from headrace.workload.workload import Synthetic, fixed
@@ -58,6 +60,18 @@ def test_warm_up_is_sent_and_not_measured_and_shares_no_prompt_with_the_run() ->
     assert len(summary.records) == 12
     assert endpoint.connections == 3  # never more at once than the run has clients
     assert len(texts) == len(set(texts)) == 3 + 5 + 12  # three questions about the endpoint itself
+
+
+def test_prompts_of_a_file_go_on_where_warm_up_ended() -> None:
+    """What warm-up sent is in the prefix cache: sent again, it would measure that."""
+    endpoint = FakeEndpoint()
+    prompts = [[{"role": "user", "content": f"prompt {n}"}] for n in range(17)]
+    summary, _ = measured(endpoint, warm_up=5, prompts=prompts)
+    sent = [body["messages"][0]["content"] for body in endpoint.bodies[3:]]
+    assert sorted(sent) == sorted(f"prompt {n}" for n in range(17))
+    assert summary.notes == ()
+    again, _ = measured(FakeEndpoint(), warm_up=5, prompts=prompts[:16])
+    assert again.notes[0].startswith("17 requests with 16 prompts")
 
 
 def test_the_other_api() -> None:
@@ -179,21 +193,94 @@ def test_nobody_listens() -> None:
         asyncio.run(work())
 
 
-def test_an_interrupted_run_sends_nothing_more_and_the_second_time_everything_ends() -> None:
-    async def work() -> tuple[Summary, Session, int]:
+def test_an_interrupted_run_sends_nothing_more() -> None:
+    async def work() -> tuple[Summary, int]:
         async with FakeEndpoint() as endpoint:
             session = Session(Asked(address=parse_address(f":{endpoint.port}"), warm_up=4))
             await session.open()
-            session.interrupt()  # as in the middle of warm-up
+            await session.measure(WORKLOAD, Stop(requests=1))
+            sent = len(endpoint.bodies)
+            session.interrupt()  # as in the middle of a sweep
             summary = await session.measure(WORKLOAD, Stop(requests=12))
             session.close()
-            return summary, session, len(endpoint.bodies)
+            return summary, len(endpoint.bodies) - sent
 
-    summary, session, sent = asyncio.run(work())
-    assert (len(summary.records), sent) == (0, 3)
+    summary, sent = asyncio.run(work())
+    assert (len(summary.records), sent) == (0, 0)
     assert summary.notes == ("ended early: it was interrupted",)
+
+
+def test_the_second_interrupt_gives_up_what_is_on_its_way_and_keeps_the_rest() -> None:
+    """An endpoint that hangs: waiting for its answers would take as long as the timeout."""
+    sessions: list[Session] = []
+
+    def reply(body: dict[str, Any]) -> bytes | None:
+        if len(endpoint.bodies) < 3 + 8:  # three questions before the run
+            return answered(body)
+        if len(endpoint.bodies) == 3 + 8 + 2:  # three clients wait
+            sessions[0].interrupt()
+            sessions[0].interrupt()
+        return None
+
+    async def work() -> Summary:
+        async with endpoint:
+            session = Session(Asked(address=parse_address(f":{endpoint.port}")))
+            sessions.append(session)
+            await session.open()
+            summary = await session.measure(WORKLOAD, Stop(requests=100))
+            session.close()
+            return summary
+
+    endpoint = FakeEndpoint(reply)
+    summary = asyncio.run(work())
+    assert (len(summary.good), len(summary.records), summary.failures) == (7, 7, {})
+    assert summary.notes == (
+        "ended early: it was interrupted",
+        "3 requests on their way were cut off and are left out",
+    )
+    with pytest.raises(KeyboardInterrupt):  # the third time everything ends
+        sessions[0].interrupt()
+
+
+def test_before_anything_was_measured_an_interrupt_ends_everything() -> None:
     with pytest.raises(KeyboardInterrupt):
-        session.interrupt()
+        Session(Asked(address=parse_address(":1"))).interrupt()
+
+
+def test_an_endpoint_that_is_gone_is_found_out_before_the_next_run() -> None:
+    """Connections that were kept are closed by then: they are not taken for open ones."""
+
+    async def work() -> None:
+        async with FakeEndpoint() as endpoint:
+            session = Session(Asked(address=parse_address(f":{endpoint.port}")))
+            await session.open()
+            await session.measure(WORKLOAD, Stop(requests=6))
+            await endpoint.die()
+        with pytest.raises(Unreachable, match="can't be reached"):
+            await session.check()
+        with pytest.raises(Unreachable, match="can't be reached"):
+            await session.measure(WORKLOAD, Stop(requests=6))
+
+    asyncio.run(work())
+
+
+def test_clocks_that_disagree_change_nothing() -> None:
+    """Latencies come from one clock that no one sets: what an endpoint says about time is not
+    read. A client that subtracts `created` from its own time has TTFT in decades."""
+
+    def reply(body: dict[str, Any]) -> bytes:
+        return changed(answered(body), b'{"choices"', b'{"created": 1, "choices"')
+
+    summary, _ = measured(FakeEndpoint(reply))
+    assert all(0 <= one.ttft_s <= one.e2e_s <= summary.wall_s for one in summary.records)
+
+
+def test_questions_before_the_run_are_paid_for_too() -> None:
+    purse = Purse(parse_api("mine=1/0"), 1.0)
+    summary, _ = measured(FakeEndpoint(), purse=purse)
+    run = sum(one.prompt_tokens for one in summary.records)
+    questions = (2 * 24 + 12) + (2 * 216 + 12) + (2 * 216 + 12)  # words and the fake template
+    assert purse.spent_usd * 1e6 == pytest.approx(run + questions, rel=0.02)
 
 
 def test_tls_with_a_server_that_speaks_none_is_one_line() -> None:

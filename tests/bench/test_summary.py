@@ -150,24 +150,3 @@ def test_a_run_without_a_whole_answer_has_no_figures_and_a_table() -> None:
     assert (found.output_tokens_s, found.wall_s, found.met_share) == (0.0, 0.0, 0.0)
     assert "1 connection refused" in "\n".join(lines(found))
     assert "0 of 0 whole" in "\n".join(lines(summary_of([], slo=Slo(ttft_s=1.0))))
-
-
-def test_counts_that_disagree_are_counted() -> None:
-    records = [whole(0.1 * n) for n in range(4)]
-    for one, tokens in zip(records, (5, 6, 4, 5), strict=True):
-        one.retokenized = tokens
-    found = summary_of(records)
-    assert found.disagreed == (2, 4)
-    assert found.output_tokens == 20  # the endpoint's count is the one that is used
-    assert "usage and tokenizer disagree on 2 of 4" in "\n".join(lines(found))
-
-
-def test_a_median_tells_what_a_mean_hides() -> None:
-    """Most requests wait longer while the mean falls: a few that took very long are gone."""
-    few = [whole(0.1 * n, ttft_s=0.1) for n in range(36)] + [whole(3.6, ttft_s=9.0)] * 4
-    many = [whole(0.1 * n, ttft_s=0.5) for n in range(40)]
-    before, after = (summary_of(records).spreads["ttft"] for records in (few, many))
-    assert before is not None
-    assert after is not None
-    assert after.mean < before.mean
-    assert after.median > before.median

@@ -33,6 +33,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
+    def compute(self, seconds: float) -> None:
+        """Time that passes while nothing else can happen."""
+        self._virtual.now_s += seconds
+
 
 def run_virtually(work: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
     """`work` gets the clock."""

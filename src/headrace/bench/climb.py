@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.bench.run import Progress, Stop
-from headrace.bench.session import Session
+from headrace.bench.run import SPENT, Progress, Stop
+from headrace.bench.session import INTERRUPTED, Session
 from headrace.bench.summary import Summary
 from headrace.bench.sweep import Bracket, Point, bracket, judge_point, saturated_so_far
+from headrace.client.connection import Unreachable
 from headrace.core.errors import ConfigError
 from headrace.workload.arrivals import ClosedLoop, OpenLoop
 from headrace.workload.workload import Synthetic, Workload
@@ -20,8 +21,9 @@ _MOST_HELD = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Climbed:
-    bracket: Bracket
+    bracket: Bracket  # of at least one rate
     held: Point | None = None  # where --hold stayed
+    ended_by: str = ""  # why it ended before its time; empty: it did not
 
     @property
     def best(self) -> Point:
@@ -43,9 +45,48 @@ async def climb(
     that met it is kept up for so long; it goes down a little where it does not last."""
     if hold_s is not None and session.asked.slo is None:
         raise ConfigError("--hold needs an objective.", "Give --slo, such as ttft=500ms,tpot=50ms.")
-    open_loop = _open(workload)
+    rates = _Rates(session, _open(workload), hold_s is not None, on_point)
+    found = await bracket(
+        lambda rate_s: rates.tried(rate_s, point_s),
+        await _first_rate(session, workload),
+        goes_on=lambda: rates.goes_on,
+    )
+    if not found.points:
+        raise Unreachable(rates.ended_by)
+    held = None
+    if hold_s is not None and found.low_s is not None and rates.goes_on:
+        rate_s = found.low_s
+        for _ in range(_MOST_HELD):
+            held = await rates.tried(rate_s, hold_s) or held
+            if held is None or held.is_kept or not rates.goes_on:
+                break
+            rate_s *= _STEP_DOWN
+    ended_by = rates.ended_by or (INTERRUPTED if session.is_interrupted else "")
+    return Climbed(bracket=found, held=held, ended_by=ended_by)
 
-    async def at(rate_s: float, seconds: float) -> Point:
+
+class _Rates:
+    """Tries rates for as long as there is an endpoint, money and patience."""
+
+    def __init__(
+        self,
+        session: Session,
+        workload: Workload,
+        by_objective: bool,
+        on_point: Callable[[Point], None],
+    ) -> None:
+        self._session = session
+        self._workload = workload
+        self._by_objective = by_objective
+        self._on_point = on_point
+        self.ended_by = ""
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.ended_by and not self._session.is_interrupted
+
+    async def tried(self, rate_s: float, seconds: float) -> Point | None:
+        """None: the endpoint is gone."""
         seen: list[float] = []  # when the run was stopped, if it was
 
         def enough(progress: Progress) -> bool:
@@ -54,32 +95,23 @@ async def climb(
                 return True
             return False
 
-        summary = await session.measure(
-            open_loop.at_rate(rate_s), Stop(duration_s=seconds), warm_up=0, enough=enough
-        )
+        session = self._session
+        try:
+            summary = await session.measure(
+                self._workload.at_rate(rate_s), Stop(duration_s=seconds), warm_up=0, enough=enough
+            )
+            if summary.has_given_up:  # by too much load, or is it gone?
+                await session.check()
+        except Unreachable as error:
+            self.ended_by = error.cause
+            return None
+        if summary.ended_by == SPENT:
+            self.ended_by = SPENT
         point = judge_point(
-            rate_s, summary, seen[0] if seen else seconds, by_objective=hold_s is not None
+            rate_s, summary, seen[0] if seen else seconds, by_objective=self._by_objective
         )
-        on_point(point)
+        self._on_point(point)
         return point
-
-    async def probe(rate_s: float) -> Point:
-        return await at(rate_s, point_s)
-
-    found = await bracket(
-        probe,
-        await _first_rate(session, workload),
-        goes_on=lambda: not session.is_interrupted,
-    )
-    held = None
-    if hold_s is not None and found.low_s is not None and not session.is_interrupted:
-        rate_s = found.low_s
-        for _ in range(_MOST_HELD):
-            held = await at(rate_s, hold_s)
-            if held.is_kept or session.is_interrupted:
-                break
-            rate_s *= _STEP_DOWN
-    return Climbed(bracket=found, held=held)
 
 
 def _open(workload: Workload) -> Workload:

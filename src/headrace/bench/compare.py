@@ -14,25 +14,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from headrace.bench.interval import student
 from headrace.core.errors import ConfigError
+from headrace.core.ratio import LEAST, Verdict, ratio_of_means, verdict_of
 
-LEAST_RUNS = 3
 _LEAST_REQUESTS = 20
 _RESAMPLES = 1000
 _SLICES = 12
 _DETAILS = ("ttfts", "itls", "input_lens", "output_lens", "errors")
-
-
-class Verdict(StrEnum):
-    BETTER = "better"
-    WORSE = "worse"
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +55,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict:
-        if self.low > 1:
-            return Verdict.BETTER
-        return Verdict.WORSE if self.high < 1 else Verdict.INCONCLUSIVE
+        return verdict_of(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +136,7 @@ def _rates(answers: Sequence[tuple[float, float, Sequence[float]]]) -> tuple[flo
 
 def compare(before: Sequence[Measured], after: Sequence[Measured]) -> Comparison:
     """Several runs of each side, or one."""
-    many = min(len(before), len(after)) >= LEAST_RUNS
+    many = min(len(before), len(after)) >= LEAST
     kinds = (("TTFT", "ms", "ttft_s"), ("TPOT", "ms", "tpot_s"), ("whole answer", "ms", "e2e_s"))
     rows = []
     for name, unit, field in kinds:
@@ -158,7 +148,7 @@ def compare(before: Sequence[Measured], after: Sequence[Measured]) -> Comparison
         rates = [[run.output_tokens_s for run in side] for side in (before, after)]
     else:
         rates = [[rate for run in side for rate in run.rates] for side in (before, after)]
-    found = ratio_of_means(*rates)
+    found = ratio_of_means(rates[0], rates[1])
     if found is not None:
         means = [statistics.fmean(run.output_tokens_s for run in side) for side in (before, after)]
         rows.append(Row(name="throughput", unit="tokens/s", before=means[0], after=means[1],
@@ -168,7 +158,7 @@ def compare(before: Sequence[Measured], after: Sequence[Measured]) -> Comparison
 
 def _by_runs(name: str, unit: str, sides: Sequence[Sequence[list[float]]]) -> Row | None:
     medians = [[statistics.median(values) for values in side if values] for side in sides]
-    found = ratio_of_means(*medians)
+    found = ratio_of_means(medians[0], medians[1])
     if found is None:
         return None
     means = [statistics.geometric_mean(side) for side in medians]
@@ -195,23 +185,6 @@ def ratio_of_medians(before: Sequence[float], after: Sequence[float]) -> tuple[f
         for _ in range(_RESAMPLES)
     )
     return found[int(0.025 * _RESAMPLES)], found[int(0.975 * _RESAMPLES) - 1]
-
-
-def ratio_of_means(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
-    """An interval of mean(after) / mean(before), geometric, by Welch; None: too few values."""
-    if min(len(before), len(after)) < LEAST_RUNS or min((*before, *after)) <= 0:
-        return None
-    logs = [[math.log(value) for value in side] for side in (before, after)]
-    centre = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    parts = [statistics.variance(side) / len(side) for side in logs]
-    whole = sum(parts)
-    if whole == 0:
-        return math.exp(centre), math.exp(centre)
-    freedom = whole**2 / sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True)
-    )
-    reach = student(freedom) * math.sqrt(whole)
-    return math.exp(centre - reach), math.exp(centre + reach)
 
 
 def _notes(before: Sequence[Measured], after: Sequence[Measured], many: bool) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.bench.interval import quantile
 
 _TICK_S = 0.01
+_CPUS = Path("/sys/devices/system/cpu")
 # A client that is late by more than this share of what it measures has measured itself.
 MOST_SHARE = 0.05
 # Below this no lateness matters. Timers of the event loop are a millisecond late by themselves.
@@ -63,6 +65,18 @@ def judge(
         cpu_share=cpu_share,
         wrong=tuple(wrong),
     )
+
+
+def slow_clock(cpus: Path = _CPUS) -> str | None:
+    """What to know where this machine saves power: a core that sleeps between two tokens wakes up
+    slowly, which looks like a slow endpoint."""
+    try:
+        found = (cpus / "cpu0/cpufreq/scaling_governor").read_text().strip()
+    except OSError:
+        return None
+    if found != "powersave":
+        return None
+    return "this machine saves power (CPU governor 'powersave'): times may be the client's own"
 
 
 class Pulse:

@@ -12,14 +12,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.core.ratio import student
+
 CONFIDENCE = 0.95
-# Student's t at 97.5%, by degrees of freedom: any textbook's table.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_T_MANY = 1.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +32,6 @@ class Estimate:
 
     def scaled(self, factor: float) -> Estimate:
         return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor)
-
-
-def student(freedom: float) -> float:
-    """At 97.5%; of the next lower whole number of degrees, which is the wider interval."""
-    whole = max(1, math.floor(freedom))
-    return _T[whole - 1] if whole <= len(_T) else _T_MANY
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

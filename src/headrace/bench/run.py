@@ -29,6 +29,7 @@ _TICK_S = 0.1
 _TICKS_SHOWN = 5  # every half second
 _DUE_S = 1e-9
 _MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
+SPENT = "the spend limit is reached"
 
 
 class Sender(Protocol):
@@ -62,6 +63,7 @@ class Progress:
     elapsed_s: float = 0.0
     failed_in_a_row: int = 0
     ended_by: str = ""  # why the run ended before its time; empty: it did not
+    has_given_up: bool = False  # it ended because the endpoint only failed
     records: list[Record] = field(default_factory=list)
     samples: list[tuple[float, int]] = field(default_factory=list)  # (when, requests at once)
 
@@ -109,6 +111,7 @@ class Run:
         self._read_s = 0.0  # up to this time requests are prepared
         self.progress = Progress()
         self.pulse = Pulse(clock)
+        self.began_unix_s = 0.0
 
     async def run(self, feed: Feed, stop: Stop) -> list[Record]:
         """In order of the scheduled times."""
@@ -116,6 +119,7 @@ class Run:
             self._began_s = self._clock()
             self._next_timed(feed, stop)
             self._began_s = self._clock()  # what is sent first was prepared before the start
+            self.began_unix_s = time.time()
             self.pulse.start()
             ticker = asyncio.create_task(self._tick())
             try:
@@ -136,6 +140,12 @@ class Run:
         self._heap.clear()
         self._wake()
 
+    def cut(self) -> None:
+        """What is on its way is given up, and has no figures; everything before it is kept."""
+        self.stop()
+        for task in tuple(self._tasks):
+            task.cancel()
+
     async def _step(self, feed: Feed, stop: Stop) -> bool:
         """Sends one request, or waits. False: the run is over."""
         if not self._heap:
@@ -152,10 +162,11 @@ class Run:
             return True
         due = heapq.heappop(self._heap)
         if not self._may_send(due.ask):
-            self.stop("the spend limit is reached")
+            self.stop(SPENT)
             return True
         task = asyncio.create_task(self._one(due, feed, stop))
         self._tasks.add(task)
+        task.add_done_callback(self._has_ended)
         self.progress.sent += 1
         if due.is_timed:
             self._next_timed(feed, stop)
@@ -176,7 +187,7 @@ class Run:
                 if self._places is not None:
                     self._places.release()
         except asyncio.CancelledError:
-            record.answer.fail(Failure.NOT_SENT, "the run was stopped")
+            record.answer.fail(Failure.STOPPED, "the run was stopped")
             raise
         finally:
             record.end_s = self._now()
@@ -186,13 +197,16 @@ class Run:
             progress.failed += not record.is_good
             progress.failed_in_a_row = 0 if record.is_good else progress.failed_in_a_row + 1
             progress.tokens += record.tokens if record.is_good else 0
-            task = asyncio.current_task()
-            if task is not None:
-                self._tasks.discard(task)
+            self._wake()
         if progress.failed_in_a_row >= max(_MOST_FAILED, 2 * progress.most_at_once):
             failure = f"{record.answer.failure}: {record.answer.detail}"
+            progress.has_given_up = True
             self.stop(f"{progress.failed_in_a_row} requests in a row failed, the last by {failure}")
         self._push(feed.follower(due.ask, record.end_s), stop)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        """Also one that was cut off before its first step."""
+        self._tasks.discard(task)
         self._wake()
 
     def _next_timed(self, feed: Feed, stop: Stop) -> None:

@@ -14,7 +14,7 @@ from headrace.workload.ask import Ask, answer_name
 
 
 class EndpointSender:
-    """`prompts` replace what a workload would draw, one after the other."""
+    """`prompts` replace what a workload would draw, one after the other, from `first` on."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class EndpointSender:
         *,
         timeout_s: float,
         prompts: Sequence[list[Message]] = (),
+        first: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._connections = connections
@@ -31,12 +32,13 @@ class EndpointSender:
         self._writer = writer
         self._timeout_s = timeout_s
         self._prompts = prompts
+        self._first = first
         self._clock = clock
         self._answers: dict[str, str] = {}
 
     def prepare(self, ask: Ask, number: int) -> bytes:
         if self._prompts:
-            messages = self._prompts[number % len(self._prompts)]
+            messages = self._prompts[(self._first + number) % len(self._prompts)]
         else:
             messages = self._writer.messages(ask, number, self._answers)
         body = self._target.body(messages, ask.output_tokens)

@@ -9,25 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
 from headrace.bench.feed import Feed, clients_of
+from headrace.bench.health import slow_clock
 from headrace.bench.prompts import Message, Writer
 from headrace.bench.run import Progress, Run, Stop
 from headrace.bench.sender import EndpointSender
 from headrace.bench.spend import Purse
 from headrace.bench.summary import Summary, is_narrow, summarize
 from headrace.bench.target import Target, find_target
+from headrace.client.answer import Failure
 from headrace.client.connection import Address, Connections, unreachable
 from headrace.workload.slo import Slo
 from headrace.workload.workload import Workload
 
 T = TypeVar("T")
 _MOST_READY = 256  # connections that are opened before the clock starts
-_INTERRUPTED = "it was interrupted"
+INTERRUPTED = "it was interrupted"
 _WARM_UP_SEED = 7919  # other requests than those that are measured
 
 
@@ -69,7 +71,8 @@ class Session:
         self._connections = Connections(asked.address)
         self._run: Run | None = None
         self._runs = 0
-        self.is_interrupted = False
+        self._interrupts = 0
+        self._prompts_sent = 0  # of a file: a run goes on where warm-up ended
 
     async def open(self) -> Target:
         asked = self.asked
@@ -81,19 +84,26 @@ class Session:
             key=asked.key,
             extra=asked.extra,
             salt=asked.salt,
+            on_answer=(lambda answer: None) if asked.purse is None else asked.purse.pay,
         )
         return self.target
 
     def close(self) -> None:
         self._connections.close()
 
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupts > 0
+
     def interrupt(self) -> None:
-        """What was measured so far is kept. The second time everything ends at once."""
-        if self.is_interrupted:
+        """What was measured so far is kept: nothing more is sent; the second time what is on its
+        way is given up. The third time, or where nothing was measured, everything ends at once."""
+        self._interrupts += 1
+        if self._run is None or self._interrupts > 2:
             raise KeyboardInterrupt
-        self.is_interrupted = True
-        if self._run is not None:
-            self._run.stop(_INTERRUPTED)
+        self._run.stop(INTERRUPTED)
+        if self._interrupts == 2:
+            self._run.cut()
 
     async def measure(
         self,
@@ -117,16 +127,40 @@ class Session:
             for record in progress.records:
                 said = "".join((*record.answer.hidden, *record.answer.text))
                 record.retokenized = self._count(said) if said else None
-        notes = (f"ended early: {progress.ended_by}",) if progress.ended_by else ()
+        whole = [one for one in progress.records if one.answer.failure is not Failure.STOPPED]
         return summarize(
-            sorted(progress.records, key=lambda one: one.scheduled_s),
+            sorted(whole, key=lambda one: one.scheduled_s),
             lags_s=run.pulse.lags_s,
             cpu_share=run.pulse.cpu_share,
             slo=asked.slo,
             most_at_once=progress.most_at_once,
             samples=progress.samples,
-            notes=notes,
+            notes=tuple(self._notes(progress, len(progress.records) - len(whole))),
+            began_unix_s=run.began_unix_s,
+            ended_by=progress.ended_by,
+            has_given_up=progress.has_given_up,
         )
+
+    async def check(self) -> None:
+        """Raises Unreachable if nobody listens any more."""
+        try:
+            await self._connections.check()
+        except OSError as error:
+            raise unreachable(self.asked.address, error) from None
+
+    def _notes(self, progress: Progress, cut: int) -> Iterator[str]:
+        if progress.ended_by:
+            yield f"ended early: {progress.ended_by}"
+        if cut:
+            yield f"{cut} requests on their way were cut off and are left out"
+        prompts = len(self.asked.prompts)
+        if prompts and self._prompts_sent > prompts:
+            yield (
+                f"{self._prompts_sent} requests with {prompts} prompts, warm-up included: some "
+                "came twice, and a prefix cache knows them"
+            )
+        if (slow := slow_clock()) is not None:
+            yield slow
 
     async def _ready(self, count: int) -> None:
         try:
@@ -152,6 +186,7 @@ class Session:
             writer,
             timeout_s=asked.timeout_s,
             prompts=asked.prompts,
+            first=self._prompts_sent,
         )
         precision, purse = asked.precision, asked.purse
         self._run = run = Run(
@@ -164,21 +199,24 @@ class Session:
             or (lambda progress: precision is not None and is_narrow(progress.records, precision)),
         )
         if self.is_interrupted:
-            run.stop(_INTERRUPTED)
+            run.stop(INTERRUPTED)
         asks = workload.asks(seed)
         if clients is None and stop.requests is not None:
             asks = islice(asks, stop.requests)  # whole sessions
         await run.run(Feed(asks, clients), stop)
+        self._prompts_sent += run.progress.sent if asked.prompts else 0
         return run
 
 
 def run_session(session: Session, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """On a fast event loop where there is one. Ctrl-C ends a run and keeps what it has."""
+    """On a fast event loop where there is one. Ctrl-C, or a polite kill, ends a run and keeps what
+    it has."""
 
     async def whole() -> T:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(signal.SIGINT, session.interrupt)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, session.interrupt)
         try:
             return await work()
         finally:

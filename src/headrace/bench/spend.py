@@ -6,6 +6,7 @@ What is on its way counts with all that was asked for, so that the limit holds w
 from __future__ import annotations
 
 from headrace.bench.record import Record
+from headrace.client.answer import Answer
 from headrace.hardware.api_prices import ApiPrice
 from headrace.workload.ask import Ask
 
@@ -34,6 +35,12 @@ class Purse:
         cached = record.answer.cached_tokens or 0
         tokens = record.tokens if record.answer.times_s else 0
         self.spent_usd += self._cost(record.prompt_tokens, tokens, cached)
+
+    def pay(self, answer: Answer) -> None:
+        """For a question that was no part of a run."""
+        self.spent_usd += self._cost(
+            answer.prompt_tokens or 0, answer.output_tokens or 0, answer.cached_tokens or 0
+        )
 
     def _cost(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> float:
         price = self._price

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from headrace.bench.health import Health, judge
 from headrace.bench.interval import Estimate, grouped_percentile, mean, percentile, quantile
@@ -75,6 +76,9 @@ class Summary:
     most_at_once: int = 0
     samples: Sequence[tuple[float, int]] = ()  # (when, requests at once)
     notes: tuple[str, ...] = ()
+    began_unix_s: float = 0.0
+    ended_by: str = ""  # why it ended before its time; empty: it did not
+    has_given_up: bool = False  # it ended because the endpoint only failed
 
     @cached_property
     def good(self) -> list[Record]:
@@ -85,6 +89,10 @@ class Summary:
         """By cause; 429 is one of its own."""
         found = Counter(_cause(one) for one in self.records if not one.is_good)
         return dict(found.most_common())
+
+    @property
+    def failed(self) -> int:
+        return len(self.records) - len(self.good)
 
     @property
     def rate_limited(self) -> int:
@@ -227,12 +235,9 @@ def summarize(
     *,
     lags_s: Sequence[float],
     cpu_share: float,
-    slo: Slo | None = None,
-    most_at_once: int = 0,
-    samples: Sequence[tuple[float, int]] = (),
-    notes: tuple[str, ...] = (),
+    **more: Any,
 ) -> Summary:
-    """Health is judged against this run's own median TTFT."""
+    """Health is judged against this run's own median TTFT; `more` are fields of the summary."""
     ttfts = sorted(one.ttft_s for one in records if one.is_good)
     health = judge(
         lags_s,
@@ -240,14 +245,7 @@ def summarize(
         cpu_share,
         quantile(ttfts, 0.5) if ttfts else None,
     )
-    return Summary(
-        records=records,
-        health=health,
-        slo=slo,
-        most_at_once=most_at_once,
-        samples=samples,
-        notes=notes,
-    )
+    return Summary(records=records, health=health, **more)
 
 
 def is_narrow(records: Sequence[Record], share: float) -> bool:

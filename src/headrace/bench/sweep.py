@@ -11,7 +11,7 @@ highest that was kept and the lowest that was not, never one.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.bench.interval import slope
 from headrace.bench.record import Record
@@ -27,17 +27,31 @@ _LEFT_OUT = 1 / 3  # of the time, from its start
 # What stays in the endpoint, of all that is sent: below the first it keeps up; above the second
 # there is no need to wait for the end.
 _LEAST_SHARE, _CLEAR_SHARE = 0.05, 0.3
+_MOST_FAILED = 0.01  # of requests, at a rate that is kept
 _CLEAR_SENT, _CLEAR_S = 60, 8.0  # requests and seconds, before a run is ended early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One rate that was tried. `is_kept`: it did not saturate; for an objective, it met it too."""
+    """One rate that was tried. `is_kept`: it did not saturate and did not fail; for an objective,
+    it met it too."""
 
     rate_s: float
     summary: Summary
     is_saturated: bool
     is_kept: bool
+
+    @property
+    def has_failed(self) -> bool:
+        """More than single requests: a limit of requests a minute, or an endpoint that gives up."""
+        failed = self.summary.failed
+        return failed > 1 and failed > _MOST_FAILED * len(self.summary.records)
+
+    @property
+    def only_missed(self) -> bool:
+        """Nothing but the objective was not kept."""
+        has_answers = bool(self.summary.good)
+        return has_answers and not (self.is_kept or self.is_saturated or self.has_failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +64,7 @@ class Bracket:
 
     def __str__(self) -> str:
         if self.low_s is None and self.high_s is None:
-            return "at a rate that is not known: it was interrupted"
+            return "at a rate that is not known"
         if self.low_s is None:
             return f"below {self.high_s:.3g} requests/s"
         if self.high_s is None:
@@ -58,7 +72,7 @@ class Bracket:
         return f"between {self.low_s:.3g} and {self.high_s:.3g} requests/s"
 
 
-Probe = Callable[[float], Awaitable[Point]]
+Probe = Callable[[float], Awaitable[Point | None]]  # None: it could not be tried
 
 
 async def bracket(
@@ -76,7 +90,7 @@ async def bracket(
     rate_s = start_s
     while len(points) < MOST_POINTS:
         point = await probe(rate_s)
-        if not goes_on() and points:
+        if point is None or (not goes_on() and points):
             break
         points.append(point)
         if not goes_on():
@@ -157,4 +171,5 @@ def judge_point(rate_s: float, summary: Summary, sent_for_s: float, *, by_object
     kept = not saturated and bool(summary.good)
     if by_objective:
         kept = kept and summary.is_met is True
-    return Point(rate_s=rate_s, summary=summary, is_saturated=saturated, is_kept=kept)
+    point = Point(rate_s=rate_s, summary=summary, is_saturated=saturated, is_kept=kept)
+    return replace(point, is_kept=kept and not point.has_failed)

@@ -8,7 +8,7 @@ a word takes, and one with a system message. Nothing of this is measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,6 +81,7 @@ async def find_target(
     key: str | None,
     extra: Mapping[str, Any],
     salt: str,
+    on_answer: Callable[[Answer], None] = lambda answer: None,
 ) -> Target:
     """Tries what the endpoint takes. Raises with its own words where it takes nothing."""
     name = model or await find_model(connections, key)
@@ -98,8 +99,9 @@ async def find_target(
                     key=key,
                 )
                 answer = await ask(connections, target, writer, _SHORT)
+                on_answer(answer)
                 if answer.failure is None:
-                    return await _scaled(connections, target, writer, answer)
+                    return await _scaled(connections, target, writer, answer, on_answer)
                 if not _is_about_fields(answer):
                     raise _useless(connections, path, answer)
     raise _useless(connections, path, answer)
@@ -110,12 +112,18 @@ def _is_about_fields(answer: Answer) -> bool:
 
 
 async def _scaled(
-    connections: Connections, target: Target, writer: Writer, short: Answer
+    connections: Connections,
+    target: Target,
+    writer: Writer,
+    short: Answer,
+    on_answer: Callable[[Answer], None],
 ) -> Target:
     if short.prompt_tokens is None:
         return target
     long = await ask(connections, target, writer, _LONG)
     system = await ask(connections, target, writer, _LONG, system=_SHORT)
+    on_answer(long)
+    on_answer(system)
     if long.failure is not None or long.prompt_tokens is None:
         return target
     found = scale_of(

@@ -186,10 +186,12 @@ def run(
         summary = _measured(session, described)
     _clear_line()
     bench_output.write(session, described, summary, climbed, outputs)
-    is_good = bool(summary.good) and summary.health.is_valid
+    is_good = bool(summary.good) and summary.health.is_valid and not summary.has_given_up
     if climbed is not None and hold is not None:
         is_good = is_good and climbed.held is not None and climbed.held.is_kept
-    elif climbed is None:
+    elif climbed is not None:
+        is_good = is_good and not climbed.ended_by
+    else:
         is_good = is_good and summary.is_met is not False
     raise typer.Exit(0 if is_good else EXIT_NOT_MET)
 

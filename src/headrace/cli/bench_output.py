@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,16 +75,16 @@ def write(
         found["headrace"]["sweep"] = _sweep_facts(climbed)
     if session.asked.purse is not None:
         found["headrace"]["spent_usd"] = session.asked.purse.spent_usd
-    try:
+    if outputs.as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        typer.echo("\n".join(_shown(session, summary, climbed, used)))
+    try:  # what was measured is on the screen, whatever a disk does
         _write_files(session, summary, climbed, outputs, about, found, date)
     except OSError as error:
         raise ConfigError(
             f"{error.filename} can't be written: {error.strerror}.", "Give another file."
         ) from None
-    if outputs.as_json:
-        typer.echo(json.dumps(found, indent=2))
-    else:
-        typer.echo("\n".join(_shown(session, summary, climbed, used)))
 
 
 def _write_files(
@@ -115,7 +114,7 @@ def _write_files(
 
         outputs.aiperf.mkdir(exist_ok=True)
         records = outputs.aiperf / "profile_export.jsonl"
-        write_records(summary, records, began_unix_s=time.time() - summary.wall_s)
+        write_records(summary, records, began_unix_s=summary.began_unix_s)
         with (outputs.aiperf / "profile_export_aiperf.csv").open("w", newline="") as file:
             write_table(summary, file)
     if outputs.mooncake is not None:
@@ -135,9 +134,10 @@ def _shown(
     assert target is not None
     yield f"endpoint     {session.asked.address.url}{session.asked.path}, {target.model}"
     if climbed is not None:
-        by = "the objective is met" if climbed.held is not None else "saturated"
-        yield f"edge         {by} {_upto(climbed)}{climbed.bracket}"
+        yield f"edge         {_edge(climbed)} {climbed.bracket}"
         yield f"shown        the run at {climbed.best.rate_s:.3g} requests/s"
+        if climbed.ended_by:
+            yield f"ended early  {climbed.ended_by}"
     yield from lines(summary)
     if used is not None:
         bandwidth = "" if used.bandwidth_use is None else f", about {used.bandwidth_use:.1%} of "
@@ -151,15 +151,24 @@ def _shown(
         yield from plot.lines(summary)
 
 
-def _upto(climbed: Climbed) -> str:
-    return "up to a rate " if climbed.held is not None else ""
+def _edge(climbed: Climbed) -> str:
+    """What ends there: by the lowest rate that was too much, where there is one."""
+    bracket = climbed.bracket
+    above = next((point for point in bracket.points if point.rate_s == bracket.high_s), None)
+    if climbed.held is not None or (above is not None and above.only_missed):
+        return "the objective is met up to a rate"
+    return "saturated" if above is None or above.is_saturated else "requests fail"
 
 
 def point_line(point: Point) -> str:
     """One line for each rate, as it is tried."""
     spread = point.summary.spreads["ttft"]
     ttft = "no answer" if spread is None else f"TTFT {spread.median * 1e3:,.0f} ms"
-    word = "saturated" if point.is_saturated else "kept" if point.is_kept else "objective not met"
+    word = f"{point.summary.failed} of {len(point.summary.records)} requests failed"
+    if point.is_kept or point.is_saturated:
+        word = "kept" if point.is_kept else "saturated"
+    elif point.only_missed:
+        word = "objective not met"
     return (
         f"{point.rate_s:8.3g} requests/s  {point.summary.output_tokens_s:9,.1f} tokens/s  "
         f"{ttft:<16} {word}"
@@ -174,6 +183,7 @@ def _sweep_facts(climbed: Climbed) -> dict[str, Any]:
             "output_throughput": point.summary.output_tokens_s,
             "median_ttft_s": None if spread is None else spread.median,
             "met_share": point.summary.met_share,
+            "failed": point.summary.failed,
             "is_saturated": point.is_saturated,
             "is_kept": point.is_kept,
         }
@@ -183,6 +193,7 @@ def _sweep_facts(climbed: Climbed) -> dict[str, Any]:
         "high": climbed.bracket.high_s,
         "points": [facts(point) for point in climbed.bracket.points],
         "held": None if climbed.held is None else facts(climbed.held),
+        "ended_by": climbed.ended_by,
     }
 
 

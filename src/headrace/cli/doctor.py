@@ -140,8 +140,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """After the fix: probe again, and say whether it helped. Exit status 1: it did not."""
+    from headrace.core.ratio import Verdict
     from headrace.doctor.report import examine, facts, load
-    from headrace.doctor.verify import Verdict, compare, helped, promises
+    from headrace.doctor.verify import compare, helped, promises
 
     before = load(report)
     endpoint = _endpoint(url or str(before["url"]), key_variable)

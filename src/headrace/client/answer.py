@@ -32,7 +32,7 @@ class Failure(StrEnum):
     IN_STREAM = "error in the stream"
     CUT = "stream ended early"
     EMPTY = "no token"
-    NOT_SENT = "not sent"
+    STOPPED = "cut off by the user"
 
 
 @dataclass(slots=True)

@@ -256,8 +256,13 @@ class Connections:
 
     async def prepare(self, count: int) -> None:
         """So many open connections, before the clock starts."""
+        self._free = [one for one in self._free if one.is_open and one.is_free]
         while len(self._free) < count:
             self._free.append(await self._open())
+
+    async def check(self) -> None:
+        """Raises OSError if nobody listens any more."""
+        self._free.append(await self._open())
 
     async def take(self) -> Exchange:
         """A free one, or a new one. Raises OSError where none can be opened."""

@@ -13,25 +13,16 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from headrace.core.errors import ConfigError
+from headrace.core.ratio import RISK, Verdict, ratio_of_means, verdict_of
 
 # A burst as a multiple of one stream just before it: what is left of it when the machine's own
 # speed moves. For fixes that let more run together and leave one stream as it is.
 _STREAMS = "burst over one stream"
 _TOGETHER = frozenset({2, 3, 4, 15, 17, 20, 32})
-_RISK = 0.05
-_LEAST = 3  # values on each side
 _NEAR = 1.3  # a prediction that is kept: within 30% of its band
-_STEPS = 200  # of Simpson's rule
-
-
-class Verdict(StrEnum):
-    BETTER = "better"
-    WORSE = "worse"
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +44,7 @@ class Compared:
 
     @property
     def verdict(self) -> Verdict:
-        if self.low > 1:
-            return Verdict.BETTER
-        return Verdict.WORSE if self.high < 1 else Verdict.INCONCLUSIVE
+        return verdict_of(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,42 +61,6 @@ class Kept:
     within: bool | None  # better, and within 30% of the predicted band; None: not known
 
 
-def student(freedom: float, risk: float = _RISK) -> float:
-    """Student's t that is passed, on either side, with this probability. With t = √f tan(u) the
-    density becomes cos(u) to the power of f - 1, which Simpson's rule integrates."""
-
-    def area(end: float) -> float:
-        width = end / _STEPS
-        weights = (1 if i in (0, _STEPS) else 4 if i % 2 else 2 for i in range(_STEPS + 1))
-        heights = (math.pow(max(math.cos(i * width), 0.0), freedom - 1) for i in range(_STEPS + 1))
-        return sum(w * h for w, h in zip(weights, heights, strict=True)) * width / 3
-
-    whole, low, high = area(math.pi / 2), 0.0, math.pi / 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if area(middle) > (1 - risk) * whole else (middle, high)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def ratio(
-    before: list[float], after: list[float], risk: float = _RISK
-) -> tuple[float, float] | None:
-    """An interval of mean(after) / mean(before), by logarithms; None: too few values."""
-    if min(len(before), len(after)) < _LEAST or min((*before, *after)) <= 0:
-        return None
-    logs = [[math.log(value) for value in side] for side in (before, after)]
-    centre = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    parts = [statistics.variance(side) / len(side) for side in logs]
-    spread = sum(parts)
-    if spread == 0:
-        return math.exp(centre), math.exp(centre)
-    freedom = spread**2 / sum(
-        part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True)
-    )
-    half = student(max(freedom, 1.0), risk) * math.sqrt(spread)
-    return math.exp(centre - half), math.exp(centre + half)
-
-
 def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[Compared, ...]:
     """Two reports' probes."""
     first, second = before.get("probe"), after.get("probe")
@@ -122,7 +75,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[Compared, ..
     for name, unit, is_time in _QUANTITIES:
         before_values, after_values = (_values(probe, name) for probe in (first, second))
         sides = (before_values, after_values)
-        found = ratio(*sides, risk=_RISK if name in meant else _RISK / others)
+        found = ratio_of_means(*sides, risk=RISK if name in meant else RISK / others)
         if found is None:
             continue
         low, high = found
