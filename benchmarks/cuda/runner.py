@@ -6,7 +6,8 @@ First tiny decoders of every kind against the reference backend, launched one by
 from graphs, with and without dependent launches: logprobs must be near, and graphs must give what
 launches give. Then steps of a shape with random weights at several batch sizes: the whole step as
 the engine sees it (two in flight), the device's part, and what the host spends in submit(). Last
-what was predicted of memory beside what torch allocated, and the kernels of one step by time.
+what was predicted of memory beside what torch allocated. The kernels of a step, by operation and
+against the GPU's peaks: `headrace profile`.
 """
 
 from __future__ import annotations
@@ -208,19 +209,6 @@ class Shape:
             "submit_us": 1e6 * float(np.median(host)),
         }
 
-    def kernels(self, batch: int) -> list[dict[str, Any]]:
-        """Of some steps, by their share of the device's time."""
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            self.decode(batch, steps=5)
-            torch.cuda.synchronize(self.device)
-        rows = sorted(found.key_averages(), key=lambda e: -e.self_device_time_total)[:12]
-        return [
-            {"kernel": row.key[:60], "us": row.self_device_time_total, "calls": row.count}
-            for row in rows
-        ]
-
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -252,10 +240,6 @@ def _measure(args: argparse.Namespace, device: torch.device, dependent: bool) ->
     found["decode"] = {batch: shape.decode(batch) for batch in BATCHES}
     found["prefill_ms"] = {n: 1e3 * shape.prefill(n) for n in (512, 2048, 8000)}
     found["memory"] = shape.memory(args.quantization)
-    try:
-        found["kernels"] = {batch: shape.kernels(batch) for batch in (1, 64)}
-    except Exception as error:
-        found["kernels_error"] = f"{error}"[:300]
     shape.runner.close()
     return found
 
@@ -281,10 +265,6 @@ def _show(report: dict[str, Any]) -> None:
                 f"{row['device_ms']:.3f} ms, submit {row['submit_us']:.0f} us"
             )
         print("  prefill", {n: round(ms, 1) for n, ms in found["prefill_ms"].items()}, "ms")
-        for batch, rows in found.get("kernels", {}).items():
-            print(f"  kernels at {batch}:")
-            for row in rows[:8]:
-                print(f"    {row['us']:>9.0f} us {row['calls']:>6} {row['kernel']}")
 
 
 if __name__ == "__main__":

@@ -10,18 +10,12 @@ import pytest
 from headrace.assemble import assemble
 from headrace.backends.cpu.profile import OperationProfile
 from headrace.backends.cpu.runner import CpuRunner
-from headrace.calibrate.operations import (
-    Peaks,
-    Round,
-    _summed,
-    cpu_peaks,
-    profile_steps,
-    trace_of,
-)
+from headrace.calibrate.operations import Round, cpu_peaks, profile_steps, summed
+from headrace.calibrate.step_profile import Peaks, trace_of
 from headrace.calibrate.steps import Point
 from headrace.plan.fit_work import work_of
 
-PEAKS = Peaks(flops_s=2e9, float_flops_s=2e8, bytes_s=1e9, source="by hand")
+PEAKS = Peaks(flops_s={"int8": 2e9, "fp32": 2e8}, bytes_s=1e9, source="by hand")
 
 
 def rounds(*times_s: float) -> list[Round]:
@@ -38,7 +32,7 @@ def rounds(*times_s: float) -> list[Round]:
 
 
 def test_the_best_round_counts_and_bounds_are_those_of_the_peaks() -> None:
-    step = _summed(Point(decode_rows=8), rounds(0.02, 0.01, 0.04), PEAKS, threads=2)
+    step = summed(Point(decode_rows=8), rounds(0.02, 0.01, 0.04), PEAKS, threads=2)
     attention, product, embed = step.operations
     assert (product.seconds, product.median_s, product.calls) == (0.01, 0.02, 3)
     assert product.flops == 2e6
@@ -56,13 +50,13 @@ def test_the_best_round_counts_and_bounds_are_those_of_the_peaks() -> None:
 
 
 def test_without_peaks_there_is_no_share() -> None:
-    step = _summed(Point(decode_rows=8), rounds(0.02), None, threads=2)
+    step = summed(Point(decode_rows=8), rounds(0.02), None, threads=2)
     assert all(operation.of_peak is None for operation in step.operations)
 
 
 def test_a_trace_has_every_operation_inside_its_step() -> None:
     points = [Point(decode_rows=8), Point(prompt_tokens=64)]
-    made = [_summed(point, rounds(0.02), PEAKS, threads=2) for point in points]
+    made = [summed(point, rounds(0.02), PEAKS, threads=2) for point in points]
     events = json.loads(json.dumps(trace_of(made)))["traceEvents"]
     timed = [event for event in events if event["ph"] == "X"]
     steps = [event for event in timed if event["tid"] == 0]
@@ -90,5 +84,7 @@ def test_a_models_products_are_those_of_its_arithmetic(default_model_path: Path)
         loaded.close()
     products = sum(each.flops or 0.0 for each in step.operations if "linear" in each.name)
     assert products == pytest.approx(4 * work_of(loaded.spec, {}).token_flops, rel=1e-6)
-    assert min(peaks.flops_s, peaks.float_flops_s, peaks.bytes_s) > 0
+    assert min(*peaks.flops_s.values(), peaks.bytes_s) > 0
+    assert step.engine is not None
+    assert 0 < step.engine.host_s < step.engine.step_s
     assert step.best_s > 0

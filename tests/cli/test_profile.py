@@ -92,7 +92,9 @@ def test_a_running_server(server: RunningServer, tmp_path: Path) -> None:
         (("http://127.0.0.1:9",), "can't be reached"),
         (("http://127.0.0.1:9", "--window", "2h"), "expected 5m, 1h or 24h"),
         (("smollm2", "--rows", "0"), "expected 1 to 65536"),
-        (("smollm2", "--device", "reference"), "times operations on a CPU"),
+        (("smollm2", "--device", "reference"), "not of the reference"),
+        (("smollm2", "--prompt", "70000"), "expected 1 to 65536"),
+        (("smollm2", "--device", "cpu", "--nvtx"), "is for a GPU"),
         (("smollm2", "--trace", "/nowhere/t.json"), "does not exist"),
     ],
 )

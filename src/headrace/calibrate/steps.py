@@ -134,7 +134,7 @@ class Steps:
             self._run(plan)
 
     def seconds(self, point: Point) -> float:
-        return self._run(self._plan(point))
+        return self._run(self.plan(point))
 
     def warm_up(self, point: Point) -> None:
         """The first times of a shape may allocate, compile a kernel, or capture a graph."""
@@ -157,7 +157,7 @@ class Steps:
 
     def _overlapped_s(self, point: Point) -> float:
         """With the next step submitted before a result is waited for."""
-        plan = self._plan(point)
+        plan = self.plan(point)
         self._runner.submit(plan)
         ended_s = []
         for _ in range(OVERLAPPED_STEPS):
@@ -167,7 +167,7 @@ class Steps:
         self._runner.collect()
         return (ended_s[-1] - ended_s[0]) / (OVERLAPPED_STEPS - 1)
 
-    def _plan(self, point: Point) -> StepPlan:
+    def plan(self, point: Point) -> StepPlan:
         version = self._versions.setdefault(point, FIRST_VERSION + len(self._versions))
         return point.plan(self._tokens, self.limits.block_tokens, version)
 

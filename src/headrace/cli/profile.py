@@ -1,6 +1,6 @@
 """`headrace profile`: where a step's time goes: a model's, by operation, or a running server's.
 
-Reads flags and prints; calibrate/operations.py measures, a server's own history tells the rest.
+Reads flags; calibrate/ measures, a server's own history tells the rest, profile_text.py prints.
 """
 
 from __future__ import annotations
@@ -8,25 +8,50 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import AsJson, Offline
-from headrace.cli.tables import show_table
-from headrace.core.config import Device, EngineConfig
+from headrace.core.config import Device, EngineConfig, GraphMode, KvDtype, LoadFormat, Quantization
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.backends.cpu.runner import CpuRunner
-    from headrace.calibrate.operations import Operation, Peaks, StepProfile
+    from headrace.assemble import Assembled
+    from headrace.calibrate.step_profile import Peaks, StepProfile
+    from headrace.calibrate.steps import Point
 
 SCHEMA = "headrace-profile-step/1"
 _URL = re.compile(r"https?://|:\d+$|[\w.-]+:\d+(/|$)|localhost")
-_NAME_WIDTH = 34
-PREFILL_ROWS = 128  # so many rows or more are one prompt
+_CPU_ROWS, _CPU_PROMPTS = (1, 16), (512,)
+_GPU_ROWS, _GPU_PROMPTS = (1, 64, 256), (2048,)
+_MOST = 65_536
+
+
+class Graphs(StrEnum):
+    BOTH = "both"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    points: list[Point]
+    rounds: int
+    profile: Path | None
+    modes: tuple[str, ...]
+    nvtx: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    peaks: Peaks | None
+    steps: list[StepProfile]
+    sheet: str | None = None  # of the GPU
 
 
 def profile(
@@ -36,12 +61,28 @@ def profile(
     ] = None,
     rows: Annotated[
         list[int] | None,
-        typer.Option(help="Rows of a step; 128 or more: one prompt. May be given several times."),
+        typer.Option(help="Sequences that decode in a step. May be given several times."),
+    ] = None,
+    prompt: Annotated[
+        list[int] | None,
+        typer.Option(help="Tokens of a prompt, as a step. May be given several times."),
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens before decoded ones.", min=1)] = 128,
     rounds: Annotated[int, typer.Option(help="Of each step; the best counts.", min=1)] = 10,
     device: Annotated[Device, typer.Option(help="What computes, as for serve.")] = Device.AUTO,
     threads: Annotated[int | None, typer.Option(help="As for serve.")] = None,
+    quantization: Annotated[
+        Quantization, typer.Option(help="As for serve, on a GPU.")
+    ] = Quantization.NONE,
+    kv_dtype: Annotated[KvDtype | None, typer.Option(help="As for serve.")] = None,
+    load_format: Annotated[LoadFormat, typer.Option(help="As for serve.")] = LoadFormat.AUTO,
+    graphs: Annotated[
+        Graphs, typer.Option(help="On a GPU: steps from CUDA graphs, kernel by kernel, or both.")
+    ] = Graphs.BOTH,
+    nvtx: Annotated[
+        bool,
+        typer.Option("--nvtx", help="On a GPU: only run the steps, in NVTX ranges, for nsys."),
+    ] = False,
     profile: Annotated[
         Path | None, typer.Option(help="Peaks that `headrace calibrate` measured.")
     ] = None,
@@ -64,140 +105,158 @@ def profile(
 
         profile_server(target, window, key_variable, trace=trace, explain=explain, as_json=as_json)
         return
-    from headrace.calibrate.operations import profile_steps, trace_of
-    from headrace.calibrate.steps import needed_tokens
-
-    points = _points(rows or [1, 16, 512], context)
-    config = EngineConfig(
-        device=device,
-        threads=threads,
-        kv_tokens=needed_tokens(points, 64),
-        max_batch_tokens=max(512, *(point.batch_tokens for point in points)),
-        max_sequences=max(2, *(point.decode_rows for point in points)),
-    )
-    from headrace.assemble import assemble
-    from headrace.backends.cpu.runner import CpuRunner
     from headrace.backends.registry import choose_backend
 
-    backend = choose_backend(config)
-    if backend.name is not Device.CPU:
+    name = choose_backend(EngineConfig(device=device)).name
+    if name is Device.REFERENCE:
         raise ConfigError(
-            f"headrace profile times operations on a CPU; this would run on {backend.name}.",
-            "Use --device cpu. For a GPU there is Nsight Systems: nsys profile headrace serve.",
+            "headrace profile times the operations of a CPU or a GPU, not of the reference "
+            "backend.",
+            "Use --device cpu or cuda.",
         )
-    loaded = assemble(target, config=config, offline=offline)
-    try:
-        runner = loaded.runner
-        assert isinstance(runner, CpuRunner)
-        peaks = _peaks(runner, profile)
-        found = profile_steps(runner, loaded.spec.vocab_size, points, rounds, peaks)
-        name, weight_bytes = loaded.model_path.name, loaded.ledger.weights_bytes
-    finally:
-        loaded.close()
-    if trace is not None:
-        trace.write_text(json.dumps(trace_of(found)) + "\n")
-    if as_json:
-        typer.echo(json.dumps(_facts(name, peaks, found), indent=2))
-        return
-    typer.echo(f"{name}, {weight_bytes / 1e6:,.0f} MB of weights")
-    typer.echo(
-        f"peaks: {peaks.flops_s / 1e9:,.0f} GFLOP/s (float32: "
-        f"{peaks.float_flops_s / 1e9:,.0f}), {peaks.bytes_s / 1e9:,.1f} GB/s, {peaks.source}"
+    if nvtx and name is not Device.CUDA:
+        raise ConfigError("--nvtx is for a GPU; this would run on a CPU.", "Leave it out.")
+    points = _points(rows or [], prompt or [], context, is_gpu=name is Device.CUDA)
+    config = _config(
+        points,
+        device=name,
+        threads=threads,
+        quantization=quantization,
+        kv_dtype=kv_dtype,
+        load_format=load_format,
+        graphs=GraphMode.OFF if graphs is Graphs.OFF else GraphMode.LAZY,
     )
-    for step in found:
-        _show(step, weight_bytes)
+    modes = {Graphs.BOTH: ("graphs", "launches"), Graphs.ON: ("graphs",)}
+    asked = _Asked(
+        points=points,
+        rounds=rounds,
+        profile=profile,
+        modes=modes.get(graphs, ("launches",)),
+        nvtx=nvtx,
+    )
+    with _loaded(target, config, offline=offline) as loaded:
+        measure = _on_gpu if name is Device.CUDA else _on_cpu
+        found = measure(loaded, asked)
+        model, weight_bytes = loaded.model_path.name, loaded.ledger.weights_bytes
+    if nvtx:
+        typer.echo("the steps ran inside NVTX ranges; nsys shows them")
+        return
+    if trace is not None:
+        from headrace.calibrate.step_profile import trace_of
+
+        trace.write_text(json.dumps(trace_of(found.steps)) + "\n")
+    if as_json:
+        typer.echo(json.dumps(_facts(model, found), indent=2))
+        return
+    from headrace.cli.profile_text import explained, show_profile
+
+    show_profile(model, weight_bytes, found.peaks, found.sheet, found.steps)
     if explain:
-        typer.echo("\n".join(_explained()))
+        typer.echo("\n".join(explained(is_gpu=name is Device.CUDA)))
     if trace is not None:
         typer.echo(f"\ntrace written to {trace}")
 
 
-def _points(rows: list[int], context: int) -> list[Any]:
+def _points(rows: list[int], prompts: list[int], context: int, *, is_gpu: bool) -> list[Point]:
     from headrace.calibrate.steps import Point
 
-    if min(rows) < 1 or max(rows) > 65_536:
-        raise ConfigError(f"--rows is {rows}; expected 1 to 65536.", "Give others.")
+    for flag, given in (("--rows", rows), ("--prompt", prompts)):
+        if given and not (min(given) >= 1 and max(given) <= _MOST):
+            raise ConfigError(f"{flag} is {given}; expected 1 to {_MOST}.", "Give others.")
+    if not rows and not prompts:
+        rows, prompts = (
+            (list(_GPU_ROWS), list(_GPU_PROMPTS)) if is_gpu else (list(_CPU_ROWS), [*_CPU_PROMPTS])
+        )
     return [
-        Point(prompt_tokens=count)
-        if count >= PREFILL_ROWS
-        else Point(decode_rows=count, context_tokens=context)
-        for count in rows
+        *(Point(decode_rows=count, context_tokens=context) for count in rows),
+        *(Point(prompt_tokens=count) for count in prompts),
     ]
 
 
-def _peaks(runner: CpuRunner, profile: Path | None) -> Peaks:
-    """From a profile, else measured now."""
-    from headrace.calibrate.operations import Peaks, cpu_peaks
+def _config(points: list[Point], **settings: Any) -> EngineConfig:
+    from headrace.calibrate.engine_steps import engine_tokens
+    from headrace.calibrate.steps import needed_tokens
+
+    most_rows = max(point.decode_rows for point in points)
+    return EngineConfig(
+        kv_tokens=max(needed_tokens(points, 64), engine_tokens(most_rows, 64)),
+        max_batch_tokens=max(512, *(point.batch_tokens for point in points)),
+        max_sequences=max(2, most_rows),
+        **settings,
+    )
+
+
+@contextmanager
+def _loaded(target: str | None, config: EngineConfig, *, offline: bool) -> Iterator[Assembled]:
+    from headrace.assemble import assemble
+
+    loaded = assemble(target, config=config, offline=offline)
+    try:
+        yield loaded
+    finally:
+        loaded.close()
+
+
+def _on_cpu(loaded: Assembled, asked: _Asked) -> _Found:
+    from headrace.backends.cpu.runner import CpuRunner
+    from headrace.calibrate.operations import cpu_peaks, profile_steps
+
+    runner = loaded.runner
+    assert isinstance(runner, CpuRunner)
+    peaks = cpu_peaks(runner) if asked.profile is None else _peaks_of(asked.profile)
+    vocab_size = loaded.spec.vocab_size
+    return _Found(
+        peaks=peaks, steps=profile_steps(runner, vocab_size, asked.points, asked.rounds, peaks)
+    )
+
+
+def _on_gpu(loaded: Assembled, asked: _Asked) -> _Found:
+    from headrace.backends.cuda.runner import CudaRunner
+    from headrace.calibrate.gpu_operations import (
+        gpu_peaks,
+        profile_gpu_steps,
+        range_gpu_steps,
+        sheet_of,
+    )
+    from headrace.hardware.this_machine import gpus_here
+
+    runner = loaded.runner
+    assert isinstance(runner, CudaRunner)
+    steps = runner, loaded.spec.vocab_size, asked.points, asked.rounds
+    if asked.nvtx:
+        range_gpu_steps(*steps, asked.modes)
+        return _Found(peaks=None, steps=[])
+    peaks = gpu_peaks() if asked.profile is None else _peaks_of(asked.profile)
+    known = [seen.gpu for seen in gpus_here() if seen.gpu is not None]
+    return _Found(
+        peaks=peaks,
+        steps=profile_gpu_steps(*steps, peaks, asked.modes),
+        sheet=sheet_of(known[0]) if known else None,
+    )
+
+
+def _peaks_of(profile: Path) -> Peaks:
+    from headrace.calibrate.step_profile import Peaks
     from headrace.hardware.profile import load_profile
 
-    if profile is None:
-        return cpu_peaks(runner)
     ceilings = load_profile(profile).ceilings
     if ceilings is None:
         raise ConfigError(f"{profile} has no ceilings.", "Leave --profile out.")
     return Peaks(
-        flops_s=2 * ceilings.multiplies_s["int8"],
-        float_flops_s=2 * ceilings.multiplies_s["fp32"],
+        flops_s={name: 2 * rate for name, rate in ceilings.multiplies_s.items()},
         bytes_s=max(ceilings.read_bytes_s.values()),
         source=f"of {profile}",
     )
 
 
-def _show(step: StepProfile, weight_bytes: int) -> None:
-    from headrace.calibrate.operations import name_of
-
-    known_s = sum(each.seconds for each in step.operations)
-    typer.echo(
-        f"\n{name_of(step.point)}: {step.best_s * 1e3:.2f} ms at best, {step.median_s * 1e3:.2f} "
-        f"in the median; {step.tokens_s:,.0f} tokens/s, weights at "
-        f"{weight_bytes / step.best_s / 1e9:,.1f} GB/s"
-    )
-    show_table(
-        ("OPERATION", "CALLS", "BEST MS", "MEDIAN", "SHARE", "BUSY", "GFLOP/S", "GB/S", "OF PEAK"),
-        [_row(each, known_s) for each in step.operations],
-    )
-    share = step.outside_s / step.median_s
-    typer.echo(f"outside the operations: {step.outside_s * 1e6:,.0f} µs, {share:.1%} of a step")
-
-
-def _row(each: Operation, whole_s: float) -> tuple[str, ...]:
-    def rate(amount: float | None) -> str:
-        return "" if amount is None or not each.seconds else f"{amount / each.seconds / 1e9:,.1f}"
-
-    name = each.name if len(each.name) <= _NAME_WIDTH else each.name[: _NAME_WIDTH - 1] + "…"
-    return (
-        name,
-        f"{each.calls:,}",
-        f"{each.seconds * 1e3:.3f}",
-        f"{each.median_s * 1e3:.3f}",
-        f"{each.seconds / whole_s:.1%}",
-        "" if each.busy_share is None else f"{each.busy_share:.0%}",
-        rate(each.flops),
-        rate(each.bytes),
-        "" if each.of_peak is None else f"{each.of_peak:.0%}",
-    )
-
-
-def _facts(name: str, peaks: Peaks, found: list[StepProfile]) -> dict[str, Any]:
+def _facts(name: str, found: _Found) -> dict[str, Any]:
     steps = []
-    for step in found:
+    for step in found.steps:
         facts = asdict(step)
+        facts.pop("slices")  # --trace has them
         facts["tokens_s"] = step.tokens_s
         for made, each in zip(facts["operations"], step.operations, strict=True):
             made["of_peak"] = each.of_peak
         steps.append(facts)
-    return {
-        "schema": SCHEMA,
-        "model": name,
-        "peaks": asdict(peaks),
-        "steps": steps,
-    }
-
-
-def _explained() -> Iterator[str]:
-    yield ""
-    yield "BEST, MEDIAN  of all rounds; noise only adds time, so the best is nearest to the machine"
-    yield "BUSY          time that threads worked / (threads × time until the last was done)"
-    yield "GFLOP/S       2 × multiply-adds / best;  GB/S: weights or KV blocks read / best"
-    yield "OF PEAK       max(multiply-adds / peak rate, bytes / bandwidth) / best"
-    yield "outside       a whole step minus its operations: plan to arrays, threads, results"
+    peaks = None if found.peaks is None else asdict(found.peaks)
+    return {"schema": SCHEMA, "model": name, "peaks": peaks, "steps": steps}

@@ -8,7 +8,8 @@ nor sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -105,8 +106,11 @@ class Program:
         self._places = {value: self._buffers[slot] for value, slot in slots.items()}
         self.hidden = self._places[hidden]
         self.logits = self._places[result]
-        self._body = [self._body_launch(i) for i in instructions if not i.output.head]
-        self._head = [self._head_launch(i) for i in instructions if i.output.head]
+        body = [i for i in instructions if not i.output.head]
+        head = [i for i in instructions if i.output.head]
+        self.instructions = [*body, *head]
+        self._body = [self._body_launch(i) for i in body]
+        self._head = [self._head_launch(i) for i in head]
 
     @property
     def launches(self) -> int:
@@ -130,6 +134,34 @@ class Program:
         for launch in self._head:
             launch(rows, wanted)
         return self.logits[:rows]
+
+    @contextlib.contextmanager
+    def marked(
+        self, mark: Callable[[int], contextlib.AbstractContextManager[None]]
+    ) -> Iterator[None]:
+        """For profiles: until it ends, the launches of `instructions[n]` run inside `mark(n)`."""
+        body, head = self._body, self._head
+
+        def marked_body(number: int, launch: BodyLaunch) -> BodyLaunch:
+            def run(shape: StepShape) -> None:
+                with mark(number):
+                    launch(shape)
+
+            return run
+
+        def marked_head(number: int, launch: HeadLaunch) -> HeadLaunch:
+            def run(rows: int, wanted: torch.Tensor) -> None:
+                with mark(number):
+                    launch(rows, wanted)
+
+            return run
+
+        self._body = [marked_body(n, launch) for n, launch in enumerate(body)]
+        self._head = [marked_head(n, launch) for n, launch in enumerate(head, len(body))]
+        try:
+            yield
+        finally:
+            self._body, self._head = body, head
 
     def _body_launch(self, instruction: Instruction) -> BodyLaunch:
         match instruction:

@@ -76,6 +76,7 @@ class CudaRunner(Closes):
         release: Callable[[Tensor], None] | None = None,
     ) -> None:
         self._device = torch.device("cuda") if device is None else device
+        self.kv_dtype = kv_dtype
         self._spec = spec
         self._batch_invariant = batch_invariant
         self._limits = RunnerLimits(
@@ -173,6 +174,18 @@ class CudaRunner(Closes):
     @property
     def limits(self) -> RunnerLimits:
         return self._limits
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def program(self) -> Program:
+        return self._program
+
+    @property
+    def graphs(self) -> Graphs:
+        return self._graphs
 
     @property
     def progress(self) -> int:

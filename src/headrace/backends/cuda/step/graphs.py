@@ -71,6 +71,20 @@ class Graphs:
         self._graphs[key] = graph
         self.nbytes += max(0, before - torch.cuda.mem_get_info(self._device)[0])
 
+    @property
+    def is_enabled(self) -> bool:
+        return self._enabled
+
+    @contextlib.contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """For profiles: until it ends, everything is launched kernel by kernel."""
+        kept = self._graphs, self._enabled
+        self._graphs, self._enabled = {}, False
+        try:
+            yield
+        finally:
+            self._graphs, self._enabled = kept
+
     def forget(self) -> None:
         """Drop all graphs, because the launches have changed."""
         self._graphs.clear()
