@@ -14,6 +14,11 @@ function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+// For a screen reader only.
+function say(words) {
+  byId("said").textContent = words;
+}
+
 class AskError extends Error {
   constructor(status, message) {
     super(message);

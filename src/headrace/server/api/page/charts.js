@@ -162,7 +162,20 @@ class Chart {
     const when = this.at === null || !this.times.length ? "now"
       : `at ${new Date(this.times[at] * 1000).toLocaleTimeString("en-GB")}`;
     this.hint.textContent = this.at === null ? this.given.hint || "" : when;
-    this.picture.setAttribute("aria-label", `${this.given.title}, ${when}: ${words.join(", ")}`);
+    this.words = `${when}: ${words.join(", ")}`;
+    this.picture.setAttribute("aria-label", `${this.given.title}, ${this.words}${this.extent(unit)}`);
+  }
+
+  // What the picture shows at a glance, in words.
+  extent(unit) {
+    const parts = this.given.series.map((series, place) => {
+      const known = this.values[place].filter(isKnown);
+      if (known.length < 2) return null;
+      const low = known.reduce((least, each) => Math.min(least, each), Infinity);
+      const high = known.reduce((most, each) => Math.max(most, each), -Infinity);
+      return low === high ? null : `${series.name} from ${unit(low)} to ${unit(high)}`;
+    }).filter((part) => part !== null);
+    return parts.length ? `. In the last ${seconds(this.span)}: ${parts.join(", ")}` : "";
   }
 
   point(event) {
@@ -179,11 +192,13 @@ class Chart {
   }
 
   step(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (by === undefined || !this.times.length) return;
+    const far = this.times.length;
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -far, End: far }[event.key];
+    if (by === undefined || !far) return;
     event.preventDefault();
     const from = this.at === null ? this.times.length - 1 : this.at;
     this.choose(Math.min(this.times.length - 1, Math.max(0, from + by)));
+    say(this.words); // a reader hears what the keys move to; nobody is told of every second
   }
 
   choose(at) {

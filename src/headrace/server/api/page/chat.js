@@ -5,7 +5,10 @@ const SAMPLING = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0.01, max: 1, step: 0.01 }],
   ["top_k", "Top k", { min: 0, step: 1 }],
+  ["min_p", "Min p", { min: 0, max: 1, step: 0.01 }],
   ["repetition_penalty", "Repetition penalty", { min: 0.01, step: 0.05 }],
+  ["presence_penalty", "Presence penalty", { min: -2, max: 2, step: 0.1 }],
+  ["frequency_penalty", "Frequency penalty", { min: -2, max: 2, step: 0.1 }],
   ["max_tokens", "Max tokens", { min: 1, step: 1 }],
   ["seed", "Seed", { step: 1 }],
 ];
@@ -28,16 +31,24 @@ async function* eventsOf(reply) {
 
 class Lane {
   constructor(name) {
+    this.name = name;
     this.messages = [];
     this.running = null;
     this.inputs = SAMPLING.map(([field, label, rules]) => {
       const input = make("input", { type: "number", placeholder: "default", "data-field": field, ...rules });
       return [field, input, make("label", {}, label, input)];
     });
-    this.log = make("div", { class: "log", "aria-live": "polite", "aria-busy": "false" });
-    const shown = make("details", {}, make("summary", { text: `Settings ${name}`.trim() }),
-      make("div", { class: "sampling" }, ...this.inputs.map((each) => each[2])));
+    this.log = make("div", { class: "log", role: "log", "aria-live": "polite", "aria-busy": "false" });
+    this.summary = make("summary");
+    const shown = make("details", {}, this.summary, make("div", { class: "sampling" }, ...this.inputs.map((each) => each[2])));
     this.box = make("div", { class: "lane" }, shown, this.log);
+  }
+
+  // A letter is only needed beside another.
+  call(hasOthers) {
+    const letter = hasOthers ? ` ${this.name}` : "";
+    this.summary.textContent = `Sampling settings${letter}`;
+    this.log.setAttribute("aria-label", `Conversation${letter}`);
   }
 
   sampling() {
@@ -47,17 +58,40 @@ class Lane {
 
   say(kind, text) {
     const turn = make("div", { class: `turn ${kind}` });
-    if (text) turn.textContent = text;
+    const speaker = { user: "You: ", assistant: "Model: " }[kind];
+    if (speaker) turn.append(make("span", { class: "hidden-label", text: speaker }));
+    const words = make("div", { class: "words" });
+    if (text) words.textContent = text;
+    turn.append(words);
     this.log.append(turn);
     turn.scrollIntoView({ block: "nearest" });
     return turn;
+  }
+
+  // Drawn at most once a frame, and kept in sight for those who look at its end.
+  write(turn, text) {
+    this.text = text;
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = null;
+      const page = document.scrollingElement;
+      const isAtEnd = page.scrollHeight - page.scrollTop - innerHeight < 80;
+      turn.querySelector(".words").replaceChildren(...markdown(this.text));
+      if (isAtEnd) page.scrollTop = page.scrollHeight;
+    });
+  }
+
+  // The conversation so far, as another lane has it.
+  continueFrom(other) {
+    this.messages = [...other.messages];
+    for (const turn of other.log.children) this.log.append(turn.cloneNode(true));
   }
 
   async answer(words, system) {
     this.say("user", words);
     const earlier = [...this.messages, { role: "user", content: words }];
     const turn = this.say("assistant", "");
-    const times = { began: performance.now(), first: null, last: null, tokens: null, chunks: 0 };
+    const times = { began: performance.now(), first: null, last: null, usage: null, chunks: 0 };
     const abort = new AbortController();
     this.running = abort;
     this.log.setAttribute("aria-busy", "true");
@@ -65,20 +99,24 @@ class Lane {
     try {
       for await (const event of await this.stream(earlier, system, abort.signal)) {
         if (event.error) throw new AskError(event.error.status || 0, event.error.message);
-        if (event.usage) times.tokens = event.usage.completion_tokens;
+        if (event.usage) times.usage = event.usage;
         const piece = event.choices && event.choices[0] && event.choices[0].delta.content;
         if (!piece) continue;
         times.last = performance.now();
         times.first = times.first === null ? times.last : times.first;
         times.chunks += 1;
         text += piece;
-        turn.replaceChildren(...markdown(text));
+        this.write(turn, text);
       }
     } catch (error) {
       if (error.name !== "AbortError") failure = error;
     }
     this.running = null;
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
+    turn.querySelector(".words").replaceChildren(...markdown(text));
     this.log.setAttribute("aria-busy", "false");
+    if (!turn.isConnected) return; // started over meanwhile
     if (text) this.messages = [...earlier, { role: "assistant", content: text }];
     turn.append(make("p", { class: "times", text: this.timesOf(times, abort.signal.aborted) }));
     if (failure) {
@@ -101,10 +139,14 @@ class Lane {
   timesOf(times, isStopped) {
     if (times.first === null) return isStopped ? "stopped" : "no text";
     const parts = [`first token after ${seconds((times.first - times.began) / 1000)}`];
-    const tokens = times.tokens === null ? times.chunks : times.tokens;
+    const tokens = times.usage === null ? times.chunks : times.usage.completion_tokens;
     const took = (times.last - times.first) / 1000;
     if (tokens > 1 && took > 0) parts.push(`${number((tokens - 1) / took)} tokens/s`);
-    parts.push(times.tokens === null ? `about ${tokens} tokens` : `${tokens} tokens`);
+    parts.push(times.usage === null ? `about ${tokens} tokens` : `${tokens} tokens`);
+    if (times.usage) {
+      const cached = times.usage.prompt_tokens_details?.cached_tokens || 0;
+      parts.push(`prompt of ${times.usage.prompt_tokens}${cached ? `, ${cached} of it cached` : ""}`);
+    }
     if (isStopped) parts.push("stopped");
     return parts.join(", ");
   }
@@ -123,8 +165,9 @@ const chat = {
   },
 
   start() {
-    this.reset();
-    byId("compare").addEventListener("change", () => this.reset());
+    this.lanes = [new Lane("A")];
+    this.compare();
+    byId("compare").addEventListener("change", () => this.compare());
     byId("clear").addEventListener("click", () => this.reset());
     byId("stop").addEventListener("click", () => this.stop());
     byId("message").addEventListener("keydown", (event) => {
@@ -139,10 +182,26 @@ const chat = {
     });
   },
 
+  // The settings stay, the conversation does not.
   reset() {
     this.stop();
-    const names = byId("compare").checked ? ["A", "B"] : [""];
-    this.lanes = names.map((name) => new Lane(name));
+    for (const lane of this.lanes) {
+      lane.messages = [];
+      lane.log.replaceChildren();
+    }
+    byId("message").focus({ preventScroll: true });
+  },
+
+  // The second lane goes on from where the first one is.
+  compare() {
+    const wanted = byId("compare").checked ? 2 : 1;
+    for (const lane of this.lanes.splice(wanted)) if (lane.running) lane.running.abort();
+    if (this.lanes.length < wanted) {
+      const second = new Lane("B");
+      second.continueFrom(this.lanes[0]);
+      this.lanes.push(second);
+    }
+    for (const lane of this.lanes) lane.call(wanted > 1);
     byId("lanes").replaceChildren(...this.lanes.map((lane) => lane.box));
   },
 
@@ -154,11 +213,11 @@ const chat = {
     const field = byId("message"), words = field.value.trim();
     if (!words || byId("send").disabled) return;
     field.value = "";
-    byId("send").disabled = true;
+    byId("send").disabled = byId("compare").disabled = true;
     byId("stop").disabled = false;
     const system = byId("system").value.trim();
     await Promise.all(this.lanes.map((lane) => lane.answer(words, system)));
-    byId("send").disabled = false;
+    byId("send").disabled = byId("compare").disabled = false;
     byId("stop").disabled = true;
     field.focus();
   },

@@ -173,5 +173,6 @@ const live = {
 
 function setState(kind, words) {
   byId("state").className = `state ${kind}`;
-  byId("state-text").textContent = words;
+  // A status that is written again is read out again.
+  if (byId("state-text").textContent !== words) byId("state-text").textContent = words;
 }

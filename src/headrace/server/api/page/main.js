@@ -18,15 +18,18 @@ function startViews() {
   for (const view of VIEWS) {
     byId(`tab-${view}`).addEventListener("click", () => show(view));
     byId(`tab-${view}`).addEventListener("keydown", (event) => {
-      const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (by === undefined) return;
-      const next = VIEWS[(VIEWS.indexOf(view) + by + VIEWS.length) % VIEWS.length];
+      const at = VIEWS.indexOf(view), last = VIEWS.length - 1;
+      const to = { ArrowLeft: at ? at - 1 : last, ArrowRight: at < last ? at + 1 : 0, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      const next = VIEWS[to];
       show(next);
       byId(`tab-${next}`).focus();
     });
   }
-  const asked = location.hash.slice(2);
-  show(VIEWS.includes(asked) ? asked : "live");
+  const asked = () => VIEWS.find((view) => location.hash === `#/${view}`);
+  addEventListener("hashchange", () => { if (asked()) show(asked()); });
+  show(asked() || "live");
 }
 
 function startTheme() {
