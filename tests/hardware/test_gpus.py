@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import headrace.hardware
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import GIB, MIB
-from headrace.hardware.gpus import Gpu, all_gpus, find_gpu
+from headrace.hardware.gpus import PRICE_KINDS, Gpu, all_gpus, find_gpu, find_price_kind
 
 FOLDER = Path(headrace.hardware.__file__).parent
 FILES = ("gpus.toml", "cpus.toml")
@@ -195,3 +195,14 @@ def test_the_price_is_the_lowest_of_its_kind() -> None:
 def test_rows_are_frozen() -> None:
     with pytest.raises(TypeError):
         find_gpu("h100-sxm").flops["bf16"] = 1.0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("typed", ["spot", "Spot", "on_demand", "ON-DEMAND", "reserved"])
+def test_kinds_of_prices(typed: str) -> None:
+    assert find_price_kind(typed) in PRICE_KINDS
+
+
+def test_a_kind_of_price_that_nobody_has() -> None:
+    with pytest.raises(ConfigError, match="'spott'; expected on-demand, spot, reserved") as error:
+        find_price_kind("spott")
+    assert "Did you mean spot?" in error.value.remedy

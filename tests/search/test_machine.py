@@ -14,9 +14,8 @@ from headrace.search.candidate import Candidate
 from headrace.search.demand import lengths_of
 from headrace.search.machine import Machines, Space
 from headrace.search.models import PlannedModel, precisions_for
-from headrace.search.planner import Planner
-from headrace.search.pool import Pool
 from headrace.search.question import Question
+from headrace.search.sift import Sift
 from headrace.search.steady import Batch
 from headrace.workload.arrivals import OpenLoop
 from headrace.workload.slo import Slo, parse_slo
@@ -71,12 +70,12 @@ def test_70b_needs_four_h200_in_bf16_and_two_in_fp8(llama_70b: Machines) -> None
     """20 requests/s of 512 and 300 tokens are 2.29 PFLOP/s: no candidate's bound allows fewer GPUs,
     not even with ideal step times at the fast end of the band."""
     question = asked()
-    planner = Planner(llama_70b, question, Pool(question))
+    sift = Sift(llama_70b, question)
     fewest: dict[str, int] = {}
     for candidate in llama_70b.candidates():
         if candidate.gpu != "h200-sxm" or llama_70b.refuse(candidate) is not None:
             continue
-        bound = planner.bound_of(candidate, llama_70b.band(candidate).fast)
+        bound = sift.bound_of(candidate, llama_70b.band(candidate).fast)
         assert bound is not None
         gpus = least_replicas(20.0, bound) * candidate.tp
         fewest[candidate.precision] = min(gpus, fewest.get(candidate.precision, gpus))
@@ -149,11 +148,10 @@ def test_step_times_grow_with_what_a_step_holds(llama_70b: Machines) -> None:
 def test_the_simulator_stays_below_the_bound() -> None:
     question = asked(rate=200.0, prompt=128, output=32, slo=parse_slo("ttft=1s,tpot=100ms"))
     made = machines("llama-3.1-8b", ["h100-sxm"], question, tps=(1,))
-    planner = Planner(made, question, Pool(question))
     candidate = one(made, precision="bf16", max_sequences=256, batch_tokens=2048)
-    bound = planner.bound_of(candidate, 1.0)
+    bound = Sift(made, question).bound_of(candidate, 1.0)
     assert bound is not None
-    from headrace.search.planner import Job, run_job
+    from headrace.search.jobs import Job, run_job
 
     job = Job(
         candidate=candidate,

@@ -13,7 +13,8 @@ from tests.search.toy import CARDS, Card, Toy, question
 from headrace.search.answer import Answer, Why, grouped
 from headrace.search.candidate import Candidate
 from headrace.search.changes import Advisor
-from headrace.search.planner import Job, Planner, prove, run_job
+from headrace.search.jobs import Job, prove, run_job
+from headrace.search.planner import Planner
 from headrace.search.pool import Pool
 from headrace.search.question import Question
 from headrace.workload.slo import Slo

@@ -16,7 +16,6 @@ from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.hardware.api_prices import ApiPrice
-    from headrace.hardware.gpus import PriceKind
     from headrace.search.cost import Hosting, Mix
     from headrace.search.cost_report import Report
 
@@ -171,23 +170,17 @@ def _report(
 
 def _price(gpu: str | None, price: Number, kind: str) -> tuple[Number, str | None, tuple[str, ...]]:
     """(US dollars per GPU and hour, where that is from, what to say about it)."""
-    from headrace.hardware.gpus import find_gpu
+    from headrace.hardware.gpus import find_gpu, find_price_kind
 
+    wanted = find_price_kind(kind)
     row = None if gpu is None else find_gpu(gpu)
     if price is not None:
         return price, "given by the user", ()
-    if kind not in ("on-demand", "spot", "reserved"):
-        raise ConfigError(
-            f"--price-kind is {kind!r}; expected on-demand, spot or reserved.",
-            "Set --price-kind to one of them.",
-            param="price_kind",
-        )
-    wanted: PriceKind = kind  # type: ignore[assignment]
     found = None if row is None else row.price(wanted)
     if found is not None:
         where = f"{found.provider}, {found.kind}, {found.date}"
         return found.usd_per_hour, where, ()
-    missing = "no GPU was named" if row is None else f"no {kind} price of {row.name} is known"
+    missing = "no GPU was named" if row is None else f"no {wanted} price of {row.name} is known"
     return None, None, (f"{missing}: GPU-hours without money; --price gives one",)
 
 

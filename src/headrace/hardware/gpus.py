@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import GIB, MIB
 
 Kind = Literal["gpu", "cpu"]
 PriceKind = Literal["on-demand", "spot", "reserved"]
+PRICE_KINDS: tuple[PriceKind, ...] = get_args(PriceKind)
 
 _FILES = ("gpus.toml", "cpus.toml")
 # Rows of the files -> (field of Gpu, its unit as a factor).
@@ -117,6 +118,20 @@ def find_gpu(name: str) -> Gpu:
         + (f"; names like it: {_listed(near)}." if near else "."),
         "`headrace gpus` lists all names.",
         param="gpu",
+    )
+
+
+def find_price_kind(name: str) -> PriceKind:
+    """As it is typed: in any case, with any separator."""
+    by_plain = {_plain(kind): kind for kind in PRICE_KINDS}
+    found = by_plain.get(_plain(name))
+    if found is not None:
+        return found
+    near = difflib.get_close_matches(_plain(name), by_plain, n=1)
+    raise ConfigError(
+        f"--price-kind is {name[:40]!r}; expected {_listed(PRICE_KINDS)}.",
+        f"Did you mean {by_plain[near[0]]}?" if near else "Choose one of them.",
+        param="price_kind",
     )
 
 

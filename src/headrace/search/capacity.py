@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.search.candidate import Candidate
-from headrace.search.planner import Job, run_job
+from headrace.search.jobs import Job, run_job
 from headrace.search.pool import Pool
 from headrace.search.question import Question
 from headrace.search.replica import Builder, Built

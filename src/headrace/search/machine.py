@@ -101,7 +101,7 @@ class Machines:
     """A builder over real GPUs and models."""
 
     def __init__(self, space: Space, question: Question) -> None:
-        self.space, self._question = space, question
+        self.space, self.question = space, question
         self._models = {model.name: model for model in space.models}
         self._gpus = {gpu.name: gpu for gpu in space.gpus}
         self._part = lru_cache(maxsize=None)(self._make_part)
@@ -164,7 +164,7 @@ class Machines:
         return self._memory_loss(candidate) or self._floor_loss(candidate)
 
     def _memory_loss(self, candidate: Candidate) -> Loss | None:
-        part, longest = self.part(candidate), self._question.lengths.longest_tokens
+        part, longest = self.part(candidate), self.question.lengths.longest_tokens
         needed = part.sizes.fixed_bytes + part.sizes.each_bytes
         if needed <= part.budget_bytes:
             return None
@@ -178,7 +178,7 @@ class Machines:
 
     def _floor_loss(self, candidate: Candidate) -> Loss | None:
         """What bandwidth and peak rate alone rule out."""
-        slo, found = self._question.slo, self.part(candidate).floors
+        slo, found = self.question.slo, self.part(candidate).floors
         for why, name, floor_s, most_s in (
             (Why.TTFT, "TTFT", found.ttft_s, slo.ttft_s),
             (Why.TPOT, "TPOT", found.one_tpot_s, slo.tpot_s),
@@ -198,7 +198,7 @@ class Machines:
         return self._part(candidate.shape)
 
     def _make_sizes(self, model_name: str, tp: int, precision: str, kv_dtype: str) -> _Sizes:
-        model, lengths, space = self._models[model_name], self._question.lengths, self.space
+        model, lengths, space = self._models[model_name], self.question.lengths, self.space
         demand = demand_on_gpu(
             model.spec,
             MemorySetup(
@@ -226,7 +226,7 @@ class Machines:
 
     @property
     def _prompt_tokens(self) -> int:
-        return self._question.lengths.prompt_at_least(self._question.slo.share)
+        return self.question.lengths.prompt_at_least(self.question.slo.share)
 
     def _make_part(self, shape: tuple[str, str, int, str, str]) -> _Part:
         model_name, gpu_name, tp, precision, kv_dtype = shape
@@ -276,7 +276,7 @@ class Machines:
             config=SchedulerConfig(prefix_cache=candidate.prefix_cache, max_step_growth=pace),
             edge=edge,
         )
-        lengths = self._question.lengths
+        lengths = self.question.lengths
         step_s = batch_time(part.times, lengths.prompt_tokens, slowness)
         return Built(
             recipe=recipe,

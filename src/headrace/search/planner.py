@@ -1,6 +1,6 @@
 """The search: sifts candidates, sizes the cheapest by simulating them, and measures the leaders.
 
-1. What a builder refuses is out, with its reason: types, divisions, memory, floors.
+1. What a builder refuses is out, with its reason: types, divisions, memory, floors (sift.py).
 2. The steady state bounds every other candidate's rate, and so its cost; branch.py simulates from
    the cheapest bound up. All counts are sized at the slow end of the cost model's error band, so
    that a plan holds even there.
@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.search.answer import Answer, Band, Loss, Row, Tally, Why
 from headrace.search.branch import Found, Shape, Sized, branch_and_bound, least_replicas
 from headrace.search.candidate import Candidate
 from headrace.search.cost import HOURS_A_MONTH
+from headrace.search.jobs import Job, Proof, prove, run_job
 from headrace.search.pool import Pool
 from headrace.search.question import Question
-from headrace.search.replica import Builder, Built, ErrorBand, Recipe
-from headrace.search.steady import Limits, Steady, about_requests, most_requests
-from headrace.search.trial import Trial, requests_for, run_trial
+from headrace.search.replica import Builder
+from headrace.search.sift import Known, Sift
+from headrace.search.trial import Trial, requests_for
 
-BOUND_SLACK = 1.1  # a bound is loosened by this: real step times are only nearly convex
 BRACKETED = 3  # rows whose highest rate is looked for
 FASTER = 3  # shapes beyond the ranking, for the front,
 DEARER = 6.0  # which cost at most so many times the cheapest
@@ -35,69 +35,10 @@ BRACKET_WIDTH = 1.12
 MOST_FLEET = 8  # replicas that are simulated together; a larger fleet at the same load
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One run; the same job always gives the same trial."""
-
-    candidate: Candidate
-    recipe: Recipe
-    rate: float  # of one replica
-    seed: int
-    slowness: float
-    lateness: float
-    requests: int
-    replicas: int = 1  # then rate and requests are those of all together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """Runs of one candidate at one rate at the slow end: the first, and if that held, one with
-    another seed."""
-
-    trials: tuple[Trial, ...]
-
-    @property
-    def holds(self) -> bool:
-        return all(trial.holds for trial in self.trials)
-
-
-def run_job(question: Question, job: Job) -> Trial:
-    return run_trial(
-        job.recipe.setup(),
-        question.workload,
-        question.slo,
-        rate=job.rate,
-        seed=job.seed,
-        requests=job.requests,
-        slowness=job.slowness,
-        lateness=job.lateness,
-        replicas=job.replicas,
-    )
-
-
-def prove(question: Question, job: Job) -> Proof:
-    first = run_job(question, job)
-    if not first.holds:
-        return Proof(trials=(first,))
-    return Proof(trials=(first, run_job(question, replace(job, seed=job.seed + 1))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """Of a candidate that may win."""
-
-    candidate: Candidate
-    band: ErrorBand
-    bound: float  # requests/s of a replica, at the slow end, loosened
-    about: Steady
-    alone_s: float  # a token of one sequence, at the slow end
-
-
 class Planner:
     def __init__(self, builder: Builder, question: Question, pool: Pool[Question]) -> None:
         self._builder, self._question, self._pool = builder, question, pool
-        self._known: dict[Candidate, _Known] = {}
-        self._losses: list[Loss] = []
+        self._sift = Sift(builder, question)
         self._found: list[Found[Candidate, Proof]] = []
         self._extra: dict[Candidate, list[Trial]] = {}  # further runs of the leaders
         self._brackets: dict[Candidate, tuple[float, float]] = {}
@@ -108,8 +49,8 @@ class Planner:
     def search(self) -> Iterator[str]:
         """Yields what is being done, for a line of progress."""
         yield "sifting"
-        self._sift()
-        shapes = self._shapes()
+        self._sift.run()
+        shapes = self._sift.shapes()
         priced = [s for s in shapes if self._price(s.variants[0]) is not None]
         unpriced = [s for s in shapes if self._price(s.variants[0]) is None]
         for some in (priced, unpriced):
@@ -125,97 +66,6 @@ class Planner:
         yield from self._bracket()
         yield from self._fleet()
         self._complete = True
-
-    # -- sifting and bounds --------------------------------------------------------------------
-
-    def _sift(self) -> None:
-        for candidate in self._builder.candidates():
-            self.tally.candidates += 1
-            loss = self._builder.refuse(candidate) or self._bound(candidate)
-            if loss is not None:
-                self._losses.append(loss)
-
-    def _bound(self, candidate: Candidate) -> Loss | None:
-        """The steady state's bound, or why there is none."""
-        question, band = self._question, self._builder.band(candidate)
-        built = self._builder.build(candidate, band.slow)
-        slo = question.slo
-        for why, name, alone_s, most_s in (
-            (Why.TTFT, "TTFT", built.alone_ttft_s * band.first_slow, slo.ttft_s),
-            (Why.TPOT, "TPOT", built.alone_tpot_s, slo.tpot_s),
-        ):
-            if most_s is not None and alone_s > most_s:
-                text = (
-                    f"{name} of one request alone is {alone_s * 1e3:,.0f} ms at the slow end of "
-                    f"the band; the objective is {most_s * 1e3:,.0f} ms"
-                )
-                return Loss(candidate=candidate, why=why, text=text, least=alone_s / most_s)
-        found = self._steady(candidate, built)
-        if found is None:
-            text = "not even one request at a time is within the objective"
-            return Loss(candidate=candidate, why=Why.RATE, text=text)
-        bound, about = found
-        self._known[candidate] = _Known(
-            candidate=candidate,
-            band=band,
-            bound=bound,
-            about=about,
-            alone_s=built.alone_tpot_s,
-        )
-        return None
-
-    def bound_of(self, candidate: Candidate, slowness: float) -> float | None:
-        """Requests/s that one replica never exceeds; None: it serves nothing."""
-        found = self._steady(candidate, self._builder.build(candidate, slowness))
-        return None if found is None else found[0]
-
-    def _steady(self, candidate: Candidate, built: Built) -> tuple[float, Steady] | None:
-        limits = Limits(
-            sequences=candidate.max_sequences,
-            batch_tokens=candidate.batch_tokens,
-            kv_tokens=built.kv_tokens,
-            tpot_s=self._question.slo.tpot_s,
-        )
-        demand = self._question.lengths.demand(prefix_cache=candidate.prefix_cache)
-        most = most_requests(demand, limits, built.step_s)
-        about = about_requests(demand, limits, built.step_s)
-        if most is None or about is None:
-            return None
-        # An engine that computes a prompt as soon as a step has room for it can't be better than
-        # whole chunks. One that spreads prompts can, up to the even spread; not with experts, whose
-        # steps are cheaper if tokens come together.
-        best = about.requests_s
-        if built.spreads_prompts:
-            best = max(best, most.requests_s)
-        return best * BOUND_SLACK, about
-
-    def _shapes(self) -> list[Shape[Candidate]]:
-        groups: dict[tuple[object, ...], list[_Known]] = {}
-        for known in self._known.values():
-            groups.setdefault(known.candidate.rented, []).append(known)
-        shapes = []
-        for group in map(_distinct, groups.values()):
-            group.sort(key=self._promise)
-            first = group[0].candidate
-            price = self._price(first)
-            shapes.append(
-                Shape(
-                    name=" ".join(map(str, first.rented)),
-                    variants=tuple(known.candidate for known in group),
-                    bounds=tuple(known.bound for known in group),
-                    replica_cost=first.tp * (1.0 if price is None else price),
-                    estimate=max(known.about.requests_s for known in group),
-                )
-            )
-        return shapes
-
-    def _promise(self, known: _Known) -> tuple[object, ...]:
-        """Fewest replicas first; of those with as many, KV as the model has it, which loses
-        nothing of its quality."""
-        candidate, rate = known.candidate, known.about.requests_s
-        count = least_replicas(self._question.rate, rate)
-        quantized = candidate.kv_dtype != self._builder.plain_kv_dtype(candidate.model)
-        return (count, quantized, -rate, candidate)
 
     def _price(self, candidate: Candidate) -> float | None:
         return self._builder.usd_per_gpu_hour(candidate)
@@ -247,7 +97,7 @@ class Planner:
 
     def job(self, candidate: Candidate, rate: float, slowness: float | None = None) -> Job:
         """At the slow end of the band, or elsewhere."""
-        known = self._known[candidate]
+        known = self._sift.known[candidate]
         slowness = known.band.slow if slowness is None else slowness
         return Job(
             candidate=candidate,
@@ -259,7 +109,7 @@ class Planner:
             requests=self._requests(known, rate),
         )
 
-    def _requests(self, known: _Known, rate: float) -> int:
+    def _requests(self, known: Known, rate: float) -> int:
         """Steps are taken to grow in a line from one sequence to the fullest batch: less than that,
         in truth, so that a run is rather too long."""
         share = min(1.0, rate / known.about.requests_s)
@@ -299,7 +149,7 @@ class Planner:
 
     def _step_s(self, candidate: Candidate, replicas: int) -> float:
         """About the mean step at this load: the batch is the share of the fullest one."""
-        about = self._known[candidate].about
+        about = self._sift.known[candidate].about
         share = min(1.0, self._question.rate / replicas / about.requests_s)
         return about.step_s * (0.5 + 0.5 * share)
 
@@ -313,7 +163,7 @@ class Planner:
                 best.setdefault(sized.shape.name, sized)
 
         def order(sized: Sized[Candidate, Proof]) -> tuple[object, ...]:
-            spare = self._known[sized.variant].about.requests_s * sized.replicas
+            spare = self._sift.known[sized.variant].about.requests_s * sized.replicas
             no_price = self._price(sized.variant) is None
             return (no_price, round(sized.cost, 6), -spare, sized.shape.name)
 
@@ -325,7 +175,8 @@ class Planner:
         yield f"bands of {len(ranked)} deployments"
         jobs = []
         for number, sized in enumerate(ranked):
-            fast, rate = self._known[sized.variant].band.fast, self._question.rate / sized.replicas
+            fast = self._sift.known[sized.variant].band.fast
+            rate = self._question.rate / sized.replicas
             ends = dict.fromkeys((fast, 1.0) if number < BRACKETED else (fast,))
             jobs += [self.job(sized.variant, rate, slowness) for slowness in ends]
         trials = self._pool.map(run_job, jobs)
@@ -340,7 +191,7 @@ class Planner:
         # [candidate, slowness, a rate that holds, one that does not]
         sides: list[tuple[Sized[Candidate, Proof], float, list[float]]] = []
         for sized in ranked:
-            known = self._known[sized.variant]
+            known = self._sift.known[sized.variant]
             held = self._question.rate / sized.replicas
             for slowness in (known.band.slow, known.band.fast):
                 most = max(known.bound * known.band.slow / slowness, held * BRACKET_WIDTH)
@@ -381,10 +232,11 @@ class Planner:
     def answer(self) -> Answer:
         """What is known so far."""
         rows = [self._row(sized) for sized in self._ranked()]
+        self.tally.candidates = self._sift.looked_at
         self.tally.simulated = len({r.candidate for r in rows} | self._extra.keys())
         return Answer(
             rows=tuple(rows),
-            losses=(*self._losses, *self._lost()),
+            losses=(*self._sift.losses, *self._lost()),
             tally=self.tally,
             complete=self._complete,
             fleet=self.fleet,
@@ -398,7 +250,7 @@ class Planner:
             candidate=candidate,
             replicas=sized.replicas,
             usd_per_gpu_hour=self._price(candidate),
-            measured=self._known[candidate].band.measured,
+            measured=self._sift.known[candidate].band.measured,
             requests_s=question.rate,
             tokens_per_request=lengths.prompt_tokens + lengths.output_tokens,
             ttft_p50_s=_band([t.ttft_s.p50 for t in trials if t.ttft_s]),
@@ -435,22 +287,6 @@ class Planner:
         if hourly * HOURS_A_MONTH > self._question.most_usd_month:
             return Loss(candidate=candidate, why=Why.BUDGET, text=text, least=hourly)
         return Loss(candidate=candidate, why=Why.COST, text=text, least=hourly)
-
-
-def _distinct(group: Sequence[_Known]) -> list[_Known]:
-    """Without those that may run more sequences than others of their kind ever would."""
-    enough: dict[Candidate, int] = {}
-    for known in group:
-        if known.about.limit != "sequences":
-            kind = replace(known.candidate, max_sequences=0)
-            count = known.candidate.max_sequences
-            enough[kind] = min(count, enough.get(kind, count))
-    return [
-        known
-        for known in group
-        if known.candidate.max_sequences
-        <= enough.get(replace(known.candidate, max_sequences=0), known.candidate.max_sequences)
-    ]
 
 
 def _given_up(shape: Shape[Candidate], proof: Proof | None) -> Loss:
