@@ -22,9 +22,10 @@ from headrace.core.config import GraphMode, StepSizes
 from headrace.core.errors import ConfigError
 from headrace.models.decoder import DecoderWeights
 from headrace.models.kv import kv_bytes, state_bytes
-from headrace.models.matrices import Split, layer_matrices
+from headrace.models.matrices import Part, Split, layer_matrices
 from headrace.models.precision import find_precision, weight_bytes
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import Stage
 from headrace.plan.fit import Demand, Weights
 from headrace.plan.fit_work import work_of
 from headrace.plan.ledger import KvCost, predict
@@ -53,6 +54,7 @@ _PARTS = {
     "down": "mlp",
     "head": "output",
 }
+_TABLES = {"embed": Part.EMBEDDING, "head": Part.OUTPUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Setup:
     precision: str = "bf16"
     kv_dtype: str = "bf16"
     tp: int = 1
+    stage: Stage | None = None  # of a pipeline: its layers alone
     max_batch_tokens: int | None = None
     max_sequences: int | None = None
     concurrency: int = 1
@@ -76,38 +79,55 @@ def demand_on_gpu(
     multiprocessors: int,
     weights: DecoderWeights[Weight] | None = None,
 ) -> Demand:
-    """What a model takes on each of `tp` GPUs. `weights`: a file's own, which count as this engine
-    would hold them."""
-    sizes = _gpu_sizes(setup)
-    served = spec.served and setup.tp == 1
-    if served and weights is not None:
-        shapes = layout.shape_weights(weights, _CUDA.get(setup.precision, "none"))
-        found = Counter(matrix.format.value for matrix in layout.matrices_of(shapes))
-        held = _held(shapes, " and ".join(name for name, _ in found.most_common()))
-    elif served and setup.precision in _CUDA:
-        shapes = layout.shape_weights(shaped_weights(spec), _CUDA[setup.precision])
-        held = _held(shapes, setup.precision)
-    else:
-        held, shapes = _counted(spec, setup), None
+    """What a model takes on each of `tp` GPUs, of a stage or of all layers. `weights`: a file's
+    own, which count as this engine would hold them."""
+    sizes, stage = _gpu_sizes(setup), setup.stage
+    here = spec if stage is None else stage.of(spec)
+    held, shapes = _weights(spec, setup, weights)
+    work = work_of(spec, dict(held.parts), tp=setup.tp)
+    if stage is not None:  # a token passes all stages: only what is held is this one's
+        held, shapes = _weights(spec, setup, weights, stage)
+        values = work_of(here, dict(held.parts), tp=setup.tp).part_values
+        work = replace(work, part_values=values)
     value_bytes = kv_value_bytes(setup.kv_dtype)
     return Demand(
         spec=spec,
+        stage=stage,
         weights=held,
-        work=work_of(spec, dict(held.parts), tp=setup.tp),
-        kv=KvCost.of(spec, setup.kv_dtype, 0),
-        sequence_bytes=_sequence_bytes(spec, value_bytes, setup),
-        state_bytes=state_bytes(spec, tp=setup.tp),
-        activation_bytes=_activations(spec, setup, sizes, shapes, multiprocessors),
+        work=work,
+        kv=KvCost.of(here, setup.kv_dtype, 0),
+        sequence_bytes=_sequence_bytes(here, value_bytes, setup),
+        state_bytes=state_bytes(here, tp=setup.tp),
+        activation_bytes=_activations(here, setup, sizes, shapes, multiprocessors),
         graphs_bytes=layout.graph_bytes(
-            spec, GraphMode.START if setup.graphs else GraphMode.OFF, sizes.max_batch_tokens
+            here, GraphMode.START if setup.graphs else GraphMode.OFF, sizes.max_batch_tokens
         ),
         runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
         block_tokens=sizes.block_tokens,
         max_batch_tokens=sizes.max_batch_tokens,
         max_sequences=sizes.max_sequences,
         tp=setup.tp,
-        notes=() if shapes is not None else (_note(spec, setup),),
+        notes=() if shapes is not None and stage is None else (_note(spec, setup),),
     )
+
+
+def _weights(
+    spec: ModelSpec,
+    setup: Setup,
+    weights: DecoderWeights[Weight] | None,
+    stage: Stage | None = None,
+) -> tuple[Weights, DecoderWeights[layout.Size] | None]:
+    """And their shapes, where this engine could hold them."""
+    served = spec.served and setup.tp == 1
+    if served and weights is not None:
+        shapes = layout.shape_weights(weights, _CUDA.get(setup.precision, "none"))
+        found = Counter(matrix.format.value for matrix in layout.matrices_of(shapes))
+        name = " and ".join(name for name, _ in found.most_common())
+        return _held(shapes, name, stage)
+    if served and setup.precision in _CUDA:
+        shapes = layout.shape_weights(shaped_weights(spec), _CUDA[setup.precision])
+        return _held(shapes, setup.precision, stage)
+    return _counted(spec, setup, stage), None
 
 
 def kv_value_bytes(kv_dtype: str) -> float:
@@ -131,11 +151,19 @@ def _gpu_sizes(setup: Setup) -> StepSizes:
     )
 
 
-def _held(shapes: DecoderWeights[layout.Size], precision: str) -> Weights:
-    """As the CUDA backend packs them, to the byte."""
+def _held(
+    shapes: DecoderWeights[layout.Size], precision: str, stage: Stage | None = None
+) -> tuple[Weights, DecoderWeights[layout.Size]]:
+    """As the CUDA backend packs them, to the byte; and the shapes of a stage."""
     parts: Counter[str] = Counter()
+    tied = isinstance(shapes.head, layout.SharedSize)
+    if stage is not None:
+        shapes = replace(shapes, layers=shapes.layers[stage.first : stage.end])
 
     def add(role: str, size: layout.Size) -> None:
+        table = _TABLES.get(role)
+        if stage is not None and table and not stage.has_table(table, tied=tied):
+            return
         scales = 0
         if isinstance(size, MatrixSize):
             scales = size.scale_total_bytes
@@ -143,12 +171,12 @@ def _held(shapes: DecoderWeights[layout.Size], precision: str) -> Weights:
         parts[_PARTS.get(role, "norms")] += size.bytes - scales
 
     shapes.map(add)
-    return Weights(precision=precision, parts=_ordered(parts), is_exact=True)
+    return Weights(precision=precision, parts=_ordered(parts), is_exact=True), shapes
 
 
-def _counted(spec: ModelSpec, setup: Setup) -> Weights:
+def _counted(spec: ModelSpec, setup: Setup, stage: Stage | None = None) -> Weights:
     """By the model's shapes and the precision's rules."""
-    found = weight_bytes(spec, find_precision(setup.precision), tp=setup.tp)
+    found = weight_bytes(spec, find_precision(setup.precision), tp=setup.tp, stage=stage)
     parts = {field.name: int(getattr(found, field.name)) for field in fields(found)}
     return Weights(precision=setup.precision, parts=_ordered(parts))
 
@@ -219,10 +247,10 @@ def _note(spec: ModelSpec, setup: Setup) -> str:
             f"Headrace has no kernels for {spec.family}: the ledger is what its shapes take, and "
             "activations are a rough estimate."
         )
-    if setup.tp > 1:
+    if setup.tp > 1 or setup.stage is not None:
         return (
-            "Headrace serves on one GPU: with tensor parallelism the ledger is one rank's part, as "
-            "vLLM and SGLang divide a model."
+            "Headrace serves on one GPU: the ledger is one rank's part, as engines that divide a "
+            "model hold it."
         )
     return (
         f"Headrace does not hold {setup.precision} weights on a GPU (a GGUF file is widened to "

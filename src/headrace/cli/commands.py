@@ -35,6 +35,7 @@ from headrace.cli.models import (
 )
 from headrace.cli.options import ModelArgument, ModelName, one_model
 from headrace.cli.plan import plan
+from headrace.cli.planning_words import PlanningCommand
 from headrace.cli.profile import profile
 from headrace.cli.ps import ps
 from headrace.cli.run import open_llm, run
@@ -190,12 +191,12 @@ app.command("show")(models_show)
 app.command("rm")(models_rm)
 app.command("verify")(models_verify)
 app.command()(gpus)
-app.command()(fit)
-app.command()(plan)
-app.command()(cost)
+app.command(cls=PlanningCommand)(fit)
+app.command(cls=PlanningCommand)(plan)
+app.command(cls=PlanningCommand)(cost)
 app.command()(calibrate)
 app.command()(profile)
-app.command()(simulate)
+app.command(cls=PlanningCommand)(simulate)
 app.add_typer(bench_app, name="bench")
 app.add_typer(doctor_app, name="doctor")
 

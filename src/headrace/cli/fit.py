@@ -14,7 +14,6 @@ import typer
 
 from headrace.cli.fit_report import DEFAULT_HOST, DEFAULT_SHARE, Asked, make_report
 from headrace.cli.options import AsJson, ModelArgument, ModelName, one_model
-from headrace.core.errors import ConfigError
 from headrace.fetch.catalog import DEFAULT_NAME
 
 EXIT_DOES_NOT_FIT = 1
@@ -29,6 +28,10 @@ def fit(
     gpus: Annotated[int | None, typer.Option(min=1, help="How many of them.")] = None,
     tp: Annotated[
         int | None, typer.Option(min=1, help="GPUs that share one copy; default: all of them.")
+    ] = None,
+    pp: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pipeline stages: groups of --tp GPUs that share the layers."),
     ] = None,
     context: Annotated[
         int | None,
@@ -75,7 +78,7 @@ def fit(
 
     wanted = one_model(name, model)
     asked = Asked(
-        gpu=gpu, gpus=gpus, tp=tp, context=context, concurrency=concurrency, prompt=prompt,
+        gpu=gpu, gpus=gpus, tp=tp, pp=pp, context=context, concurrency=concurrency, prompt=prompt,
         quant=quant, kv_dtype=kv_dtype, draft=draft, gpu_memory=gpu_memory,
         max_batch_tokens=max_batch_tokens, max_sequences=max_sequences, host=host, profile=profile,
     )  # fmt: skip
@@ -101,13 +104,6 @@ def from_command(
     said = reading.deployment
     notes = [f"{reading.engine.name}: {note}" for note in reading.notes]
     notes += [f"{reading.engine.name} has no {word}" for word in reading.unknown]
-    if said.pipeline_parallel > 1:
-        raise ConfigError(
-            f"The command divides layers among {said.pipeline_parallel} GPUs; fit counts tensor "
-            "parallelism only.",
-            "Leave pipeline parallelism out.",
-            param="from",
-        )
     memory = asked.gpu_memory
     if memory == DEFAULT_SHARE and said.gpu_memory_bytes is not None:
         memory = str(said.gpu_memory_bytes)
@@ -116,13 +112,17 @@ def from_command(
     elif said.static_memory is not None:
         notes.append("its share of memory holds weights and keys alone: counted as the whole share")
         memory = str(said.static_memory) if memory == DEFAULT_SHARE else memory
+    tp = asked.tp or said.tensor_parallel
+    pp = asked.pp or said.pipeline_parallel
     draft = said.speculation.draft if said.speculation is not None else None
     return (
         wanted or said.model,
         replace(
             asked,
-            gpus=asked.gpus or said.gpus * said.replicas,
-            tp=asked.tp or said.tensor_parallel,
+            gpus=asked.gpus or tp * pp * said.replicas,
+            tp=tp,
+            pp=pp,
+            divided_by=reading.engine.name,
             context=asked.context or said.context_tokens,
             takes_whole_context=asked.context is None and said.context_tokens is None,
             quant=asked.quant or said.quantization,

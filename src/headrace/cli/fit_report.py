@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.backends.demands import Setup
     from headrace.cli.fit_model import FoundModel
     from headrace.hardware.gpus import Gpu
+    from headrace.models.stages import Stage
     from headrace.plan.fit import Demand, Fit
     from headrace.plan.fit_changes import Choice
     from headrace.plan.fit_engines import EngineAnswer
@@ -35,6 +36,8 @@ class Asked:
     gpu: str | None = None
     gpus: int | None = None
     tp: int | None = None
+    pp: int | None = None
+    divided_by: str = "vllm"  # the engine that divides layers among stages
     context: int | None = None
     concurrency: int = 1
     prompt: int | None = None
@@ -95,8 +98,9 @@ class _Reporter:
     def __init__(self, found: FoundModel, gpu: Gpu, asked: Asked, notes: list[str]) -> None:
         self.found, self.gpu, self.asked, self.notes = found, gpu, asked, notes
         self.spec = found.spec
-        self.gpus = asked.gpus or asked.tp or 1
-        self.tp = asked.tp or self.gpus
+        self.pp = asked.pp or 1
+        self.gpus = asked.gpus or (asked.tp or 1) * self.pp
+        self.tp = asked.tp or max(1, self.gpus // self.pp)
         self.context = self._context()
         self.share = parse_share(asked.gpu_memory, "gpu_memory")
         self.memory = self._memory()
@@ -115,6 +119,7 @@ class _Reporter:
             tp=self.tp,
             context_tokens=self.context,
             concurrency=self.each_concurrency,
+            pp=self.pp,
         )
         fit = self._fit(choice)
         held = fit.demand.held_tokens(self.context)
@@ -133,7 +138,7 @@ class _Reporter:
             source=self.found.source,
             gpu=self.gpu.name,
             gpus=self.gpus,
-            replicas=self.gpus // self.tp,
+            replicas=self.replicas,
             share=self.share if isinstance(self.share, float) else None,
             fit=fit,
             floors=self._floors(fit, flops),
@@ -141,7 +146,7 @@ class _Reporter:
             bandwidth_bytes_s=self.gpu.bandwidth_bytes_s,
             flops_s=flops,
             others_bytes=kv_bytes(
-                self.spec, held, self._value_bytes, keeps_windows=True, tp=self.tp
+                fit.demand.here, held, self._value_bytes, keeps_windows=True, tp=self.tp
             ),
             changes=() if fit.fits else tuple(changes(choice, fit, self._attempt)),
             engines=engines,
@@ -166,7 +171,16 @@ class _Reporter:
     @property
     def each_concurrency(self) -> int:
         """Of one replica."""
-        return -(-self.asked.concurrency // max(1, self.gpus // self.tp))
+        return -(-self.asked.concurrency // max(1, self.replicas))
+
+    @property
+    def each_gpus(self) -> int:
+        """Of one replica."""
+        return self.tp * self.pp
+
+    @property
+    def replicas(self) -> int:
+        return self.gpus // self.each_gpus
 
     def _context(self) -> int:
         whole = self.spec.context_tokens
@@ -198,14 +212,24 @@ class _Reporter:
     def _check(self) -> None:
         from headrace.models.precision import check_tp, find_precision
 
-        if self.gpus % self.tp:
+        if self.gpus % self.each_gpus:
+            product = f"tp, which is {self.tp}"
+            if self.pp > 1:
+                product = f"tp x pp, which is {self.tp} x {self.pp} = {self.each_gpus}"
+            least = -(-self.gpus // self.each_gpus) * self.each_gpus
             raise ConfigError(
-                f"{self.gpus} GPUs are not a multiple of tp, which is {self.tp}.",
-                f"Set --gpus {-(-self.gpus // self.tp) * self.tp}, or --tp 1.",
+                f"{self.gpus} GPUs are not a multiple of {product}.",
+                f"Set --gpus {least}, or --tp 1.",
                 param="tp",
             )
         name = "bf16" if self.precision == "file" else self.precision
         check_tp(self.spec, find_precision(name), self.tp)
+        if self.each_gpus > 1 and self.gpu.kind == "cpu":
+            raise ConfigError(
+                f"{self.each_gpus} GPUs are to share a model, and {self.gpu.name} is a CPU host.",
+                "Name a GPU, as in --gpu h100-sxm: `headrace gpus` lists them.",
+                param="gpu",
+            )
         if problem := self._no_fp8(self.precision, self.kv_dtype):
             raise problem
 
@@ -241,19 +265,23 @@ class _Reporter:
         return self._fit(choice)
 
     def _fit(self, choice: Choice) -> Fit:
-        from headrace.plan.fit import budget_of, fit_on
+        from headrace.models.stages import stages_of
+        from headrace.plan.fit import budget_of, fit_on, fit_stages
 
         if isinstance(self.share, int):
             budget = min(self.share, self.memory)
         else:
             budget = budget_of(self.memory, self.share, self._reserved_bytes)
-        return fit_on(
-            self._demand(choice),
-            memory_bytes=self.memory,
-            budget_bytes=budget,
-            context_tokens=choice.context_tokens,
-            concurrency=choice.concurrency,
-        )
+        sizes = {
+            "memory_bytes": self.memory,
+            "budget_bytes": budget,
+            "context_tokens": choice.context_tokens,
+            "concurrency": choice.concurrency,
+        }
+        if self.pp == 1:
+            return fit_on(self._demand(choice), **sizes)
+        stages = stages_of(self.spec.layers, self.pp, self.asked.divided_by)
+        return fit_stages(tuple(self._demand(choice, stage) for stage in stages), **sizes)
 
     @property
     def _reserved_bytes(self) -> int:
@@ -261,7 +289,7 @@ class _Reporter:
 
         return 0 if self.gpu.kind == "cpu" else RESERVED_BYTES
 
-    def _demand(self, choice: Choice) -> Demand:
+    def _demand(self, choice: Choice, stage: Stage | None = None) -> Demand:
         from headrace.backends.demands import Setup
         from headrace.cli.fit_model import find_model
 
@@ -269,6 +297,7 @@ class _Reporter:
             precision=choice.precision,
             kv_dtype=choice.kv_dtype,
             tp=choice.tp,
+            stage=stage,
             max_batch_tokens=self.asked.max_batch_tokens,
             max_sequences=self.asked.max_sequences,
             concurrency=choice.concurrency,
@@ -278,7 +307,7 @@ class _Reporter:
         if self.asked.draft is None:
             return demand
         draft = find_model(self.asked.draft)
-        own = replace(setup, precision=draft.precision)
+        own = replace(setup, precision=draft.precision, stage=None)
         return replace(demand, draft=self._demand_of(draft, own))
 
     def _demand_of(self, found: FoundModel, setup: Setup) -> Demand:
@@ -313,7 +342,10 @@ class _Reporter:
             prompt_tokens=min(self.asked.prompt or DEFAULT_PROMPT, self.context),
             context_tokens=self.context,
             concurrency=fit.concurrency,
-            sequence_bytes=fit.demand.sequence_bytes(held) + fit.demand.state_bytes,
+            sequence_bytes=sum(
+                rank.sequence_bytes(held) + rank.state_bytes for rank in fit.ranks or (fit.demand,)
+            ),
+            stages=self.pp,
         )
 
     def _notes(self, fit: Fit) -> list[str]:
@@ -339,9 +371,16 @@ class _Reporter:
             )
         if self.spec.left_out:
             notes.append(f"not counted: {', '.join(self.spec.left_out)}")
-        if self.gpus > self.tp:
+        if self.pp > 1:
+            sizes = [rank.stage.layers for rank in fit.ranks if rank.stage is not None]
             notes.append(
-                f"{self.gpus // self.tp} replicas of {self.tp} GPUs: each has "
+                f"{self.pp} stages of {', '.join(map(str, sizes))} layers, as "
+                f"{self.asked.divided_by} divides them; the fullest decides"
+                + (", and each is counted with the draft model" if self.asked.draft else "")
+            )
+        if self.replicas > 1:
+            notes.append(
+                f"{self.replicas} replicas of {self.each_gpus} GPUs: each has "
                 f"{fit.concurrency:,} of {self.asked.concurrency:,} sequences"
             )
         return notes

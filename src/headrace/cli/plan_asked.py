@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.cli.fit_model import find_model
 from headrace.core.errors import ConfigError
-from headrace.hardware.gpus import Gpu, all_gpus, find_gpu
+from headrace.hardware.gpus import Gpu, all_gpus, find_gpu, find_price_kind
 from headrace.hardware.profile import Profile, load_profile
 from headrace.hardware.this_machine import NAME
 from headrace.search.demand import lengths_of
@@ -25,8 +25,6 @@ from headrace.workload.named import find_workload
 from headrace.workload.slo import Slo, parse_slo
 from headrace.workload.trace import read_trace
 from headrace.workload.workload import Synthetic, Workload, fixed, parse_lengths, summarize
-
-_PRICE_KINDS = ("on-demand", "spot", "reserved")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +149,22 @@ def _from_measured(path: Path, rps: float | None) -> tuple[Workload, float, list
 
 
 def space_of(asked: Asked, question: Question) -> tuple[Space, list[str]]:
+    models = tuple(planned(name, asked.quants) for name in dict.fromkeys(asked.models))
+    return space_for(asked, question, models)
+
+
+def space_for(
+    asked: Asked, question: Question, models: tuple[PlannedModel, ...]
+) -> tuple[Space, list[str]]:
+    """Of models that were looked up before."""
     if asked.engine not in engines():
         raise ConfigError(
             f"--engine is {asked.engine[:40]!r}; step times are known for {', '.join(engines())}.",
             "Choose one of them.",
         )
-    models = tuple(_model(name, asked.quants) for name in dict.fromkeys(asked.models))
     for model in models:
         check_context(model, question.lengths.longest_tokens)
     prices = _given_prices(asked)
-    if asked.price_kind not in _PRICE_KINDS:
-        raise ConfigError(
-            f"--price-kind is {asked.price_kind[:40]!r}; expected {', '.join(_PRICE_KINDS)}.",
-            "Choose one of them.",
-        )
     gpus, notes = _gpus(asked, prices)
     space = Space(models=models, gpus=gpus, engine=asked.engine, prices=prices)
     if asked.kv_dtypes:
@@ -197,7 +197,7 @@ def profile_of(asked: Asked, space: Space) -> tuple[Profile, PlannedModel] | Non
     )
 
 
-def _model(name: str, quants: tuple[str, ...]) -> PlannedModel:
+def planned(name: str, quants: tuple[str, ...]) -> PlannedModel:
     found = find_model(name)
     return PlannedModel(
         name=found.name,
@@ -229,6 +229,7 @@ def _given_prices(asked: Asked) -> dict[str, float]:
 def _gpus(asked: Asked, prices: dict[str, float]) -> tuple[tuple[Gpu, ...], list[str]]:
     """Those that were named; otherwise all with a price. Prices that were not given are the
     table's."""
+    kind = find_price_kind(asked.price_kind)
     named = [find_gpu(name) for name in asked.gpus if name != NAME]
     gpus = [gpu for gpu in named or all_gpus() if named or gpu.kind == "gpu"]
     if asked.gpus and not named:
@@ -240,14 +241,13 @@ def _gpus(asked: Asked, prices: dict[str, float]) -> tuple[tuple[Gpu, ...], list
                 "Choose a GPU that `headrace gpus` shows with all of them.",
                 param="gpu",
             )
-        found = gpu.price(asked.price_kind)  # type: ignore[arg-type]
+        found = gpu.price(kind)
         if found is not None:
             prices.setdefault(gpu.name, found.usd_per_hour)
     if named:
         without = [gpu.name for gpu in gpus if gpu.name not in prices]
         notes = []
         if without:
-            kind = asked.price_kind
             notes.append(
                 f"no {kind} price of {', '.join(without)} is known: GPU-hours stand in for money; "
                 "--price NAME=USD gives one"

@@ -1,16 +1,16 @@
-"""`headrace simulate`: a workload on a machine that was calibrated, on a virtual clock.
+"""`headrace simulate`: a workload on a virtual clock, on a machine that was calibrated or on GPUs.
 
 Reads options and shows a report; simulate/ has the engine on a virtual clock, workload/ the
-requests.
+requests. simulate_asked.py checks the flags, simulate_machine.py makes a replica of them and
+simulate_text.py writes what was found.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,37 +19,79 @@ from headrace.cli.options import AsJson
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.hardware.profile import Profile
-    from headrace.simulate.replica import Setup
-    from headrace.simulate.report import Percentiles, Report
+    from headrace.cli.simulate_asked import AskedWorkload, Fleet
+    from headrace.cli.simulate_machine import AskedGpu, Machine
+    from headrace.cli.simulate_text import Answer, Run
+    from headrace.simulate.report import Report
+    from headrace.simulate.verdict import Bracket
+    from headrace.workload.ask import Ask
     from headrace.workload.slo import Slo
     from headrace.workload.workload import Workload
 
+FIRST_REQUESTS = 300  # or more, until a verdict is clear
+MOST_TRIED = 20_000
 MOST_REQUESTS = 200_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The options, before they are checked."""
-
-    workload: str | None
-    trace: Path | None
-    input: str | None
-    output: str | None
-    arrivals: str | None
-    rate: float | None
+THIS_MACHINE = ("this-machine", "here")
 
 
 def simulate(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="The model that the profile must be of; default: any."
+            metavar="[MODEL]",
+            help="With --gpu as `headrace fit` takes it; else the one that the profile must be of.",
         ),
     ] = None,
     profile: Annotated[
-        Path, typer.Option("--profile", help="What headrace calibrate wrote.")
-    ] = DEFAULT_OUT,
+        Path | None,
+        typer.Option(help=f"What headrace calibrate wrote; without --gpu: {DEFAULT_OUT}."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="As `headrace gpus` names it, in place of a profile.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="All of them: tp x replicas.")] = None,
+    tp: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of one replica; default: all of them.")
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option(help="Type of the weights; default: the checkpoint's.")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Type of keys and values; default: bf16.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Whose step times: vllm (default), sglang, trtllm, headrace.")
+    ] = None,
+    max_sequences: Annotated[
+        int | None, typer.Option(min=1, help="Of one replica of GPUs; default: 256.")
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of a step, of GPUs; default: 8192.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Of GPUs.")
+    ] = True,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Behind a router.")] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(help="least-pending (default), round-robin, random, prefix or session."),
+    ] = None,
+    prefill_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that only compute prompts, and ...")
+    ] = None,
+    decode_replicas: Annotated[
+        int | None, typer.Option(min=1, help="... those that continue them: two pools.")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Between the pools, of each GPU: 50GB/s; default: the GPU's own link."),
+    ] = None,
+    autoscale: Annotated[
+        str | None, typer.Option(help="LEAST:MOST replicas, such as 1:8, from --replicas on.")
+    ] = None,
+    cold_start: Annotated[
+        str | None, typer.Option(help="With --autoscale: until a new replica serves, as in 90s.")
+    ] = None,
     workload: Annotated[
         str | None, typer.Option(help="chat, rag, code, batch or agent: docs/workload.md.")
     ] = None,
@@ -63,8 +105,12 @@ def simulate(
     arrivals: Annotated[
         str | None, typer.Option(help="constant, poisson, gamma:CV or closed:CLIENTS.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests a second.")] = None,
-    requests: Annotated[int | None, typer.Option(help="How many; default: 300.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", "--rps", help="Requests a second, of all users.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="How many; default: 300, or more until a verdict is clear.")
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Such as ttft=500ms,tpot=50ms,share=99%.")] = None,
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Also find the rate at which the queue grows.")
@@ -75,171 +121,169 @@ def simulate(
         bool, typer.Option("--explain", help="Show what each figure is made of.")
     ] = False,
 ) -> None:
-    """Simulate requests on the machine that a profile was measured on.
+    """Simulate requests on the machine that a profile was measured on, or on GPUs by name.
 
     Runs this engine, its scheduler and its prefix cache on a virtual clock. Exits with 0 if the
     objective is met (or none is given and the server keeps up), 1 if not, 2 for bad input.
     """
-    from headrace.hardware.profile import load_profile
-    from headrace.simulate.profiled import setup_of
-    from headrace.simulate.serve import serve
-    from headrace.workload.slo import parse_slo
+    from headrace.cli.simulate_asked import AskedFleet, AskedWorkload, make_fleet
+    from headrace.cli.simulate_machine import AskedGpu
+    from headrace.cli.simulate_text import answer_facts, explained, lines
 
-    found = load_profile(profile)
-    _check_model(model, found, profile)
-    asked = Asked(
-        workload=workload,
-        trace=trace,
-        input=input_lengths,
-        output=output_lengths,
-        arrivals=arrivals,
-        rate=rate,
-    )
-    described = make_workload(asked, found.limits.context_tokens)
+    asked = AskedWorkload(
+        workload=workload, trace=trace, input=input_lengths, output=output_lengths,
+        arrivals=arrivals, rate=rate,
+    )  # fmt: skip
+    fleet = make_fleet(
+        AskedFleet(
+            gpus=gpus, tp=tp, replicas=replicas, prefill_replicas=prefill_replicas,
+            decode_replicas=decode_replicas, router=router, link=link, autoscale=autoscale,
+            cold_start=cold_start,
+        )
+    )  # fmt: skip
     if requests is not None and not 1 <= requests <= MOST_REQUESTS:
         raise ConfigError(f"--requests is {requests}; expected 1 to {MOST_REQUESTS}.")
-    objective = parse_slo(slo) if slo else described.slo
-    count = requests or (MOST_REQUESTS if trace else 300)
-    report = serve(described.asks(seed, count), setup_of(found))
-    bracket = None
-    if saturation:
-        from headrace.simulate.saturation import saturation as bracket_of
-
-        seeds = (seed, seed + 1, seed + 2)
-        bracket = bracket_of(described, setup_of(found), seeds=seeds)
+    if gpu is not None and gpu.lower() in THIS_MACHINE:
+        gpu = None
+    on_gpu = None
+    if gpu is None:
+        _check_profile_flags(
+            {
+                "--gpus": gpus, "--tp": tp, "--quant": quant, "--kv-dtype": kv_dtype,
+                "--engine": engine, "--max-sequences": max_sequences,
+                "--max-batch-tokens": max_batch_tokens, "--no-prefix-cache": not prefix_cache,
+                "--decode-replicas": decode_replicas,
+            }
+        )  # fmt: skip
+    elif profile is not None:
+        raise ConfigError(
+            f"--profile and --gpu {gpu} both say what to simulate; expected one.",
+            "Leave one of them out.",
+            param="profile",
+        )
+    else:
+        on_gpu = AskedGpu(
+            gpu=gpu, quant=quant, kv_dtype=kv_dtype, engine=engine, max_sequences=max_sequences,
+            max_batch_tokens=max_batch_tokens, prefix_cache=prefix_cache,
+        )  # fmt: skip
+    described, objective, machine = _machine(
+        model, profile or DEFAULT_OUT, on_gpu, asked, slo, fleet, seed
+    )
+    answer = _answer(machine, fleet, described, objective, requests, seed, saturation=saturation)
     if as_json:
-        facts = report_facts(report, objective)
-        facts["saturation"] = None if bracket is None else asdict(bracket)
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps(answer_facts(answer), indent=2))
     else:
-        typer.echo("\n".join(lines(report, objective)))
-        if bracket is not None:
-            typer.echo(f"saturated    {bracket}")
-        if explain:
-            typer.echo("\n".join(explained(found, setup_of(found))))
-    is_good = report.meets(objective) if objective is not None else not report.saturated
-    raise typer.Exit(0 if is_good else 1)
+        typer.echo("\n".join([*lines(answer), *(explained(answer) if explain else ())]))
+    raise typer.Exit(0 if answer.is_good else 1)
 
 
-def make_workload(asked: Asked, context_tokens: int) -> Workload:
-    """From a name, a trace or lengths: one of them."""
-    from headrace.workload.arrivals import parse_arrivals
-    from headrace.workload.named import find_workload
-    from headrace.workload.trace import read_trace
-    from headrace.workload.workload import Synthetic, parse_lengths
-
-    lengths = asked.input is not None or asked.output is not None
-    if sum((asked.workload is not None, asked.trace is not None, lengths)) != 1:
+def _check_profile_flags(flags: dict[str, object]) -> None:
+    given = [name for name, value in flags.items() if value]
+    if given:
         raise ConfigError(
-            "Expected one of --workload, --trace, or --input and --output.", "Give one of them."
-        )
-    if asked.trace is not None:
-        if asked.arrivals is not None:
-            raise ConfigError("--arrivals and --trace are given; a trace has its own arrivals.")
-        read = read_trace(asked.trace)
-        return read if asked.rate is None else read.at_rate(asked.rate)
-    if asked.workload is not None:
-        named = find_workload(asked.workload)
-        made = replace(named, context_tokens=min(named.context_tokens, context_tokens))
-        if asked.arrivals is not None:
-            made = replace(made, arrivals=parse_arrivals(asked.arrivals, asked.rate))
-        return made if asked.rate is None else made.at_rate(asked.rate)
-    if asked.input is None or asked.output is None:
-        raise ConfigError("One of --input and --output is missing.", "Give both.")
-    return Synthetic(
-        prompts=parse_lengths(asked.input, "input"),
-        outputs=parse_lengths(asked.output, "output"),
-        arrivals=parse_arrivals(asked.arrivals or "poisson", asked.rate),
-        context_tokens=context_tokens,
-    )
-
-
-def _check_model(model: str | None, found: Profile, path: Path) -> None:
-    name = str(found.model.get("name", ""))
-    if model is not None and Path(model).name.lower() not in name.lower():
-        raise ConfigError(
-            f"{path} is a profile of {name}, not of {model}.",
-            f"Run headrace calibrate {model} --out FILE, and give that file as --profile.",
+            f"{given[0]} is given without --gpu; a profile has its own.",
+            "Name a GPU, as in --gpu h200-sxm, or leave it out.",
+            param=given[0].removeprefix("--").replace("-", "_"),
         )
 
 
-def report_facts(report: Report, slo: Slo | None) -> dict[str, Any]:
-    """docs/simulate.md has the schema. Seconds, tokens and requests; None: not known."""
-    return {
-        "requests": len(report.served),
-        "refused": report.refused,
-        "verdict": report.verdict.value,
-        "output_tokens_s": report.output_tokens_s,
-        "input_tokens_s": report.input_tokens_s,
-        "requests_s": report.requests_s,
-        "cached_share": report.cached_share,
-        "steps": report.steps,
-        "preemptions": report.preemptions,
-        "latency": None
-        if report.saturated
-        else {name: _facts(times) for name, times in _latencies(report)},
-        "slo": None
-        if slo is None
-        else {
-            "objective": str(slo),
-            "met_share": report.met_share(slo),
-            "goodput_s": report.goodput_s(slo),
-            "is_met": report.meets(slo),
-        },
-    }
+def _machine(
+    model: str | None,
+    profile: Path,
+    on_gpu: AskedGpu | None,
+    asked: AskedWorkload,
+    slo: str | None,
+    fleet: Fleet,
+    seed: int,
+) -> tuple[Workload, Slo | None, Machine]:
+    """And the requests and the objective, which depend on the model's context."""
+    from headrace.cli import simulate_machine as machines
+    from headrace.cli.simulate_asked import make_workload
+    from headrace.workload.slo import Slo, parse_slo
 
-
-def _latencies(report: Report) -> list[tuple[str, Percentiles | None]]:
-    return [("ttft_s", report.ttft_s), ("tpot_s", report.tpot_s), ("e2e_s", report.e2e_s)]
-
-
-def _facts(times: Percentiles | None) -> dict[str, float] | None:
-    return None if times is None else asdict(times)
-
-
-def lines(report: Report, slo: Slo | None) -> Iterator[str]:
-    yield f"requests     {len(report.served)}, {report.refused} refused, {report.steps} steps"
-    yield (
-        f"throughput   {report.output_tokens_s:,.1f} tokens/s out, "
-        f"{report.input_tokens_s:,.1f} in, {report.requests_s:.3g} requests/s"
+    given = None if slo is None else parse_slo(slo)
+    if on_gpu is None:
+        found = machines.load(profile, model)
+        described = make_workload(asked, found.limits.context_tokens)
+        return described, given or described.slo, machines.measured_machine(found)
+    if model is None:
+        raise ConfigError(
+            f"--gpu is {on_gpu.gpu}, and no MODEL was given.", "Name one, as in llama-3.1-8b."
+        )
+    planned = machines.planned_model(model, on_gpu.quant)
+    described = make_workload(asked, planned.spec.context_tokens)
+    objective = given or described.slo
+    machine = machines.gpu_machine(
+        on_gpu, planned, described, objective or Slo(share=0.99), fleet, seed
     )
-    yield f"from cache   {report.cached_share:.1%} of prompt tokens"
-    if report.saturated:
-        yield "verdict      saturated: the queue kept growing, so latencies have no meaning"
-    else:
-        yield f"verdict      {report.verdict.value}"
-        yield f"{'':<13}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}"
-        for name, times in _latencies(report):
-            if times is not None:
-                shown = "".join(f"{_ms(each):>10}" for each in _columns(times))
-                yield f"{name.removesuffix('_s').upper():<13}{shown}"
-    if slo is not None:
-        met = "met" if report.meets(slo) else "not met"
-        yield f"objective    {slo}: {met}"
-        goodput = f"{report.goodput_s(slo):.3g} requests/s"
-        yield f"within it    {report.met_share(slo):.1%}, goodput {goodput}"
+    return described, objective, machine
 
 
-def _columns(times: Percentiles) -> tuple[float, ...]:
-    return (times.p50, times.p90, times.p99, times.mean)
+def _answer(
+    machine: Machine,
+    fleet: Fleet,
+    described: Workload,
+    slo: Slo | None,
+    requests: int | None,
+    seed: int,
+    *,
+    saturation: bool,
+) -> Answer:
+    from headrace.cli.simulate_text import Answer, Run
+    from headrace.workload.trace import Trace
+
+    def run(slowness: float, count: int) -> Run:
+        lateness = 1.0 if machine.band is None else machine.band.first(slowness)
+        report = _server(machine, fleet, slo, slowness, seed)(described.asks(seed, count))
+        return Run(report=report, slowness=slowness, lateness=lateness)
+
+    count = requests or (MOST_REQUESTS if isinstance(described, Trace) else FIRST_REQUESTS)
+    middle = run(1.0, count)
+    while (
+        middle.report.verdict == "unclear"
+        and requests is None
+        and not isinstance(described, Trace)
+        and count < MOST_TRIED
+    ):
+        count = min(MOST_TRIED, 4 * count)
+        middle = run(1.0, count)
+    ends = None
+    if machine.band is not None:
+        ends = (run(machine.band.fast, count), run(machine.band.slow, count))
+    bracket = _bracket(machine, fleet, described, slo, seed) if saturation else None
+    return Answer(machine=machine, fleet=fleet, slo=slo, middle=middle, ends=ends, bracket=bracket)
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
+def _server(
+    machine: Machine, fleet: Fleet, slo: Slo | None, slowness: float, seed: int
+) -> Callable[[Iterable[Ask]], Report]:
+    from headrace.cli.simulate_machine import fleet_setup
+    from headrace.simulate.fleet import serve_fleet
+    from headrace.simulate.serve import serve
+    from headrace.workload.slo import Slo
+
+    if fleet.is_one:
+        setup = machine.setup(slowness)
+        return lambda asks: serve(asks, setup)
+    made = fleet_setup(machine, fleet, slowness, seed, slo or Slo(share=0.99))
+    return lambda asks: serve_fleet(asks, made)
 
 
-def explained(found: Profile, setup: Setup) -> Iterator[str]:
-    edge, machine = setup.edge, found.machine
-    yield f"machine      {machine.get('cpu')}, measured {found.date}"
-    yield f"step         {len(found.steps)} measured ones, interpolated; + what serving adds"
-    yield "TTFT         first token - arrival = way in + queue + steps + way out"
-    yield "TPOT         (last token - first token) / (tokens - 1)"
-    yield (
-        f"way in       {edge.busy_s * 1e3:.2f} ms + {edge.busy_token_s * 1e6:.2f} us a prompt token"
+def _bracket(
+    machine: Machine, fleet: Fleet, described: Workload, slo: Slo | None, seed: int
+) -> Bracket:
+    from headrace.simulate.saturation import saturation
+
+    if fleet.scaling is not None:
+        raise ConfigError(
+            "--saturation is given with --autoscale: the rate depends on how many there are.",
+            f"Look at the most: --replicas {fleet.scaling.most} without --autoscale.",
+            param="saturation",
+        )
+    return saturation(
+        described,
+        machine.setup(1.0),
+        seeds=(seed, seed + 1, seed + 2),
+        replicas=fleet.replicas,
+        run=None if fleet.is_one else _server(machine, fleet, slo, 1.0, seed),
     )
-    yield f"way out      {edge.after_s * 1e3:.2f} ms"
-    yield (
-        f"limits       {setup.limits.max_sequences} sequences, {setup.limits.max_batch_tokens} "
-        f"tokens a step, {setup.limits.total_blocks} blocks of {setup.limits.block_tokens} tokens"
-    )
-    yield "goodput      requests/s x share of requests within the objective"

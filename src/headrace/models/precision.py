@@ -18,6 +18,7 @@ from headrace.models.gguf_mixtures import MIXTURES, Place, gguf_format
 from headrace.models.layers import HeadsSpec, LayerSpec
 from headrace.models.matrices import Matrix, Part, Split, layer_matrices, layer_vectors
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import Stage
 
 _LINEAR = (Part.ATTENTION, Part.MLP, Part.EXPERTS)
 _MAX_RANKS = 1024
@@ -110,18 +111,23 @@ def find_precision(name: str) -> Precision:
     )
 
 
-def weight_bytes(spec: ModelSpec, precision: Precision, *, tp: int = 1) -> WeightBytes:
-    """What each of `tp` ranks holds; an error if tensor parallelism does not divide the model."""
+def weight_bytes(
+    spec: ModelSpec, precision: Precision, *, tp: int = 1, stage: Stage | None = None
+) -> WeightBytes:
+    """What each of `tp` ranks holds, of all layers or of a stage's; an error if tensor parallelism
+    does not divide the model."""
     check_tp(spec, precision, tp)
     parts = {field.name: 0.0 for field in fields(WeightBytes)}
     vectors = spec.hidden_size  # the last norm
     for number, layer in enumerate(spec.layer_specs):
+        if stage is not None and not stage.has_layer(number):
+            continue
         vectors += layer_vectors(layer, spec.hidden_size)
         place = place_of(spec, number, layer)
         for matrix in layer_matrices(layer, spec.hidden_size):
             _add(parts, matrix, precision.format_of(matrix, place), tp)
             vectors += matrix.bias_values
-    for matrix in table_matrices(spec):
+    for matrix in table_matrices(spec, stage):
         _add(parts, matrix, precision.format_of(matrix, place_of(spec)), tp)
     streams = spec.stack[-1].streams if spec.stack else 1
     if streams > 1:
@@ -130,13 +136,15 @@ def weight_bytes(spec: ModelSpec, precision: Precision, *, tp: int = 1) -> Weigh
     return WeightBytes(**parts)
 
 
-def table_matrices(spec: ModelSpec) -> Iterator[Matrix]:
-    """The embedding table, and the output layer unless it is the same. Ranks share them by
-    vocabulary, padded where it does not divide."""
+def table_matrices(spec: ModelSpec, stage: Stage | None = None) -> Iterator[Matrix]:
+    """The embedding table, and the output layer unless it is the same, as far as a stage has them.
+    Ranks share them by vocabulary, padded where it does not divide."""
     names = [("embedding", Part.EMBEDDING)]
     if not spec.tied_embeddings:
         names.append(("output", Part.OUTPUT))
     for name, part in names:
+        if stage is not None and not stage.has_table(part, tied=spec.tied_embeddings):
+            continue
         yield Matrix(
             name=name, part=part, rows=spec.vocab_size, columns=spec.hidden_size, split=Split.ROWS
         )

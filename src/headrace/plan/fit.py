@@ -9,9 +9,10 @@ has as bytes. Knows no GPU's name, no files and no text: fit_text.py shows the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import Stage
 from headrace.plan.fit_work import Work
 from headrace.plan.ledger import KvCost, Ledger, predict
 
@@ -46,6 +47,7 @@ class Demand:
     max_batch_tokens: int
     max_sequences: int
     tp: int = 1
+    stage: Stage | None = None  # of a pipeline: then weights, keys and values are its own
     draft: Demand | None = None  # a second model that proposes tokens, on the same GPUs
     notes: tuple[str, ...] = ()  # what a reader must know about these numbers
     runtime_words: str = "what draws need for a moment, library workspaces: an estimate"
@@ -53,6 +55,15 @@ class Demand:
     @property
     def kv_dtype(self) -> str:
         return self.kv.dtype
+
+    @property
+    def stages(self) -> int:
+        return 1 if self.stage is None else self.stage.count
+
+    @property
+    def here(self) -> ModelSpec:
+        """The layers that are on this GPU."""
+        return self.spec if self.stage is None else self.stage.of(self.spec)
 
     def held_tokens(self, tokens: int) -> int:
         """A sequence holds whole blocks."""
@@ -91,6 +102,7 @@ class Fit:
     ledger: Ledger
     state_bytes: int  # recurrent state of all sequences
     draft_bytes: int  # weights, keys and values of the draft model
+    ranks: tuple[Demand, ...] = ()  # of all stages of a pipeline, this one's among them
 
     @property
     def total_bytes(self) -> int:
@@ -112,11 +124,18 @@ class Fit:
 
     @property
     def most_sequences(self) -> int:
-        return most_sequences(self.demand, self.budget_bytes, self.context_tokens)
+        """A sequence is on all stages, so that the fullest one bounds it."""
+        return min(
+            most_sequences(rank, self.budget_bytes, self.context_tokens)
+            for rank in self.ranks or (self.demand,)
+        )
 
     @property
     def longest_context(self) -> int:
-        return longest_context(self.demand, self.budget_bytes, self.concurrency)
+        return min(
+            longest_context(rank, self.budget_bytes, self.concurrency)
+            for rank in self.ranks or (self.demand,)
+        )
 
 
 def fit_on(
@@ -152,6 +171,28 @@ def fit_on(
         state_bytes=demand.state_bytes * concurrency,
         draft_bytes=draft,
     )
+
+
+def fit_stages(
+    ranks: tuple[Demand, ...],
+    *,
+    memory_bytes: int,
+    budget_bytes: int,
+    context_tokens: int,
+    concurrency: int,
+) -> Fit:
+    """The ledger of the fullest of several stages, which decides for all."""
+    fits = [
+        fit_on(
+            rank,
+            memory_bytes=memory_bytes,
+            budget_bytes=budget_bytes,
+            context_tokens=context_tokens,
+            concurrency=concurrency,
+        )
+        for rank in ranks
+    ]
+    return replace(min(fits, key=lambda fit: fit.spare_bytes), ranks=ranks)
 
 
 def most_sequences(demand: Demand, budget_bytes: int, context_tokens: int) -> int:

@@ -26,6 +26,7 @@ class Choice:
     tp: int
     context_tokens: int
     concurrency: int
+    pp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,4 +117,6 @@ def _shorter(asked: Choice, longest: int) -> list[tuple[str, str, Choice]]:
 
 def _ranks(asked: Choice) -> Iterator[tuple[str, str, Choice]]:
     for tp in range(asked.tp + 1, _MOST_RANKS + 1):
-        yield f"--gpus {tp} --tp {tp}", f"{tp} GPUs", replace(asked, tp=tp)
+        gpus = tp * asked.pp
+        flags = f"--gpus {gpus} --tp {tp}" + (f" --pp {asked.pp}" if asked.pp > 1 else "")
+        yield flags, f"{gpus} GPUs", replace(asked, tp=tp)

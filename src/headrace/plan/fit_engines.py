@@ -48,10 +48,10 @@ _SPILLING = (
 
 def _headrace(fit: Fit, left: int, each: int) -> EngineAnswer:
     does = REFUSES
-    if fit.demand.tp > 1:
+    if fit.demand.tp > 1 or fit.demand.stages > 1:
         words = "does not divide a model among GPUs"
     elif left >= each:
-        words, does = _holds(fit, left, each), STARTS
+        words, does = _holds(fit), STARTS
     else:
         words = "stops at start with this ledger and the flags that would work; it never spills"
     return EngineAnswer(engine="Headrace", does=does, words=words, source="plan/sizing.py")
@@ -62,7 +62,7 @@ def _vllm(fit: Fit, left: int, each: int) -> EngineAnswer:
         return EngineAnswer(
             engine="vLLM",
             does=STARTS,
-            words=_holds(fit, left, each),
+            words=_holds(fit),
             source="vllm#25350",
         )
     if left <= 0:
@@ -86,7 +86,7 @@ def _sglang(fit: Fit, left: int, each: int) -> EngineAnswer:
         # It takes what its profile leaves, which may be less than one context.
         tokens = left // fit.ledger.kv.bytes_per_token
         words = f"takes the {tokens:,} tokens that are left, less than one context"
-        words = _holds(fit, left, each) if left >= each else words
+        words = _holds(fit) if left >= each else words
         return EngineAnswer(engine="SGLang", does=STARTS, words=words, source="sglang#7691")
     return EngineAnswer(
         engine="SGLang",
@@ -96,8 +96,8 @@ def _sglang(fit: Fit, left: int, each: int) -> EngineAnswer:
     )
 
 
-def _holds(fit: Fit, left: int, each: int) -> str:
-    count = left // each
+def _holds(fit: Fit) -> str:
+    count = fit.most_sequences
     return (
         f"starts and holds {count:,} of {fit.concurrency:,} sequences at full context; others wait "
         "or are computed again"
@@ -110,27 +110,29 @@ def _spilled(
     """(layers on GPUs, bytes on the host, tokens per second of one stream). Engines that spill give
     each GPU layers of its own, and a stream reads one after the other: with several GPUs there is
     more room, and no more bandwidth."""
-    layers, gpus = fit.demand.spec.layers, fit.demand.tp
+    tp, stages, layers = fit.demand.tp, fit.demand.stages, fit.demand.spec.layers
     parts = dict(fit.demand.weights.parts)
     outside = parts.get("embedding", 0) + parts.get("output", 0)
     pool = fit.ledger.kv_pool_bytes + fit.state_bytes + fit.draft_bytes
-    each = (fit.demand.weights.bytes - outside + pool) / layers  # a layer's KV goes with it
-    room = fit.budget_bytes - (fit.total_bytes - layers * each)
-    on_gpu = max(0, min(layers, int(room / each)))
-    work, one = fit.demand.work, fit.demand.each_bytes(fit.context_tokens)
-    read = gpus * (work.token_read_bytes + one)
+    here = fit.demand.here.layers
+    each = (fit.demand.weights.bytes - outside + pool) / here  # a layer's KV goes with it
+    room = fit.budget_bytes - (fit.total_bytes - here * each)
+    on_gpu = max(0, min(layers, stages * int(room / each)))
+    work, one = fit.demand.work, fit.demand.each_bytes(fit.context_tokens) * layers / here
+    read = tp * (work.token_read_bytes + one)
     share = (layers - on_gpu) / layers
     speed = None
     if bandwidth_bytes_s and host_bandwidth_bytes_s:
         seconds = read * (1 - share) / bandwidth_bytes_s + read * share / host_bandwidth_bytes_s
         speed = 1 / seconds
-    return on_gpu, int((layers - on_gpu) * each * gpus), speed
+    return on_gpu, int((layers - on_gpu) * each * tp), speed
 
 
 def _spills(
     fit: Fit, name: str, source: str, on_gpu: int, host_bytes: int, speed: float | None
 ) -> EngineAnswer:
-    layers, where = fit.demand.spec.layers, "the GPUs" if fit.demand.tp > 1 else "the GPU"
+    several = fit.demand.tp * fit.demand.stages > 1
+    layers, where = fit.demand.spec.layers, "the GPUs" if several else "the GPU"
     words = f"keeps {on_gpu} of {layers} layers on {where} and {show_bytes(host_bytes)} on the host"
     if speed is not None:
         words += f": one stream at most {speed:,.1f} tokens/s"

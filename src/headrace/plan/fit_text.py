@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from headrace.core.sizes import show_bytes
 from headrace.models.layers import CompressedSpec, HeadsSpec, LatentSpec, RecurrentSpec
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import Stage
 from headrace.plan.fit import Fit
 from headrace.plan.fit_changes import Change
 from headrace.plan.fit_engines import EngineAnswer
@@ -69,6 +70,8 @@ def _verdict(report: Report) -> str:
         else f"does not fit: {show_bytes(-fit.spare_bytes)} too much"
     )
     each = " on each GPU" if fit.demand.tp > 1 else ""
+    if fit.demand.stage is not None:
+        each = f" on each GPU of stage {fit.demand.stage.number + 1}, the fullest"
     return (
         f"{report.model} in {_precision(fit)} on {where}, {fit.concurrency:,} x "
         f"{fit.context_tokens:,} tokens: {verdict}{each}"
@@ -85,7 +88,10 @@ def ledger_lines(fit: Fit, share: float | None) -> list[str]:
     parameters = f"{fit.demand.spec.parameters / 1e9:,.2f} billion parameters"
     if fit.demand.tp > 1:
         parameters = f"one of {fit.demand.tp} parts of {parameters}"
-    rows = [("weights", weights.bytes, f"{parameters} in {_precision(fit)}")]
+    words = f"{parameters} in {_precision(fit)}"
+    if fit.demand.stage is not None:
+        words = f"{fit.demand.stage}; {words}"
+    rows = [("weights", weights.bytes, words)]
     rows += [(f"  {name}", size, _part_words(fit, name, size)) for name, size in weights.parts]
     for name, size, words in fit.ledger.rows()[1:]:
         if name == "KV pool":
@@ -122,9 +128,9 @@ def _part_words(fit: Fit, name: str, size: int) -> str:
 
 def kv_formula(fit: Fit) -> str:
     """By kinds of layers, on one GPU."""
-    spec, held = fit.demand.spec, fit.demand.held_tokens(fit.context_tokens)
+    held = fit.demand.held_tokens(fit.context_tokens)
     each = fit.ledger.kv.bytes_per_token
-    kinds = ", ".join(_kinds(spec))
+    kinds = ", ".join(_kinds(fit.demand.here))
     each_size = fit.demand.sequence_bytes(held)
     split = f", on each of {fit.demand.tp} GPUs" if fit.demand.tp > 1 else ""
     return (
@@ -265,16 +271,23 @@ def formulas(report: Report) -> list[str]:
         return found
     bandwidth, rate = report.bandwidth_bytes_s, report.flops_s
     prompt = work.prompt_flops(floors.prompt_tokens)
+    times = f" x {fit.demand.stages} stages" if fit.demand.stages > 1 else ""
+    stages = f" / {fit.demand.stages} stages" if fit.demand.stages > 1 else ""
+    one_bytes = sum(
+        rank.sequence_bytes(held) + rank.state_bytes for rank in fit.ranks or (fit.demand,)
+    )
     return [
         *found,
-        f"TTFT >= {prompt:.4g} operations / {rate:.4g} ({report.rate}) = {prompt / rate:.4g} s, "
+        f"TTFT >= {prompt:.4g} operations / {rate:.4g} ({report.rate}){stages} = "
+        f"{prompt / rate / fit.demand.stages:.4g} s, "
         f"or the weights' {work.read_bytes:.4g} bytes / {bandwidth:.4g} = "
         f"{work.read_bytes / bandwidth:.4g} s",
-        f"TPOT of one >= ({work.token_read_bytes:.4g} bytes of weights + KV "
-        f"{fit.demand.sequence_bytes(held):.4g}) / {bandwidth:.4g} bytes/s = "
+        f"TPOT of one >= ({work.token_read_bytes:.4g} bytes of weights + KV and state "
+        f"{one_bytes:.4g}) / {bandwidth:.4g} bytes/s = "
         f"{floors.one_tpot_s:.4g} s",
         f"bound by products from ({work.read_bytes:.4g} bytes / {bandwidth:.4g}) x {rate:.4g} / "
-        f"{work.token_flops:.4g} operations a token = {floors.ridge_sequences:,} sequences on",
+        f"{work.token_flops:.4g} operations a token{times} = {floors.ridge_sequences:,} sequences "
+        "on",
     ]
 
 
@@ -291,6 +304,8 @@ def report_facts(report: Report) -> dict[str, object]:
         "gpu": report.gpu,
         "gpus": report.gpus,
         "tp": fit.demand.tp,
+        "pp": fit.demand.stages,
+        "stage": _stage_facts(fit.demand.stage),
         "replicas": report.replicas,
         "context_tokens": fit.context_tokens,
         "concurrency": fit.concurrency,
@@ -348,6 +363,13 @@ def report_facts(report: Report) -> dict[str, object]:
         "formulas": formulas(report),
         "notes": list(report.notes),
     }
+
+
+def _stage_facts(stage: Stage | None) -> dict[str, int] | None:
+    """Of the fullest; layers from 0."""
+    if stage is None:
+        return None
+    return {"number": stage.number, "first_layer": stage.first, "layers": stage.layers}
 
 
 def _time(seconds: float) -> str:

@@ -79,8 +79,12 @@ def floors(
     context_tokens: int,
     concurrency: int,
     sequence_bytes: int,
+    stages: int = 1,
 ) -> Floors:
-    """`sequence_bytes`: keys and values of a sequence at full context, which each token reads."""
+    """`sequence_bytes`: keys and values of a sequence at full context, which each token reads. Of
+    several stages, each works on a part of the sequences, or of a prompt, while others work on the
+    rest; a token passes them all."""
+    together = -(-concurrency // stages)
 
     def read_s(count: int) -> float:
         weights = work.token_read_bytes if count == 1 else work.read_bytes
@@ -89,14 +93,15 @@ def floors(
     def compute_s(count: int) -> float:
         return count * (work.token_flops + work.key_flops(context_tokens)) / flops_s
 
-    prompt = max(work.prompt_flops(prompt_tokens) / flops_s, work.read_bytes / bandwidth_bytes_s)
-    ridge = work.read_bytes / bandwidth_bytes_s * flops_s / work.token_flops
+    prompt_s = work.prompt_flops(prompt_tokens) / flops_s / stages
+    prompt = max(prompt_s, work.read_bytes / bandwidth_bytes_s)
+    ridge = stages * work.read_bytes / bandwidth_bytes_s * flops_s / work.token_flops
     return Floors(
         ttft_s=prompt,
         prompt_tokens=prompt_tokens,
-        tpot_s=max(read_s(concurrency), compute_s(concurrency)),
+        tpot_s=max(read_s(together), compute_s(together)),
         one_tpot_s=max(read_s(1), compute_s(1)),
-        is_bandwidth=read_s(concurrency) >= compute_s(concurrency),
+        is_bandwidth=read_s(together) >= compute_s(together),
         ridge_sequences=max(1, round(ridge)),
     )
 

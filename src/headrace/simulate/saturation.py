@@ -7,7 +7,7 @@ between, chance decides, and the bracket is as wide as that. Runs are long enoug
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from headrace.core.errors import ConfigError
@@ -36,9 +36,12 @@ def saturation(
     seeds: Sequence[int] = (0, 1, 2),
     tolerance: float = 0.05,
     most_requests: int = 20_000,
+    replicas: int = 1,
+    run: Callable[[Iterable[Ask]], Report] | None = None,
 ) -> Bracket:
     """Of a workload that has a rate. Long sessions need many requests to be judged: with too few
-    all rates are unclear, and the bracket is open."""
+    all rates are unclear, and the bracket is open. `run` is a fleet of so many replicas; None: one
+    with this setup."""
     count = max(BURST_REQUESTS, 4 * setup.limits.max_sequences)
     asks = list(workload.asks(seeds[0], count))
     first = burst(asks, setup)
@@ -51,15 +54,18 @@ def saturation(
     times = [each.e2e_s - each.queue_s for each in first.done]
     span_s = _span_s(asks, math.fsum(times) / len(times))
 
+    def serve_one(asks: Iterable[Ask]) -> Report:
+        return serve(asks, setup)
+
+    served = run or serve_one
+
     def judged(rate: float) -> Verdict:
         wanted = math.ceil(TURNS * rate * span_s)
         count = min(most_requests, max(LEAST_REQUESTS, wanted))
-        verdicts = {
-            serve(workload.at_rate(rate).asks(seed, count), setup).verdict for seed in seeds
-        }
+        verdicts = {served(workload.at_rate(rate).asks(seed, count)).verdict for seed in seeds}
         return verdicts.pop() if len(verdicts) == 1 else Verdict.UNCLEAR
 
-    return find_saturation(judged, first.requests_s, tolerance=tolerance)
+    return find_saturation(judged, first.requests_s * replicas, tolerance=tolerance)
 
 
 def _span_s(asks: Sequence[Ask], service_s: float) -> float:

@@ -66,34 +66,38 @@ def parse_slo(text: str, param: str = "slo") -> Slo:
         key = name if name == "share" else f"{name}_s"
         if key in found:
             raise ConfigError(f"{param} has {name} twice.", "Give each once.", param=param)
-        found[key] = (_share if name == "share" else _seconds)(param, name, value)
+        found[key] = (
+            parse_share(f"{param}'s share", value)
+            if name == "share"
+            else parse_time(f"{param}'s {name}", value)
+        )
     if not found.keys() - {"share"}:
         raise refusal(ConfigError, param, text, "at least one of ttft, tpot and e2e")
     return Slo(**found)
 
 
-def _seconds(param: str, name: str, value: str) -> float:
-    match = _TIME.fullmatch(value)
+def parse_time(param: str, value: str) -> float:
+    """In seconds, of a number with its unit."""
+    match = _TIME.fullmatch(value.strip())
     if match is None or (match[2] and match[2].lower() not in _UNITS_S):
-        raise refusal(ConfigError, f"{param}'s {name}", value, "a time such as 500ms or 2s")
+        raise refusal(ConfigError, param, value, "a time such as 500ms or 2s")
     if not match[2]:
         raise ConfigError(
-            f"{param} has {name}={value} without a unit; expected a time such as {value}ms or "
-            f"{value}s.",
-            f"Write {name}={value}ms if you mean milliseconds.",
+            f"{param} is {value} without a unit; expected a time such as {value}ms or {value}s.",
+            f"Write {value}ms if you mean milliseconds.",
             param=param,
         )
     return float(match[1]) * _UNITS_S[match[2].lower()]
 
 
-def _share(param: str, name: str, value: str) -> float:
+def parse_share(param: str, value: str) -> float:
     number, is_percent = value.removesuffix("%"), value.endswith("%")
     try:
         share = float(number) / (100 if is_percent else 1)
     except ValueError:
         share = -1.0
     if not 0 < share <= 1:
-        raise refusal(ConfigError, f"{param}'s share", value, "such as 99% or 0.99")
+        raise refusal(ConfigError, param, value, "such as 99% or 0.99")
     return share
 
 
