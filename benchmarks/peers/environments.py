@@ -124,8 +124,9 @@ def _unpack_llama(folder: Path, log: int) -> Path:
     if found:
         return found[-1].parents[2]
     _need("cmake")
-    download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
-    _call([*download, "llama-cpp-python", "--dest", str(folder)], log)
+    # Of this package alone: with all of them pip would build CMake from its sources first.
+    download = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(folder)]
+    _call([*download, "--no-binary", "llama-cpp-python", "llama-cpp-python"], log)
     archive = sorted(folder.glob("llama_cpp_python-*.tar.gz"))[-1]
     with tarfile.open(archive) as files:
         files.extractall(folder / "part", filter="data")

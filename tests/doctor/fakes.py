@@ -91,6 +91,7 @@ class Script:
     status: int = 200
     redirects: bool = False
     cuts: bool = False  # the stream ends without its end
+    compile_s: float = 0.0  # of a schema whose text is new
     refuses: tuple[str, ...] = ()  # fields of a body that get a 400
 
 
@@ -110,6 +111,7 @@ class FakeEngine:
         self.reads = 0
         self.places = threading.BoundedSemaphore(self.script.places)
         self.prefixes: set[str] = set()
+        self.schemas: set[str] = set()
         self.keys: list[str | None] = []
 
     def page(self) -> str:
@@ -160,6 +162,10 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             engine.asked.append(body)
             script = engine.script
             refused = [name for name in script.refuses if name in body]
+            schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
+            if schema is not None and str(schema) not in engine.schemas:
+                engine.schemas.add(str(schema))
+                time.sleep(script.compile_s)
             if script.status != 200 or refused:
                 status = 400 if refused else script.status
                 self._reply(status, json.dumps({"error": {"message": f"no {refused or 'luck'}"}}))
@@ -169,7 +175,8 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
 
         def _stream(self, body: dict[str, Any]) -> None:
             script = engine.script
-            prompt = str(body["messages"][-1]["content"])
+            is_chat = "messages" in body
+            prompt = str(body["messages"][-1]["content"] if is_chat else body["prompt"])
             stem, count = prompt.partition(" Question:")[0], len(prompt.split())
             is_cached = script.caches_prefixes and stem in engine.prefixes
             engine.prefixes.add(stem)
@@ -179,7 +186,8 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
-            self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            if is_chat:
+                self._event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
             wanted = int(body["max_tokens"])
             for number in range(wanted):
                 if script.error and number == 2:
@@ -188,10 +196,12 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
                 if number:
                     time.sleep(script.token_s)
                 engine.generated += 1
-                self._event({"choices": [{"delta": {"content": "word "}}]})
+                text = {"delta": {"content": "word "}} if is_chat else {"text": "word "}
+                self._event({"choices": [text]})
             if script.cuts:
                 return
-            self._event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+            end: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+            self._event({"choices": [end | {"finish_reason": "length"}]})
             if script.tells_usage:
                 cached = {"cached_tokens": count - 4 if is_cached else 0}
                 usage = {"prompt_tokens": count, "completion_tokens": wanted,

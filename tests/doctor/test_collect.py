@@ -152,16 +152,18 @@ def test_probes_of_every_kind() -> None:
     assert found.skipped == {}
     counts = {
         name: len(getattr(found, name))
-        for name in ("short", "medium", "long", "cold", "warm", "plain", "grammar", "penalty")
-    }
+        for name in ("short", "medium", "long", "cold", "warm", "plain", "grammar",
+                     "grammar_new", "penalty", "sizes")
+    }  # fmt: skip
     assert counts == {"short": 2, "medium": 1, "long": 1, "cold": 2, "warm": 2, "plain": 1,
-                      "grammar": 1, "penalty": 1}  # fmt: skip
+                      "grammar": 1, "grammar_new": 1, "penalty": 1, "sizes": 16}  # fmt: skip
     assert [len(burst) for burst in found.bursts] == [3]
     assert [a.cached_tokens for a in found.cold] == [0, 0]
     assert all((a.cached_tokens or 0) > 20 for a in found.warm)
     assert all(a.is_counted and a.tokens == 4 for a in found.short)
     # One warm-up request beside all of them, and the budget counts what the endpoint counted.
-    usage = [len(str(b["messages"][-1]["content"]).split()) + b["max_tokens"] for b in engine.asked]
+    prompts = [str(b.get("prompt") or b["messages"][-1]["content"]) for b in engine.asked]
+    usage = [len(p.split()) + b["max_tokens"] for p, b in zip(prompts, engine.asked, strict=True)]
     assert found.spent_tokens == sum(usage)
     assert all(body["stream_options"] == {"include_usage": True} for body in engine.asked)
 

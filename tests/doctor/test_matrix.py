@@ -4,9 +4,12 @@ needs. Real HTTP, the engine's own names, two scripted pages; then one that is n
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.doctor.fakes import MODELS, FakeEngine, Values, has, render, serving
+from tests.doctor.matrix import TOLD, table
+from tests.doctor.test_collect import SETTINGS
 
 from headrace.doctor.collect import Wanted, observe
 from headrace.doctor.names import ENGINES, EngineNames
@@ -129,6 +132,18 @@ NOT_ENOUGH = {
     24: {"tgi", "triton", "sglang"},  # counts without a reason
     15: set[str](),
 }
+
+
+def test_the_documents_table_is_what_rules_do() -> None:
+    """`python -m tests.doctor.matrix` prints it."""
+    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+    assert "\n".join(table()) in text
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_table_knows_what_engines_tell(name: str) -> None:
+    _, told = SETTINGS[name]
+    assert told.keys() <= TOLD[name]
 
 
 @pytest.mark.parametrize("names", ENGINES, ids=lambda each: each.engine)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doctor.cases import CASES, HEALTHY, IDLE, MORE, PROBE, Make, but, queued
+from tests.doctor.cases import CASES, HEALTHY, IDLE, MORE, Make, but, queued
 
 from headrace.dialects.read import engine_names, find_engine
 from headrace.doctor import fixes
@@ -168,10 +168,13 @@ def test_reports_are_narrow_and_json(number: int) -> None:
 def test_the_gain_of_places_is_measured_where_it_can_be() -> None:
     found = RULES[4](CASES[4][0]())
     assert found is not None
-    # step(b) = 10 ms + (b - 1) × (15 - 10) / 7 ms, within a factor of 1.3; 4 → 16 sequences.
-    low, high = (
-        (16 / (10 + 15 * each)) / (4 / (10 + 3 * each)) for each in (5 / 7 * 1.3, 5 / 7 / 1.3)
-    )
-    assert found.gain.low == pytest.approx(low)
-    assert found.gain.high == pytest.approx(high)
-    assert PROBE.bursts
+    # 12 ms a step at 4 sequences and 80 ms for the 185 tokens of a mean prompt that are computed;
+    # 4 → 16 sequences, and a request has a prompt and 118 tokens of answer.
+    seen = CASES[4][0]()
+    prompt = seen.histograms["prompt_length"].mean * 0.4  # type: ignore[operator]
+    each = 0.08 / prompt
+    tokens = seen.histograms["generation_length"].mean
+    assert tokens is not None
+    now, then = (0.08 + tokens * (0.012 + (n - 4) * each) / n for n in (4, 16))
+    assert found.gain.low == pytest.approx(now / then)
+    assert found.gain.high == pytest.approx(now / then)

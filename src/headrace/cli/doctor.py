@@ -63,6 +63,13 @@ ModelOfIt = Annotated[
 ]
 Concurrency = Annotated[int, typer.Option(help="Requests of a burst at once.", min=2, max=64)]
 Save = Annotated[Path | None, typer.Option(help="Also write the report as JSON there.")]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Of `headrace calibrate`: step times, for predicted gains."),
+]
+SchemaFile = Annotated[
+    Path | None, typer.Option("--schema", help="Your JSON schema, for answers with a grammar.")
+]
 Explain = Annotated[
     bool, typer.Option("--explain", help="Show all that was read, and what is unknown and why.")
 ]
@@ -98,6 +105,8 @@ def examine(
     concurrency: Concurrency = 8,
     slo: SloText = None,
     gpu: GpuName = None,
+    profile: ProfileFile = None,
+    schema: SchemaFile = None,
     model: ModelOfIt = None,
     key_variable: KeyVariable = None,
     save: Save = None,
@@ -110,7 +119,7 @@ def examine(
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(
         interval=interval, concurrency=concurrency, slo=slo, gpu=gpu, model=model,
-        probes=not no_probe and not watch, about=about,
+        probes=not no_probe and not watch, about=about, profile=profile, schema=schema,
         direct=_endpoint(direct, key_variable) if direct else None,
         earlier=earlier_of(load(before)) if before is not None else None,
     )  # fmt: skip
@@ -134,6 +143,7 @@ def verify(
     yes: Yes = False,
     interval: Interval = 2.0,
     concurrency: Concurrency = 8,
+    schema: SchemaFile = None,
     model: ModelOfIt = None,
     key_variable: KeyVariable = None,
     save: Save = None,
@@ -146,7 +156,7 @@ def verify(
 
     before = load(report)
     endpoint = _endpoint(url or str(before["url"]), key_variable)
-    wanted = _wanted(interval=interval, concurrency=concurrency, model=model)
+    wanted = _wanted(interval=interval, concurrency=concurrency, model=model, schema=schema)
     _may_probe(endpoint, wanted, yes=yes)
     found = examine(_observe(endpoint, wanted, None, ""))
     after = facts(found)
@@ -227,18 +237,22 @@ def _wanted(
     about: str | None = None,
     direct: Any = None,
     earlier: Any = None,
+    profile: Path | None = None,
+    schema: Path | None = None,
 ) -> Wanted:
     from headrace.doctor.collect import Wanted
     from headrace.doctor.observation import CHAT
     from headrace.doctor.probe_plan import Plan
     from headrace.hardware.gpus import find_gpu
+    from headrace.hardware.profile import load_profile
     from headrace.workload.slo import parse_slo
 
     if gpu is not None:
         find_gpu(gpu)  # refused before anything is sent
     return Wanted(
         interval_s=interval,
-        plan=Plan(concurrency=concurrency),
+        plan=Plan(concurrency=concurrency, schema=_schema(schema)),
+        profile=load_profile(profile) if profile is not None else None,
         objective=CHAT if slo is None else parse_slo(slo),
         gpu=gpu,
         model=model,
@@ -247,6 +261,18 @@ def _wanted(
         direct=direct,
         earlier=earlier,
     )
+
+
+def _schema(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is no JSON schema: {error}.", "Give a file of JSON.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is no JSON schema: not an object.", "Give a file of JSON.")
+    return found
 
 
 def _may_probe(endpoint: Endpoint, wanted: Wanted, *, yes: bool) -> None:

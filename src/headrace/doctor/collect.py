@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from headrace.core.errors import HeadraceError
 from headrace.doctor import prometheus
+from headrace.doctor.calibrated import steps_of_profile
 from headrace.doctor.endpoint import Endpoint, EndpointError
 from headrace.doctor.engine_config import Told, ask_config
 from headrace.doctor.exposition import read_page
-from headrace.doctor.floor import floor_of
+from headrace.doctor.floor import floor_of, row_ratio
 from headrace.doctor.local import gpus_now, links_here
 from headrace.doctor.observation import CHAT, Earlier, Observation, Probe, tpot_of
 from headrace.doctor.probe import Prober
@@ -23,6 +24,7 @@ from headrace.doctor.probe_plan import Plan, announcement, fitted
 from headrace.doctor.rules.traffic import time_shares
 from headrace.doctor.scrape import Change, Reading, change, gpus_of, read
 from headrace.hardware.gpus import Gpu, find_gpu
+from headrace.hardware.profile import Profile
 from headrace.hardware.this_machine import gpus_here
 from headrace.workload.slo import Slo
 
@@ -41,6 +43,7 @@ class Wanted:
     plan: Plan = field(default_factory=Plan)
     objective: Slo = CHAT
     gpu: str | None = None
+    profile: Profile | None = None
     model: str | None = None
     about: str | None = None
     direct: Endpoint | None = None
@@ -122,12 +125,18 @@ def _completed(
     gpu = _gpu(wanted, endpoint)
     lengths = (plan.medium_tokens, plan.long_tokens)
     floor = floor_of(wanted.model or seen.model, gpu, seen.config, lengths)
+    if wanted.profile is not None:
+        steps, why_not = steps_of_profile(wanted.profile, seen)
+        seen = replace(seen, steps=steps, notes=(*seen.notes, *([why_not] if why_not else [])))
     shares = time_shares(seen)
     if wanted.about is not None and wanted.about not in shares:
         told = ", ".join(shares) or "nothing of the kind"
         note = f"this engine does not tell what {wanted.about} takes; it tells {told}"
         seen = replace(seen, notes=(*seen.notes, note))
-    return replace(seen, floor=floor, earlier=wanted.earlier, about=wanted.about)
+    return replace(
+        seen, floor=floor, row_ratio=row_ratio(wanted.model or seen.model),
+        earlier=wanted.earlier, about=wanted.about,
+    )  # fmt: skip
 
 
 def passive(url: str, told: Told, readings: list[Reading], wanted: Wanted) -> Observation:

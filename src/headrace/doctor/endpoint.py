@@ -26,6 +26,7 @@ from headrace.doctor.observation import Answer
 
 _SHOWN_BYTES = 200
 _MAX_BODY_BYTES = 64 << 20
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
 class EndpointError(HeadraceError):
@@ -129,10 +130,12 @@ class Endpoint:
             raise self._unreachable(error) from error
         return ConnectTimes(dns_s=resolved - start, connect_s=connected - resolved, tls_s=tls_s)
 
-    def ask(self, body: Mapping[str, Any], *, scheduled_s: float, timeout_s: float) -> Answer:
-        """A chat that streams, from its scheduled time (of time.perf_counter) on. Never raises:
+    def ask(
+        self, body: Mapping[str, Any], *, scheduled_s: float, timeout_s: float, path: str = CHAT
+    ) -> Answer:
+        """A request that streams, from its scheduled time (of time.perf_counter) on. Never raises:
         an answer that failed says why."""
-        return _Asking(self, body, scheduled_s, timeout_s).run()
+        return _Asking(self, body, scheduled_s, timeout_s, path).run()
 
     def connection(self, timeout_s: float | None) -> http.client.HTTPConnection:
         limit = self.timeout_s if timeout_s is None else timeout_s
@@ -159,9 +162,15 @@ class _Asking:
     """One streamed request. Time is taken when bytes arrive, before they are parsed."""
 
     def __init__(
-        self, endpoint: Endpoint, body: Mapping[str, Any], scheduled_s: float, timeout_s: float
+        self,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        scheduled_s: float,
+        timeout_s: float,
+        path: str,
     ) -> None:
         self._endpoint = endpoint
+        self._path = path
         self._body = dict(body) | {"stream": True, "stream_options": {"include_usage": True}}
         self._scheduled_s = scheduled_s
         self._timeout_s = timeout_s
@@ -213,7 +222,7 @@ class _Asking:
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         payload = json.dumps(self._body).encode()
         headers = self._endpoint.headers() | {"Content-Type": "application/json"}
-        path = f"{self._endpoint.path}/v1/chat/completions"
+        path = f"{self._endpoint.path}{self._path}"
         self._sent = time.perf_counter() - self._scheduled_s
         connection.request("POST", path, body=payload, headers=headers)
         response = connection.getresponse()

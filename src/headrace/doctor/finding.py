@@ -5,6 +5,7 @@ Plain values, as JSON has them too. Rules make them, report.py shows them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,10 +36,17 @@ class Gain:
     basis: str
 
     @property
+    def middle(self) -> float | None:
+        """The one number of the band, where one is wanted."""
+        return None if self.low is None or self.high is None else math.sqrt(self.low * self.high)
+
+    @property
     def shown(self) -> str:
         if self.low is None or self.high is None:
             return f"not predicted: {self.basis}"
-        return f"{self.of} × {self.low:.3g} to {self.high:.3g} ({self.basis})"
+        low, high = f"{self.low:.3g}", f"{self.high:.3g}"
+        band = low if low == high else f"{low} to {high}"
+        return f"{self.of} × {band} ({self.basis})"
 
 
 def no_gain(basis: str) -> Gain:

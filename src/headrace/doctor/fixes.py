@@ -58,7 +58,7 @@ WORDS: dict[tuple[str, str], str] = {
     ("vllm", "grammar"): '--structured-outputs-config \'{"backend": "guidance"}\'; the same schema '
     "text each time",
     ("sglang", "grammar"): "--grammar-backend llguidance; the same schema text each time",
-    ("headrace", "grammar"): "a simpler schema, and the same text each time: grammars are kept",
+    ("headrace", "grammar"): "a simpler schema: no patterns with counted repetitions",
     ("tgi", "delay"): "--waiting-served-ratio 0 --max-waiting-tokens 0",
     ("triton", "delay"): "dynamic_batching { max_queue_delay_microseconds: 0 } in config.pbtxt, or "
     "inflight batching",

@@ -6,6 +6,7 @@ bandwidth in the table, gives None: no rule guesses it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from headrace.backends.demands import Setup, demand_on_gpu
@@ -14,10 +15,33 @@ from headrace.doctor.observation import Floor
 from headrace.hardware.gpus import Gpu
 from headrace.models.known import find_known
 from headrace.models.precision import PRECISIONS
-from headrace.plan.fit_work import floors
+from headrace.plan.fit_work import floors, work_of
 
 _CONTEXT_TOKENS = 256  # about what the probes' short answers hold
+# Of a GGUF file's name: what its weights are kept in.
+_FORMAT = re.compile(r"[-._](?:i?q\d\w*|bf16|f16|f32)$", re.IGNORECASE)
 _SMS = 108  # where the table does not have them; only buffers depend on it
+
+
+def row_ratio(model: str | None) -> float | None:
+    """Matrix products of a token that is decoded over those of a prompt's token: the output layer
+    is there for the last token of a prompt alone."""
+    try:
+        spec = find_known(base_name(model or "")).spec
+    except HeadraceError:
+        return None
+    work = work_of(spec, {})
+    inner = work.attention_values + work.mlp_values
+    return (inner + work.output_values) / inner
+
+
+def base_name(model: str) -> str:
+    """A model by the name that an endpoint gives it: an id as it is; of a path to a file its name,
+    without the format."""
+    name = model.replace("\\", "/").rpartition("/models/")[2]
+    file = name.rpartition("/")[2]
+    is_file = file.lower().endswith(".gguf")
+    return _FORMAT.sub("", file[: -len(".gguf")]) if is_file else name
 
 
 def floor_of(
@@ -30,7 +54,7 @@ def floor_of(
     if rate is None:
         return None
     try:
-        known = find_known(model.removesuffix(".gguf").rpartition("/models/")[2])
+        known = find_known(base_name(model))
         told = str(config.get("quantization") or known.precision).lower()
         precision = told if told in PRECISIONS else known.precision
         ranks = config.get("tensor_parallel")

@@ -100,7 +100,10 @@ class Probe:
     intruder: Answer | None = None
     intruder_at_s: float | None = None  # on the clock of `stream`
     plain: tuple[Answer, ...] = ()
-    grammar: tuple[Answer, ...] = ()
+    grammar: tuple[Answer, ...] = ()  # with a schema whose text is always the same,
+    grammar_small: tuple[Answer, ...] = ()  # beside a schema of the user's own, a small one
+    grammar_new: tuple[Answer, ...] = ()  # and with a text that nobody has sent before
+    sizes: tuple[Answer, ...] = ()  # bare prompts of a few tokens, of several lengths
     penalty: tuple[Answer, ...] = ()
     deltas: Mapping[str, float] = field(default_factory=dict)  # of counters, over all probes
     warm_deltas: Mapping[str, float] = field(default_factory=dict)  # over the prefix probe
@@ -115,7 +118,9 @@ class Probe:
     def answers(self) -> tuple[Answer, ...]:
         one = [each for each in (self.stream, self.intruder) if each is not None]
         groups = (self.short, self.medium, self.long, self.cold, self.warm, self.plain,
-                  self.grammar, self.penalty, self.references, *self.bursts, one)  # fmt: skip
+                  self.grammar, self.grammar_small, self.grammar_new,
+                  self.sizes, self.penalty, self.references,
+                  *self.bursts, one)  # fmt: skip
         return tuple(answer for group in groups for answer in group)
 
     @property
@@ -133,6 +138,15 @@ class Floor:
     source: str  # which model, which GPU, which precision
     narrower_ratio: float | None = None  # weight bytes now / weight bytes in 8 bits
     long_ratio: float | None = None  # work of a token in the long prompt / in the medium one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Step times of this model on this machine, from a profile of `headrace calibrate`."""
+
+    decode_s: tuple[tuple[float, float], ...]  # by sequences that decode a token each
+    prompt_s: tuple[tuple[float, float], ...]  # by tokens of a prompt: what they add to a step
+    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +177,10 @@ class Observation:
     probe: Probe | None = None
     direct: Probe | None = None  # the same probes past the proxy
     floor: Floor | None = None
+    steps: MeasuredSteps | None = None
+    row_ratio: float | None = (
+        None  # products of a decoded token / of a prompt's token, by the ledger
+    )
     earlier: Earlier | None = None
     about: str | None = None  # what the user wants to tune
     objective: Slo = CHAT

@@ -1,7 +1,8 @@
 """Active probes: a few requests of known shape, timed by this client, within a budget.
 
-Short and long prompts, a prefix that is repeated, bursts, one long answer into which a long prompt
-falls, and answers with a grammar and with penalties beside plain ones. At most 60 s and 20,000
+Short and long prompts, a prefix that is repeated, bursts, bare prompts of a few tokens, one long
+answer into which a long prompt falls, and answers with a grammar and with penalties beside plain
+ones. At most 60 s and 20,000
 tokens in all; what no longer fits is left out and says so. The client measures itself meanwhile:
 a thread that only wants to wake up every 5 ms shows how late this process runs.
 """
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.doctor.endpoint import Endpoint, EndpointError
+from headrace.doctor.endpoint import CHAT, TEXT, Endpoint, EndpointError
 from headrace.doctor.meanwhile import Sampler, Ticker
 from headrace.doctor.observation import Answer, ClientHealth, GpuNow, Probe
 from headrace.doctor.probe_plan import Plan
@@ -88,10 +89,11 @@ class Prober:
             stages: tuple[tuple[str, int, Callable[[], None]], ...] = (
                 ("short", plan.repeats * 80, self._short),
                 ("bursts", plan.bursts * (plan.concurrency * 100 + 80), self._bursts),
+                ("sizes", plan.size_repeats * (sum(plan.sizes) + 20), self._sizes),
                 ("prefix", 2 * plan.prefix_pairs * (plan.prefix_tokens + 40), self._prefix),
                 ("stream", plan.stream_tokens + plan.long_tokens + 120, self._stream),
                 ("long", plan.long_repeats * (plan.medium_tokens + plan.long_tokens), self._long),
-                ("compared", 3 * plan.compared * 110, self._compared),
+                ("compared", 4 * plan.compared * 110, self._compared),
             )
             for name, tokens, stage in stages:
                 reason = self._no_room(tokens)
@@ -212,6 +214,17 @@ class Prober:
             self._count(answer, plan.short_tokens, plan.burst_tokens)
         return answers
 
+    def _sizes(self) -> None:
+        """A prompt of n tokens is a step of n rows, without a chat template around it."""
+        for _ in range(self._plan.size_repeats):
+            for count in self._plan.sizes:
+                words = " ".join(self._random.choices(_WORDS, k=count))
+                answer = self._ask("sizes", words, 4, path=TEXT)
+                if (answer.error or "").startswith("HTTP 4"):
+                    self._kept.answers.pop("sizes", None)
+                    self._kept.skipped["sizes"] = f"this endpoint refuses it ({answer.error})"
+                    return
+
     def _prefix(self) -> None:
         before = self._read()
         for _ in range(self._plan.prefix_pairs):
@@ -249,14 +262,19 @@ class Prober:
                     self._ask(name, self._prompt(tokens), 4)
 
     def _compared(self) -> None:
-        kinds: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("plain", {}),
-            ("grammar", {"response_format": {
-                "type": "json_schema", "json_schema": {"name": "row", "schema": _SCHEMA}}}),
-            ("penalty", {"frequency_penalty": 0.3, "presence_penalty": 0.3}),
-        )  # fmt: skip
+        schema = dict(self._plan.schema or _SCHEMA)
         refused: set[str] = set()
         for _ in range(self._plan.compared):
+            # A title changes a schema's text and nothing else: what compiling it takes.
+            fresh = schema | {"title": f"{self._random.random()}"}
+            kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+                ("plain", {}),
+                ("grammar", _with_schema(schema)),
+                ("grammar_new", _with_schema(fresh)),
+                ("penalty", {"frequency_penalty": 0.3, "presence_penalty": 0.3}),
+            )
+            if self._plan.schema is not None:
+                kinds = (*kinds, ("grammar_small", _with_schema(_SCHEMA)))
             for name, more in kinds:
                 if name in refused or self._no_room(120):
                     continue
@@ -270,12 +288,22 @@ class Prober:
     # One request, and what it costs.
 
     def _ask(
-        self, name: str, prompt: str, tokens: int, more: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        prompt: str,
+        tokens: int,
+        more: Mapping[str, Any] | None = None,
+        path: str = CHAT,
     ) -> Answer:
         body = self._body(prompt, tokens) | dict(more or {})
+        if path == TEXT:
+            del body["messages"]
+            body["prompt"] = prompt
         if more and "response_format" in more:
             body.pop("ignore_eos", None)  # a grammar ends by itself
-        answer = self._endpoint.ask(body, scheduled_s=time.perf_counter(), timeout_s=self._left_s())
+        answer = self._endpoint.ask(
+            body, scheduled_s=time.perf_counter(), timeout_s=self._left_s(), path=path
+        )
         self._keep(name, answer, int(len(prompt.split()) * _TOKENS_A_WORD), tokens)
         return answer
 
@@ -324,3 +352,8 @@ class Prober:
 
     def _any_good(self, name: str) -> bool:
         return any(answer.is_good for answer in self._kept.answers.get(name, ()))
+
+
+def _with_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = {"name": "row", "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": wanted}}

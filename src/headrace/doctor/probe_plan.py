@@ -5,7 +5,9 @@ Numbers only: probe.py does the asking.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 LIMIT_S = 60.0
 LIMIT_TOKENS = 20_000
@@ -27,7 +29,10 @@ class Plan:
     bursts: int = 5
     burst_tokens: int = 32
     stream_tokens: int = 160
-    compared: int = 3  # grammar, penalties and plain answers
+    compared: int = 3  # grammars, penalties and plain answers
+    sizes: tuple[int, ...] = (2, 8, 16, 64)  # words of bare prompts
+    size_repeats: int = 4
+    schema: Mapping[str, Any] | None = None  # that answers with a grammar have; None: a small one
     limit_s: float = LIMIT_S
     limit_tokens: int = LIMIT_TOKENS
 
@@ -42,7 +47,8 @@ class Plan:
             + self.bursts * self.concurrency * (both + self.burst_tokens)
             + self.bursts * (both + self.answer_tokens)
             + self.stream_tokens + self.long_tokens + 120
-            + 3 * self.compared * (both + self.answer_tokens + 30)
+            + 4 * self.compared * (both + self.answer_tokens + 30)
+            + self.size_repeats * (sum(self.sizes) + 4 * len(self.sizes))
         )  # fmt: skip
 
 
@@ -64,7 +70,8 @@ def fitted(plan: Plan, context_tokens: float | None) -> Plan:
 def announcement(plan: Plan, url: str) -> str:
     requests = (
         plan.repeats + 2 * plan.long_repeats + 2 * plan.prefix_pairs
-        + plan.bursts * (plan.concurrency + 1) + 2 + 3 * plan.compared
+        + plan.bursts * (plan.concurrency + 1) + 2 + 4 * plan.compared
+        + plan.size_repeats * len(plan.sizes)
     )  # fmt: skip
     return (
         f"Probing {url}: about {requests} requests and {plan.tokens:,} tokens, up to "

@@ -31,8 +31,9 @@ from headrace.doctor.step_curve import burst_rate, overlap
 
 SCHEMA = "headrace-doctor/1"
 _WIDTH = 100
-_GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "penalty",
-           "references")  # fmt: skip
+_GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "grammar_small",
+           "grammar_new", "penalty", "sizes", "references")  # fmt: skip
+_SHOWN = {"grammar_new": "new text", "grammar_small": "small"}  # of the grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def _reading_lines(seen: Observation) -> Iterator[str]:
 
 def _probe_lines(probe: Probe) -> Iterator[str]:
     yield f"  probes   {probe.spent_tokens:,} tokens in {probe.spent_s:.1f} s"
-    for name in _GROUPS[:-1]:  # references are there for the bursts
+    for name in _GROUPS[:-2]:  # sizes and references are there for steps and bursts
         answers: tuple[Answer, ...] = getattr(probe, name)
         ttft, tpot, prompt = ttft_of(answers), tpot_of(answers), prompt_of(answers)
         if ttft is None:
@@ -118,7 +119,8 @@ def _probe_lines(probe: Probe) -> Iterator[str]:
             words.append(f"{ms(tpot)} a token")
         if prompt is not None:
             words.append(f"prompt of {prompt:,.0f} tokens")
-        yield f"    {name:<8} {', '.join(words)}"
+        shown = _SHOWN.get(name, name)
+        yield f"    {shown:<8} {', '.join(words)}"
     rates = [rate for burst in probe.bursts if (rate := burst_rate(burst))]
     if rates:
         together = max(overlap(burst) for burst in probe.bursts)

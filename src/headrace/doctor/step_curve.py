@@ -1,48 +1,150 @@
-"""The time of a decode step as a function of how many sequences are in it, from the probes.
+"""The time of a step as a function of what is in it, from a profile, from probes or from metrics.
 
-    step(b) = alone + (b - 1) × each
+    step = decode(sequences) + prompt(tokens)
 
-`alone` is the time per token of one stream. `each`, what one more sequence adds, is measured where
-a burst really ran together. Where it did not (one place, say), it lies between what a prompt token
-costs and three times that: a prompt's tokens share the reading of weights perfectly, decoded ones
-add their own keys and values to it. From that come predicted gains, as bands.
+`decode(1)` is the time per token of one stream. What one more sequence adds is taken, in this
+order, from a profile of `headrace calibrate`, from bursts that really ran together, or from prompts
+of a few tokens: a prompt of n tokens is a step of n rows on any engine, also on one with a single
+place. A decoded row then costs more than a prompt's row by the output layer, which the ledger has
+where the model is known. Two candidates make a band. Knows values; asks nothing.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headrace.doctor.finding import Gain, no_gain
-from headrace.doctor.observation import Answer, Observation, Probe, prompt_of, tpot_of, ttft_of
+from headrace.doctor.observation import (
+    Answer,
+    MeasuredSteps,
+    Observation,
+    Probe,
+    prompt_of,
+    tpot_of,
+    ttft_of,
+)
+from headrace.simulate.curve import Line
 
-_MEASURED_BAND = 1.3  # a burst's own spread
-_SMALL_BATCH = 3.0  # how much more than a prompt token a decoded one may cost
+_SMALL_BATCH = 3.0  # how much more than a token of a long prompt a decoded one may cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCurve:
-    alone_s: float
-    each_low_s: float
-    each_high_s: float
+class Steps:
+    """One reading of the step's time. `decode` by sequences, `prompt` by tokens: what a piece of a
+    prompt adds to a step."""
+
+    decode: Line
+    prompt: Line
     basis: str
 
-    def rate(self, sequences: float, each_s: float) -> float:
-        """Tokens per second of so many sequences together."""
-        return sequences / (self.alone_s + (sequences - 1) * each_s)
+    def rate(self, sequences: float) -> float:
+        """Tokens a second of so many sequences together."""
+        return sequences / self.decode(sequences)
 
-    def gain(self, now: float, then: float, of: str = "output tokens/s") -> Gain:
-        """From `now` sequences at a time to `then`."""
-        ratios = [
-            self.rate(then, each) / self.rate(now, each)
-            for each in (self.each_low_s, self.each_high_s)
-        ]
-        low, high = min(ratios), max(ratios)
-        shown = f"{self.basis}; {now:.3g} → {then:.3g} sequences"
-        return Gain(of=of, low=max(1.0, low), high=max(1.0, high), basis=shown)
+
+def steps_of_burst(seen: Observation) -> tuple[Steps, ...]:
+    """Readings for the probes' bursts: each is possible, none is preferred."""
+    probe = seen.probe
+    alone = alone_s(probe)
+    if probe is None or alone is None:
+        return ()
+    if seen.steps is not None:
+        return (_profiled(seen.steps, alone),)
+    prompt = _prompt_line(probe)
+    if prompt is None:
+        return ()
+    joined = max((overlap(burst) for burst in probe.bursts), default=0.0)
+    adds = sorted(add for burst in probe.bursts for add in _adds(burst, alone))
+    if joined >= 2 and len(adds) >= 4:
+        quarter = len(adds) // 4
+        return tuple(
+            Steps(decode=Line({1: alone, 2: alone + max(0.0, each)}), prompt=prompt,
+                  basis=f"steps measured at {joined:.1f} sequences")
+            for each in (adds[quarter], adds[-1 - quarter])
+        )  # fmt: skip
+    return tuple(_of_rows(probe, alone, prompt, seen.row_ratio))
+
+
+def steps_of_traffic(seen: Observation) -> tuple[Steps, ...]:
+    """Readings for the endpoint's own traffic. Probes that ran beside others' requests measured
+    those too: then the engine's own histograms tell more."""
+    if seen.steps is not None:
+        return (_profiled(seen.steps, None),)
+    busy = (seen.highest("running") or 0) + (seen.highest("waiting") or 0) >= 1
+    if not busy:
+        return steps_of_burst(seen)
+    gap, running = seen.mean("itl") or seen.mean("tpot"), seen.level("running")
+    work, tokens = seen.mean("prefill_time"), computed_prompt(seen)
+    if gap is None or not running or work is None or not tokens:
+        return ()
+    each = work / tokens
+    base = gap - (running - 1) * each
+    ratio = seen.row_ratio or 1.0
+    return tuple(
+        Steps(decode=Line({1: max(gap - (running - 1) * cost, base / 2, 1e-9), running + 1:
+                           gap + cost}),
+              prompt=Line({0: 0.0, 1: each}),
+              basis=f"{gap * 1e3:.3g} ms a step at {running:.3g} sequences and {each * 1e3:.3g} ms "
+              "a prompt token, by its own histograms")
+        for cost in sorted({each, ratio * each})
+    )  # fmt: skip
+
+
+def _profiled(found: MeasuredSteps, alone: float | None) -> Steps:
+    """As it was measured; a machine that is slower or faster today is so in all of it."""
+    decode = Line(dict(found.decode_s))
+    scale = alone / decode(1) if alone is not None and decode(1) > 0 else 1.0
+    return Steps(
+        decode=Line({rows: scale * seconds for rows, seconds in found.decode_s}),
+        prompt=Line({0: 0.0, **{rows: scale * seconds for rows, seconds in found.prompt_s}}),
+        basis=found.source,
+    )
+
+
+def _of_rows(probe: Probe, alone: float, prompt: Line, ratio: float | None) -> Iterator[Steps]:
+    """No burst ran together: rows of prompts stand for rows of sequences."""
+    if _small(probe):
+        ratios, what = {1.0, ratio or 1.0}, "prompts of a few tokens"
+    else:  # a long prompt's tokens share more than a few rows do
+        ratios, what = {1.0, _SMALL_BATCH}, "what a token of a long prompt adds"
+    counts = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    for each in sorted(ratios):
+        points = {rows: alone + each * prompt(rows - 1) for rows in counts}
+        yield Steps(decode=Line(points), prompt=prompt, basis=f"from {what}")
+
+
+def _prompt_line(probe: Probe) -> Line | None:
+    """What n tokens of a prompt add to a step, from the first tokens' times of prompts of several
+    lengths: what a request takes beside its step is the same in all of them."""
+    points = dict(_small(probe))
+    if points:
+        tokens, ttft = prompt_of(probe.medium), ttft_of(probe.medium)
+        if tokens is not None and ttft is not None and tokens > 2 * max(points):
+            points[tokens] = ttft
+        least = min(points)
+        base = points[least]
+        more = {rows - least: seconds - base for rows, seconds in points.items()}
+        line = {0.0: 0.0} | {at: max(0.0, added) for at, added in more.items() if at > 0}
+        if len(line) > 1:
+            return Line(line)
+    cost = token_cost_s(probe)
+    return None if cost is None else Line({0: 0.0, 1: cost})
+
+
+def _small(probe: Probe) -> tuple[tuple[float, float], ...]:
+    """Computed tokens and median TTFT of prompts of a few tokens, where there are two sizes."""
+    groups: dict[int, list[Answer]] = {}
+    for answer in probe.sizes:
+        if answer.is_good and answer.prompt_tokens:
+            groups.setdefault(answer.prompt_tokens - (answer.cached_tokens or 0), []).append(answer)
+    found: dict[int, list[float]] = {}
+    for rows in sorted(groups):  # a word may be two tokens: sizes that are near are one
+        near = next((at for at in found if rows <= 1.25 * at + 1), rows)
+        found.setdefault(near, []).extend(a.ttft_s for a in groups[rows] if a.ttft_s is not None)
+    points = tuple((float(rows), statistics.median(times)) for rows, times in found.items())
+    return points if len(points) >= 2 else ()
 
 
 def overlap(burst: tuple[Answer, ...]) -> float:
@@ -75,6 +177,13 @@ def alone_rate(probe: Probe) -> float | None:
     return 1 / tpot if tpot else None
 
 
+def alone_s(probe: Probe | None) -> float | None:
+    """The time per token of one stream, next to the bursts where it can be."""
+    if probe is None:
+        return None
+    return tpot_of(probe.references) or tpot_of(probe.short) or None
+
+
 def token_cost_s(probe: Probe) -> float | None:
     """What one more prompt token costs: the slope from short prompts to the next longer ones, since
     attention makes those of long prompts dearer."""
@@ -88,34 +197,16 @@ def token_cost_s(probe: Probe) -> float | None:
     return None
 
 
-def curve(probe: Probe | None) -> StepCurve | None:
-    if probe is None:
+def computed_prompt(seen: Observation) -> float | None:
+    """Tokens of a mean request's prompt that are computed, in the endpoint's own traffic."""
+    length = seen.mean("prompt_length")
+    if length is None:
         return None
-    alone = tpot_of(probe.references) or tpot_of(probe.short)
-    if alone is None or alone <= 0:
-        return None
-    joined = max((overlap(burst) for burst in probe.bursts), default=0.0)
-    adds = sorted(add for burst in probe.bursts for add in _adds(burst, alone))
-    if joined >= 2 and len(adds) >= 4:
-        quarter = len(adds) // 4
-        return StepCurve(
-            alone_s=alone,
-            each_low_s=max(0.0, adds[quarter] / _MEASURED_BAND),
-            each_high_s=max(0.0, adds[-1 - quarter] * _MEASURED_BAND),
-            basis=f"measured at {joined:.1f} sequences",
-        )
-    cost = token_cost_s(probe)
-    if cost is None:
-        return None
-    return StepCurve(
-        alone_s=alone,
-        each_low_s=cost,
-        each_high_s=_SMALL_BATCH * cost,
-        basis=f"from {cost * 1e3:.3g} ms a prompt token",
-    )
+    hits, asked = seen.deltas.get("prefix_hits"), seen.deltas.get("prefix_queries")
+    return length * (1 - hits / asked) if hits is not None and asked else length
 
 
-def _adds(burst: tuple[Answer, ...], alone_s: float) -> Iterator[float]:
+def _adds(burst: tuple[Answer, ...], alone: float) -> Iterator[float]:
     """What another sequence added to a step, by each answer: its median gap, which the few steps
     with prompts in them do not move, and how many were being written beside it."""
     good = [a for a in burst if a.is_good and a.tpot_s and len(a.arrivals_s) >= 4]
@@ -129,39 +220,4 @@ def _adds(burst: tuple[Answer, ...], alone_s: float) -> Iterator[float]:
         chunk_tokens = max(1.0, (one.tokens - 1) / (len(one.arrivals_s) - 1))
         gap = statistics.median(b - a for a, b in pairwise(one.arrivals_s)) / chunk_tokens
         if beside > 1.5:
-            yield (gap - alone_s) / (beside - 1)
-
-
-def gain_of_places(seen: Observation, now: float, then: float) -> Gain:
-    """Of the endpoint's own traffic: steps of more sequences."""
-    found = curve(seen.probe)
-    if found is None:
-        return no_gain("needs a probe, for the time of a step at several batch sizes")
-    return found.gain(max(now, 1.0), max(then, 1.0))
-
-
-def gain_in_burst(seen: Observation, then: float) -> Gain:
-    """Of the bursts: all prompts first, then steps of `then` sequences, against what was measured.
-    This is what `verify` looks at."""
-    probe, found = seen.probe, curve(seen.probe)
-    rates = [rate for b in probe.bursts if (rate := burst_rate(b))] if probe is not None else []
-    first = ttft_of(probe.short) if probe is not None else None
-    if probe is None or found is None or not rates or first is None:
-        return no_gain("needs a probe, for the time of a step at several batch sizes")
-    answers = [a for burst in probe.bursts for a in burst if a.is_good]
-    tokens = statistics.median(a.tokens for a in answers)
-    prompts = (then - 1) * (prompt_of(tuple(answers)) or 0.0) * (token_cost_s(probe) or 0.0)
-    now = statistics.median(rates)
-    gains = []
-    for each in (found.each_low_s, found.each_high_s):
-        # Prompts may share steps with others' tokens: from all of their time down to half of it.
-        part = 1.0 if each == found.each_high_s else 0.5
-        step = found.alone_s + (then - 1) * each
-        gains.append(then * tokens / (first + part * prompts + (tokens - 1) * step) / now)
-    low, high = min(gains), max(gains)
-    basis = f"{found.basis}; {then:g} together instead of {now:,.3g} tokens/s"
-    return Gain(of="output tokens/s", low=max(1.0, low), high=max(1.0, high), basis=basis)
-
-
-def next_power(count: float) -> int:
-    return 1 << max(0, math.ceil(math.log2(max(count, 1))))
+            yield (gap - alone) / (beside - 1)

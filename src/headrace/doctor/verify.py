@@ -98,6 +98,7 @@ _QUANTITIES = (
     ("TTFT in a burst", "s", True),
     ("TTFT of a repeated prefix", "s", True),
     ("time per token with a grammar", "s", True),
+    ("TTFT with a new schema", "s", True),
     ("time per token with penalties", "s", True),
 )
 # What a gain is about -> the quantity that shows it.
@@ -108,6 +109,7 @@ _SHOWN_BY = {
     "TTFT of a repeated prefix, as speed,": "TTFT of a repeated prefix",
     "TTFT, as speed,": "TTFT of a short prompt",
     "speed of answers with a JSON schema": "time per token with a grammar",
+    "TTFT with a new schema, as speed,": "TTFT with a new schema",
     "speed of answers with penalties": "time per token with penalties",
 }
 
@@ -134,6 +136,7 @@ def _values(probe: dict[str, Any], name: str) -> list[float]:
         ],
         "TTFT of a repeated prefix": lambda: field("warm", "ttft_s"),
         "time per token with a grammar": lambda: field("grammar", "tpot_s"),
+        "TTFT with a new schema": lambda: field("grammar_new", "ttft_s"),
         "time per token with penalties": lambda: field("penalty", "tpot_s"),
     }
     return [float(value) for value in found[name]()]

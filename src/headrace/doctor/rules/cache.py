@@ -67,11 +67,33 @@ def prefix_computed_again(seen: Observation) -> Finding | None:
         cause="prefix caching is off" if off else
         "prefix caching is off, prompts are salted, or a gateway sends them to different replicas",
         fix=(setting(seen, prefix_cache=True),),
-        gain=Gain(of="TTFT of a repeated prefix, as speed,", low=0.5 * cold / short,
-                  high=cold / short, basis="a short prompt's TTFT"),
+        gain=_found_gain(seen, cold, short),
         confidence=Confidence.HIGH if off else Confidence.MEDIUM,
         unless="your prompts share nothing: then nothing is lost",
     )  # fmt: skip
+
+
+def _found_gain(seen: Observation, cold: float, short: float) -> Gain:
+    """A prefix that is found leaves the question to compute, and attention to the prefix: a token
+    of the long prompt costs more than one of the medium prompt by that alone."""
+    probe = seen.probe
+    attended = 0.0
+    if probe is not None:
+        base, some, many = (prompt_of(g) for g in (probe.short, probe.medium, probe.long))
+        times = [ttft_of(group) for group in (probe.short, probe.medium, probe.long)]
+        prefix = prompt_of(probe.cold)
+        if base and some and many and prefix and all(times) and some > 2 * base and many > some:
+            first, middle, last = (time or 0.0 for time in times)
+            pair_s = (
+                2
+                * ((last - first) / (many - base) - (middle - first) / (some - base))
+                / (many - some)
+            )
+            attended = max(0.0, pair_s) * prefix * min(base, prefix)
+    slow = short + attended
+    basis = "a short prompt's TTFT, without and with attention to the prefix"
+    return Gain(of="TTFT of a repeated prefix, as speed,", low=cold / slow, high=cold / short,
+                basis=basis)  # fmt: skip
 
 
 def _evicted(seen: Observation) -> Finding | None:

@@ -9,6 +9,8 @@ from headrace.doctor.rules.words import ms, percent
 
 _FULL_CORE = 0.9
 _SLOWER = 1.5
+_COMPILING_S = 0.1  # what a person notices
+_MASK_S = 0.002  # below that a step hides it
 
 
 def one_core(seen: Observation) -> Finding | None:
@@ -37,8 +39,67 @@ def one_core(seen: Observation) -> Finding | None:
     )  # fmt: skip
 
 
-def masks(seen: Observation) -> Finding | None:
-    """Row 34: the same request with a grammar, with penalties, and plain."""
+def slow_grammar(seen: Observation) -> Finding | None:
+    """Row 34: what compiling a grammar takes, what following it takes by the probes, or by the
+    endpoint's own traffic."""
+    return _compiled_in_probes(seen) or _masks(seen) or _followed_in_traffic(seen)
+
+
+def _followed_in_traffic(seen: Observation) -> Finding | None:
+    """Headrace counts the CPU time of grammars. A token waits for its mask."""
+    spent, tokens = seen.deltas.get("grammar_s"), seen.deltas.get("generation_tokens")
+    gap = seen.mean("itl")
+    if not spent or not tokens or tokens < 50 or gap is None:
+        return None
+    each = spent / tokens
+    if each < _MASK_S or each < (1 - 1 / _SLOWER) * gap:
+        return None
+    gain = Gain(of="speed of answers with a JSON schema", low=1.0, high=gap / max(gap - each, 0.1 *
+                gap), basis="tokens that wait for no mask")  # fmt: skip
+    return _following(
+        seen,
+        "a JSON schema",
+        (f"grammars take {ms(each)} of CPU time a token; tokens come every {ms(gap)}",),
+        gain,
+    )
+
+
+def _compiled_in_probes(seen: Observation) -> Finding | None:
+    probe = seen.probe
+    if probe is None:
+        return None
+    kept, fresh = ttft_of(probe.grammar), ttft_of(probe.grammar_new)
+    if not kept or not fresh or fresh - kept < _COMPILING_S or fresh < _SLOWER * kept:
+        return None
+    times = sorted(a.ttft_s for a in probe.grammar_new if a.is_good and a.ttft_s is not None)
+    evidence = (
+        f"with a schema whose text is new TTFT is {ms(fresh)}, with the same text again {ms(kept)}",
+    )
+    gain = Gain(of="TTFT with a new schema, as speed,", low=times[0] / kept, high=times[-1] / kept,
+                basis="the same text again")  # fmt: skip
+    return _compiling(seen, evidence, gain)
+
+
+def _compiling(seen: Observation, evidence: tuple[str, ...], gain: Gain) -> Finding:
+    return Finding(
+        rule=34,
+        kind=Kind.FAULT,
+        symptom="answers with a JSON schema begin late",
+        evidence=evidence,
+        cause="grammars are compiled anew for each request, and this one takes long",
+        fix=(
+            "the same schema text in every request, so that it is compiled once; what changes from "
+            "request to request belongs into the prompt",
+            word(seen, "grammar", "a smaller schema, or another backend for grammars"),
+        ),
+        gain=gain,
+        confidence=Confidence.HIGH,
+        unless="every request really needs another schema",
+    )
+
+
+def _masks(seen: Observation) -> Finding | None:
+    """The same request with a grammar, with penalties, and plain."""
     probe = seen.probe
     if probe is None:
         return None
@@ -47,7 +108,7 @@ def masks(seen: Observation) -> Finding | None:
     evidence = []
     for name, group in (("a JSON schema", probe.grammar), ("penalties", probe.penalty)):
         tpot, ttft = tpot_of(group), ttft_of(group)
-        if plain and tpot and tpot > _SLOWER * plain and tpot - plain > 0.005:
+        if plain and tpot and tpot > _SLOWER * plain and tpot - plain > _MASK_S:
             evidence.append(f"with {name} a token takes {ms(tpot)}, without {ms(plain)}")
             worst = max(worst or (0.0, ""), (tpot / plain, name))
         if first and ttft and ttft - first > 0.3 and ttft > _SLOWER * first:
@@ -56,21 +117,32 @@ def masks(seen: Observation) -> Finding | None:
     if worst is None:
         return None
     ratio, name = worst
+    small = tpot_of(probe.grammar_small)
+    slow = tpot_of(probe.grammar)
+    low, basis = 1.0, "at most as fast as a plain answer"
+    if name == "a JSON schema" and small and slow:
+        low, basis = slow / small, "a small schema, and a plain answer"
+    gain = Gain(of=f"speed of answers with {name}", low=max(1.0, min(low, ratio)), high=ratio,
+                basis=basis)  # fmt: skip
+    return _following(seen, name, tuple(evidence), gain)
+
+
+def _following(seen: Observation, name: str, evidence: tuple[str, ...], gain: Gain) -> Finding:
+    is_schema = name == "a JSON schema"
     return Finding(
         rule=34,
         kind=Kind.FAULT,
         symptom=f"answers with {name} are slow",
-        evidence=tuple(evidence),
-        cause="masks are computed on the host, step by step, or the grammar is compiled anew"
-        if name == "a JSON schema"
+        evidence=evidence,
+        cause="the schema's masks take long: they are computed on the host, step by step"
+        if is_schema
         else "penalties are applied on the host",
-        fix=(word(seen, "grammar", "another backend for grammars; the same schema text "
-                          "each time, so that it is compiled once")
-             if name == "a JSON schema" else "no penalties, or a newer engine",),
-        gain=Gain(of=f"speed of answers with {name}", low=1.0, high=ratio,
-                  basis="as fast as a plain answer"),
+        fix=(word(seen, "grammar", "a simpler schema: no patterns with counted repetitions; or "
+                  "another backend for grammars")
+             if is_schema else "no penalties, or a newer engine",),
+        gain=gain,
         confidence=Confidence.HIGH,
-        unless="the first request with a schema paid for compiling it, and later ones do not",
+        unless="the schema has to be as it is" if is_schema else "they are needed",
     )  # fmt: skip
 
 
@@ -94,4 +166,4 @@ def adapters(seen: Observation) -> Finding | None:
     )
 
 
-RULES: dict[int, Rule] = {33: one_core, 34: masks, 35: adapters}
+RULES: dict[int, Rule] = {33: one_core, 34: slow_grammar, 35: adapters}

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import larger_pool, narrow_kv, places, setting
+from headrace.doctor.gains import gain_in_burst, gain_of_places
 from headrace.doctor.observation import Observation
 from headrace.doctor.rules.words import load_of, percent
-from headrace.doctor.step_curve import alone_rate, gain_in_burst, gain_of_places, overlap
+from headrace.doctor.step_curve import alone_rate, overlap
 
 _FULL = 0.95
 _SPILL_RATE = 5.0  # tokens/s of one stream
@@ -91,7 +92,7 @@ def pool_too_small(seen: Observation) -> Finding | None:
         fix=(f"a larger pool: {larger_pool(seen)}",
              f"keys and values in 8 bits, after an evaluation: {narrow_kv(seen)}",
              "smaller max_tokens in requests; more GPUs or replicas"),
-        gain=gain_in_burst(seen, wanted)
+        gain=gain_in_burst(seen, wanted, now)
         if is_burst
         else gain_of_places(seen, now, wanted),
         confidence=Confidence.HIGH,
@@ -118,7 +119,7 @@ def _burst_fits(seen: Observation) -> tuple[float, float, str] | None:
         f"a request of the bursts grows to {each:,} tokens: {fits:.0f} of {asked} fit, and "
         f"{joined:.1f} were answered together"
     )
-    return joined, float(asked), shown
+    return float(fits), float(asked), shown
 
 
 def _pool_words(seen: Observation) -> tuple[str, ...]:

@@ -7,16 +7,10 @@ import math
 from headrace.doctor.buckets import Buckets
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import places, setting, waiting_limit, word
+from headrace.doctor.gains import gain_in_burst, gain_of_places, next_power
 from headrace.doctor.observation import Observation, ttft_of
 from headrace.doctor.rules.words import load_of, ms, percent, spread
-from headrace.doctor.step_curve import (
-    alone_rate,
-    burst_rate,
-    gain_in_burst,
-    gain_of_places,
-    next_power,
-    overlap,
-)
+from headrace.doctor.step_curve import alone_rate, burst_rate, overlap
 
 _NO_HELP = 1.15  # a predicted gain below this is no fault
 
@@ -37,7 +31,9 @@ def too_few_places(seen: Observation) -> Finding | None:
     wanted = now + load.most_waiting if queued else float(asked)
     at_limit = limit is None or now >= 0.9 * limit or narrow
     is_burst = load.is_burst or not queued
-    gain = gain_in_burst(seen, asked) if is_burst else gain_of_places(seen, now, wanted)
+    gain = (
+        gain_in_burst(seen, asked, limit or now) if is_burst else gain_of_places(seen, now, wanted)
+    )
     helps = gain.high is None or gain.high >= _NO_HELP
     evidence = [load.shown] if queued else []
     if together:
@@ -109,7 +105,7 @@ def no_batching(seen: Observation) -> Finding | None:
         cause="requests are answered one by one, or in batches that start and end together",
         fix=(places(seen, next_power(asked)) if seen.engine.name in ("ollama", "llama.cpp")
              else "an engine with continuous batching (Headrace, vLLM, SGLang, TensorRT-LLM)",),
-        gain=gain_in_burst(seen, asked),
+        gain=gain_in_burst(seen, asked, together if serial else None),
         confidence=Confidence.HIGH if serial else Confidence.MEDIUM,
         unless="others' requests took the engine's time during the bursts",
     )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule
 from headrace.doctor.fixes import places
+from headrace.doctor.gains import gain_of_places, next_power
 from headrace.doctor.observation import Observation
 from headrace.doctor.rules.words import load_of, ms, percent
-from headrace.doctor.step_curve import gain_of_places, next_power
 
 _SMALL_SHARE = 0.05
 
