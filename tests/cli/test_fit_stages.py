@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +95,28 @@ def test_text_says_which_stage_and_changes_keep_the_stages() -> None:
 )  # fmt: skip
 def test_bad_input(words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(shown(*words, exit_code=2).split())
+
+
+def test_a_file_may_be_divided(default_model_path: Path) -> None:
+    """Once: 'file' is not a precision that Headrace knows."""
+    file, one = str(default_model_path), ("--gpu", "l4", "--context", "512")
+    whole = asked(file, *one)["ledger"]["weights"]
+    for flags in (("--tp", "3"), ("--pp", "3")):
+        part = asked(file, *one, *flags)["ledger"]["weights"]
+        assert part["mlp"] == pytest.approx(whole["mlp"] / 3, rel=1e-6)
+
+
+def test_a_file_in_another_type_is_counted_in_that_type(default_model_path: Path) -> None:
+    """Once the file's own bytes were shown as if they were of the type that was asked for."""
+    file = str(default_model_path)
+    for where in ((), ("--gpu", "l4")):
+        words = (file, "--context", "512", *where)
+        four, eight = (asked(*words, "--quant", type_) for type_ in ("q4_0", "q8_0"))
+        mlp = [each["ledger"]["weights"]["mlp"] for each in (four, eight)]
+        assert mlp[1] == pytest.approx(2 * mlp[0], rel=0.01)
+
+
+def test_what_a_command_does_not_say() -> None:
+    assert "names no model" in shown("--from", "vllm serve -tp 2", *H100, exit_code=2)
+    text = shown("llama-3.1-8b", "--from", "llama-server -ts 3,1 -c 4096", *H100)
+    assert "the shares of -ts (3,1) are counted as even" in " ".join(text.split())

@@ -54,6 +54,7 @@ _PARTS = {
     "down": "mlp",
     "head": "output",
 }
+_FILE = "file"  # each tensor as it is stored
 _TABLES = {"embed": Part.EMBEDDING, "head": Part.OUTPUT}
 
 
@@ -118,13 +119,14 @@ def _weights(
     stage: Stage | None = None,
 ) -> tuple[Weights, DecoderWeights[layout.Size] | None]:
     """And their shapes, where this engine could hold them."""
-    served = spec.served and setup.tp == 1
-    if served and weights is not None:
+    if setup.precision not in (_FILE, *_CUDA):
+        weights = None  # a type that its tensors would have to be converted to
+    if spec.served and weights is not None:
         shapes = layout.shape_weights(weights, _CUDA.get(setup.precision, "none"))
         found = Counter(matrix.format.value for matrix in layout.matrices_of(shapes))
-        name = " and ".join(name for name, _ in found.most_common())
-        return _held(shapes, name, stage)
-    if served and setup.precision in _CUDA:
+        held, shapes = _held(shapes, " and ".join(name for name, _ in found.most_common()), stage)
+        return (held, shapes) if setup.tp == 1 else (_divided(held, setup.tp), None)
+    if spec.served and setup.tp == 1 and setup.precision in _CUDA:
         shapes = layout.shape_weights(shaped_weights(spec), _CUDA[setup.precision])
         return _held(shapes, setup.precision, stage)
     return _counted(spec, setup, stage), None
@@ -172,6 +174,12 @@ def _held(
 
     shapes.map(add)
     return Weights(precision=precision, parts=_ordered(parts), is_exact=True), shapes
+
+
+def _divided(whole: Weights, tp: int) -> Weights:
+    """One rank's part; each has all norms."""
+    parts = tuple((name, size if name == "norms" else -(-size // tp)) for name, size in whole.parts)
+    return replace(whole, parts=parts, is_exact=False)
 
 
 def _counted(spec: ModelSpec, setup: Setup, stage: Stage | None = None) -> Weights:
@@ -271,6 +279,8 @@ def demand_on_cpu(
     defaults = CpuBackend.defaults
     batch = setup.max_batch_tokens or defaults.max_batch_tokens
     sequences = setup.max_sequences or max(defaults.max_sequences, setup.concurrency)
+    if setup.precision != _FILE:
+        weights = None  # they would be converted
     if not spec.served:
         held = _counted(spec, setup)
         activations = partial(_rough_step_bytes, spec, 1, sequences)

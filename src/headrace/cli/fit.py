@@ -14,6 +14,7 @@ import typer
 
 from headrace.cli.fit_report import DEFAULT_HOST, DEFAULT_SHARE, Asked, make_report
 from headrace.cli.options import AsJson, ModelArgument, ModelName, one_model
+from headrace.core.errors import ConfigError
 from headrace.fetch.catalog import DEFAULT_NAME
 
 EXIT_DOES_NOT_FIT = 1
@@ -114,6 +115,12 @@ def from_command(
         memory = str(said.static_memory) if memory == DEFAULT_SHARE else memory
     tp = asked.tp or said.tensor_parallel
     pp = asked.pp or said.pipeline_parallel
+    if wanted is None and said.model is None and reading.engine.name != "headrace":
+        raise ConfigError(
+            "The command names no model.",
+            "Name it beside --from, as in `headrace fit MODEL --from ...`.",
+            param="from",
+        )
     draft = said.speculation.draft if said.speculation is not None else None
     return (
         wanted or said.model,

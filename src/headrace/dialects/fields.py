@@ -105,6 +105,8 @@ def _read_llama(found: dict[str, Any], notes: list[str]) -> None:
     mode = found.pop("split_mode", "layer")
     if split is not None and (gpus := len(str(split).split(","))) > 1 and mode != "none":
         found["pipeline_parallel" if mode == "layer" else "tensor_parallel"] = gpus
+        if len({share.strip() for share in str(split).split(",")}) > 1:
+            notes.append(f"the shares of -ts ({split}) are counted as even")
 
 
 def from_deployment(engine: Engine, deployment: Deployment) -> dict[str, object]:

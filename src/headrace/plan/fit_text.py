@@ -90,7 +90,7 @@ def ledger_lines(fit: Fit, share: float | None) -> list[str]:
         parameters = f"one of {fit.demand.tp} parts of {parameters}"
     words = f"{parameters} in {_precision(fit)}"
     if fit.demand.stage is not None:
-        words = f"{fit.demand.stage}; {words}"
+        words = f"{fit.demand.stage}; {'' if fit.demand.tp > 1 else 'of '}{words}"
     rows = [("weights", weights.bytes, words)]
     rows += [(f"  {name}", size, _part_words(fit, name, size)) for name, size in weights.parts]
     for name, size, words in fit.ledger.rows()[1:]:
