@@ -52,6 +52,7 @@ from served_gpu import shape_folder
 from shapes import SHAPES
 
 TARGET_SATURATION = 0.05
+MOST_CONNECTIONS = 1000  # that a server takes by default
 WARM_S, WARM_SESSIONS = 1e4, 1_000_000
 
 
@@ -95,6 +96,7 @@ def at_once(profile: Profile, scale: float) -> list[Ask]:
     """More than can be served, all at one time: what is served then is the rate of saturation."""
     places = profile.limits.max_sequences
     count = max(places * 2, round(SATURATED.requests / 64 * places * scale))
+    count = min(count, MOST_CONNECTIONS)
     drawn = SATURATED.workload.asks(0, count)
     return [replace(ask, at_s=0.0, session=None) for ask in drawn]
 
@@ -109,6 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
     parser.add_argument("--least-s", type=float, default=0.0, help="of an open loop")
+    parser.add_argument("--warm", action="store_true", help="run a third of each before it counts")
     parser.add_argument("--budget-s", type=float, help="begin no round of runs after so long")
     parser.add_argument("--only", nargs="+", help="workloads whose names have one of these in them")
     parser.add_argument("--no-saturation", action="store_true")
@@ -170,6 +173,9 @@ def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -
     runs: Runs = {name: [] for name in asks}
     with Server(options.model, _flags(options)) as server:
         run_server(server, list(CASES[1].workload.asks(9, 40)), vocabulary, "warm up")
+        if options.warm:
+            for name, some in asks.items():
+                run_server(server, some[: len(some) // 3], vocabulary, f"warm up {name}")
         for run in range(options.runs):
             if run and time.monotonic() > until_s:
                 print(f"no time is left for run {run + 1}", flush=True)

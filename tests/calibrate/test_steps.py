@@ -33,6 +33,7 @@ limits = st.builds(
     total_blocks=st.integers(4, 3000),
     block_tokens=st.sampled_from([16, 64]),
     context_tokens=st.integers(64, 9000),
+    padded_tokens=st.sampled_from([(), (1, 64, 128, 9000)]),
 )
 
 

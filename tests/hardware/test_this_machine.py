@@ -69,7 +69,7 @@ def test_a_measured_gpu_has_its_own_rates_and_the_rest_of_its_row() -> None:
     facts = {"name": "NVIDIA H200", "memory_total_bytes": "150000000000"}
     ceilings = Ceilings(read_bytes_s={"gpu": 4.2e12}, multiplies_s={"bf16": 3.9e14})
     made = replace(profile(), ceilings=ceilings, machine={"device": "cuda", "gpu": facts})
-    found, row = here.measured_machine(made), find_gpu("h200")
+    found, row = here.measured_machine(made), find_gpu("h200-sxm")
     assert found.kind == "gpu"
     assert found.memory_bytes == 150_000_000_000
     assert found.bandwidth_bytes_s == 4.2e12

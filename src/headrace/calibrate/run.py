@@ -22,7 +22,14 @@ from headrace.calibrate.ceilings import measure_ceilings
 from headrace.calibrate.client import Server
 from headrace.calibrate.host import measure_host
 from headrace.calibrate.serving import measure_serving
-from headrace.calibrate.steps import MOST_TOKENS, Point, Steps, measure, points_for
+from headrace.calibrate.steps import (
+    MOST_GPU_TOKENS,
+    MOST_TOKENS,
+    Point,
+    Steps,
+    measure,
+    points_for,
+)
 from headrace.core.config import Device, EngineConfig
 from headrace.core.step import RunnerLimits
 from headrace.core.version import headrace_version
@@ -53,7 +60,7 @@ def calibrate(
     """`flags` are those that the server is started with, and mean the same as `config`."""
     path = resolve_model(model, offline=offline, progress=tell)
     served = _served(path, config)
-    loaded = assemble(str(path), config=_small(config), offline=offline, progress=tell)
+    loaded = assemble(str(path), config=_small(config, served), offline=offline, progress=tell)
     try:
         profile, is_stopped = _in_process(loaded, seconds, tell)
         # The pool is that of a server, and not the small one that was measured with.
@@ -70,10 +77,14 @@ def calibrate(
         loaded.close()
 
 
-def _small(config: EngineConfig) -> EngineConfig:
-    """With a KV pool for the points that are measured and no more: a server runs beside it."""
+def _small(config: EngineConfig, served: Sizing) -> EngineConfig:
+    """With a KV pool for the points that are measured and no more: a server runs beside it, except
+    on a GPU."""
     if config.kv_memory or config.kv_tokens or config.kv_fraction:
         return config
+    if choose_backend(config).name is Device.CUDA:
+        whole = served.total_blocks * served.sizes.block_tokens
+        return replace(config, kv_tokens=min(MOST_GPU_TOKENS + 4096, whole))
     return replace(config, kv_tokens=MOST_TOKENS + 4096)
 
 
@@ -139,7 +150,7 @@ def _with_server(
     if not beside:
         loaded.close()  # two of them have no room on a GPU
 
-    curve = Curve(profile.steps)
+    curve = Curve(profile.steps, profile.limits.padded_tokens)
 
     def alone(rows: int, context: int) -> float:
         if beside:
@@ -192,6 +203,7 @@ def limits_of(limits: RunnerLimits, loaded: Assembled) -> Limits:
         context_tokens=limits.context_tokens,
         steps_in_flight=limits.steps_in_flight,
         max_step_growth=loaded.engine.scheduler.config.max_step_growth or 2.0,
+        padded_tokens=limits.padded_tokens,
     )
 
 

@@ -1,12 +1,13 @@
 """What the way through the server adds to steps, measured where it matters: a running server with
 clients that stream, in turn with the same steps without a server.
 
-Two things are measured. With n streams at once, the time between a client's tokens, beside a step
+Three things are measured. With n streams at once, the time between a client's tokens, beside a step
 of n rows alone: the difference is the engine's loop, the messages to the HTTP process, and the
 processor time that this process and the clients take from a step. With one request at a time, the
 time to the first token of a prompt that the prefix cache has but for its last token, beside a step
-of one token alone: the way in and out, without the noise of a long step. Knows the client and
-steps.
+of one token alone: the way in and out, without the noise of a long step. With a few and with many
+such requests at once, the time until all have their first token: what one more of them adds. Knows
+the client and steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ STREAMS = (1, 4, 16, 48, 192)  # as many of them as sequences may run
 PROMPT, OUTPUT = 32, 64
 FIRST_BLOCKS = (1, 16, 64)  # of prompts that the prefix cache has
 AGAIN = 4  # times a prompt is asked
+BURSTS = (12, 48)  # requests at once
 BEAT_S = 0.6  # the server's counters are renewed twice a second
 PARTS = ("schedule", "compute", "sample", "commit", "publish")
 AloneStep = Callable[[int, int], float]  # decoding rows, their context
@@ -47,6 +49,7 @@ class _Found:
     alone_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     busy_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     round_trips_s: list[float] = field(default_factory=list)
+    bursts_s: list[float] = field(default_factory=list)  # what one more request added
 
 
 def measure_serving(
@@ -79,6 +82,8 @@ def measure_serving(
                     (heard,) = _ask(server.port, [prompt], 1)
                     found.ttft_s[tokens].append(heard.ttft_s)
                 found.busy_s[tokens].append((server.http_busy_s() - busy_s) / AGAIN)
+            if BURSTS[-1] <= max_sequences:
+                found.bursts_s.append(_burst(server, alone, random, vocabulary, block_tokens))
             found.round_trips_s += [_round_trip(server.port) for _ in range(5)]
             rounds += 1
             tell(rounds)
@@ -113,6 +118,26 @@ def _streams(
         kept.parts[part] += after[name] - before[name]
     kept.token_s.append(token_s(heard))
     kept.alone_s.append(median(alone_s))
+
+
+def _burst(
+    server: Server,
+    alone: AloneStep,
+    random: Random,
+    vocabulary: Sequence[int],
+    block_tokens: int,
+) -> float:
+    """The prefix cache has the prompt but for its last token: with the larger number of requests
+    the engine has one step of more rows, and the rest of the difference is the way in."""
+    prompt = _prompt(random, vocabulary, block_tokens + 1)
+    _ask(server.port, [prompt], 1)
+    until_all_s = []
+    for count in BURSTS:
+        heard = _ask(server.port, [prompt] * count, 1)
+        whole_s = max(one.first_s for one in heard) - min(one.sent_s for one in heard)
+        until_all_s.append(whole_s - median(_settled(alone, count, block_tokens)))
+    few_s, many_s = until_all_s
+    return (many_s - few_s) / (BURSTS[1] - BURSTS[0])
 
 
 def _settled(alone: AloneStep, rows: int, context: int) -> list[float]:
@@ -170,6 +195,7 @@ def _summed(found: _Found) -> Serving:
         streams=tuple(streams),
         first_tokens=tuple(first),
         round_trip_s=median(found.round_trips_s) if found.round_trips_s else 0.0,
+        burst_s=max(0.0, median(found.bursts_s)) if found.bursts_s else 0.0,
     )
 
 

@@ -24,6 +24,30 @@ CONTEXT = 32  # before rows that decode, where the context is not what is measur
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 MIXED_CHUNKS = (16, 64, 128, 256, 512, 2048, 8192)  # beside rows that decode
+# Of a runner that pads its steps: sizes that it pads to, and beside rows that decode such that both
+# together are one of them.
+PADDED_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PADDED_CHUNKS: tuple[int, ...] = (
+    1,
+    16,
+    32,
+    64,
+    96,
+    128,
+    160,
+    192,
+    256,
+    320,
+    384,
+    448,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+)
+PADDED_CHUNKS += (1536, 2048, 3072, 4096, 8192)
+PADDED_TOTALS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 CONTEXTS = (256, 1024, 4096)
 STARTS = (512, 2048)
 SHORT_TOKENS = 64  # in a step that is measured after one of its kind
@@ -31,6 +55,7 @@ OVERLAPPED_STEPS = 4  # of which the first is not counted
 WARM_STEPS = 4  # a graph is captured at the third sight of its shape
 FILLED, COPIED, FIRST_VERSION = 1, 2, 3  # of tables
 MOST_TOKENS = 16_384  # in the blocks of one step: more takes too long to fill
+MOST_GPU_TOKENS = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +97,21 @@ class Point:
 
 def points_for(limits: RunnerLimits) -> list[Point]:
     """Decoding rows by prompt tokens, decoding after longer contexts, prompts after a start."""
-    rows = [n for n in ROWS if n < limits.max_sequences] + [limits.max_sequences]
-    rows = sorted({n for n in rows if n <= max(ROWS)})
+    is_padded = bool(limits.padded_tokens)
+    sizes, lengths = (PADDED_ROWS, PADDED_CHUNKS) if is_padded else (ROWS, CHUNKS)
+    rows = [n for n in sizes if n < limits.max_sequences] + [limits.max_sequences]
+    rows = sorted({n for n in rows if n <= max(sizes)})
     most = limits.max_batch_tokens
-    chunks = sorted({n for n in (*CHUNKS, most) if n <= min(most, limits.context_tokens - 1)})
-    mixed = [n for n in MIXED_CHUNKS if n < most]
+    chunks = sorted({n for n in (*lengths, most) if n <= min(most, limits.context_tokens - 1)})
     found = [Point(decode_rows=n) for n in rows]
     found += [Point(prompt_tokens=n) for n in chunks]
-    found += [Point(decode_rows=n, prompt_tokens=p) for n in rows for p in mixed]
+    if is_padded:
+        pairs = [(n, total - n) for n in rows for total in PADDED_TOTALS if n < total <= most]
+    else:
+        pairs = [(n, p) for n in rows for p in MIXED_CHUNKS if p < most]
+    found += [Point(decode_rows=n, prompt_tokens=p) for n, p in pairs]
     found += [Point(decode_rows=n, context_tokens=c) for n in rows for c in CONTEXTS]
-    long = [n for n in chunks if n >= 16]
+    long = [n for n in CHUNKS if 16 <= n <= chunks[-1]]
     found += [Point(prompt_tokens=p, prompt_start=s) for p in long[::2] for s in STARTS]
     found += [Point(prompt_tokens=16, draws=False)] if 16 in chunks else []
     return [point for point in found if _fits(point, limits)]
@@ -95,8 +125,13 @@ def _fits(point: Point, limits: RunnerLimits) -> bool:
         and point.prompt_start + point.prompt_tokens < limits.context_tokens
         and point.decode_rows + bool(point.prompt_tokens) <= limits.max_sequences
         and held <= limits.total_blocks
-        and held * limits.block_tokens <= MOST_TOKENS
+        and held * limits.block_tokens <= most_tokens(limits)
     )
+
+
+def most_tokens(limits: RunnerLimits) -> int:
+    """A GPU copies blocks fast."""
+    return MOST_GPU_TOKENS if limits.padded_tokens else MOST_TOKENS
 
 
 def needed_tokens(points: Iterable[Point], block_tokens: int) -> int:

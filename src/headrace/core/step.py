@@ -215,6 +215,8 @@ class RunnerLimits:
     steps_in_flight: int = 1  # plans that may be submitted and not yet collected
     # Whether a draw with penalties may follow PREVIOUS. If not, it has to wait for that token.
     counts_previous: bool = False
+    # Numbers of tokens that a step is padded to, in ascending order; empty: to none.
+    padded_tokens: tuple[int, ...] = ()
 
 
 class Runner(Protocol):

@@ -103,6 +103,9 @@ class Serving:
     streams: tuple[StreamTime, ...]
     first_tokens: tuple[FirstToken, ...]
     round_trip_s: float  # of a request that reaches no engine
+    # What one more of many requests that come at once adds to the time until all have begun; 0:
+    # not measured.
+    burst_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +119,7 @@ class Limits:
     context_tokens: int
     steps_in_flight: int
     max_step_growth: float
+    padded_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,9 @@ class Calibrated:
             return self._others.build(candidate, slowness)
         recipe = ProfileRecipe(profile=self._profile, slowness=slowness)
         setup, lengths = recipe.setup(), self._question.lengths
-        step_s = _batch_time(Curve(self._profile.steps), slowness)
+        step_s = _batch_time(
+            Curve(self._profile.steps, self._profile.limits.padded_tokens), slowness
+        )
         prompt = lengths.prompt_at_least(self._question.slo.share)
         edge = setup.edge
         way_s = edge.before_s + edge.busy_s + edge.after_s

@@ -1,12 +1,13 @@
 """What a step costs by what was measured: a Cost from the step times of a profile.
 
     step = grid(decoding rows, prompt tokens)
-         + slope(decoding rows) x their mean context
+         + line(decoding rows, their mean context)
          + slope(prompt tokens) x the mean number of tokens that each of them sees
          - output layer, where no row draws a token
 
-The slopes are those of attention: the same step measured after a short and after a long context.
-The grid holds measured steps without their attention, mixed ones among them, and is read by linear
+Lines and slopes are those of attention: the same step measured after shorter and longer contexts.
+Where a runner pads a step to the next of some sizes, the padding counts as tokens of a prompt. The
+grid holds measured steps without their attention, mixed ones among them, and is read by linear
 interpolation on both axes: a mixed step is never the sum of two others. More rows, tokens or
 context never cost less, and no step costs less than nothing. Knows plans and measured times; no
 machine, no model.
@@ -14,10 +15,10 @@ machine, no model.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 
 from headrace.core.errors import ConfigError
@@ -52,10 +53,49 @@ class Line:
         return self(self.last + 1) - self(self.last)
 
 
+class Contexts:
+    """What decoding after a longer context adds to a step after the shortest that was measured.
+    Longer contexts and more rows never add less."""
+
+    def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
+        """Decoding rows, their context, and the seconds of that step."""
+        by_rows: defaultdict[int, dict[float, float]] = defaultdict(dict)
+        for rows, context, seconds in points:
+            by_rows[rows][context] = seconds
+        known = sorted({context for times in by_rows.values() for context in times})
+        pairs = list(pairwise(known))
+        added = [0.0] * len(pairs)  # from each context to the next, with fewer rows
+        self._lines: dict[int, Line] = {}
+        for rows, times in sorted(by_rows.items()):
+            if len(times) < 2:
+                continue
+            own = Line(times)
+            added = [
+                max(was, own(far) - own(near))
+                for was, (near, far) in zip(added, pairs, strict=True)
+            ]
+            self._lines[rows] = Line(dict(zip(known, accumulate(added, initial=0.0), strict=True)))
+        self._rows = sorted(self._lines)
+
+    def __call__(self, rows: float, context: float) -> float:
+        if not self._rows:
+            return 0.0
+        first, last = self._rows[0], self._rows[-1]
+        if rows <= first or rows >= last:
+            end = first if rows <= first else last
+            return self._lines[end](context) * rows / end
+        right = bisect_right(self._rows, rows)
+        low, high = self._rows[right - 1], self._rows[right]
+        below, above = self._lines[low](context), self._lines[high](context)
+        return below + (above - below) * (rows - low) / (high - low)
+
+
 class Curve:
     """Implements `Cost`. Built from step times in any order; mixed ones may be missing in part."""
 
-    def __init__(self, steps: Iterable[StepTime]) -> None:
+    def __init__(self, steps: Iterable[StepTime], padded_tokens: Sequence[int] = ()) -> None:
+        """`padded_tokens` as in core.step.RunnerLimits."""
+        self._padded = padded_tokens
         listed = [step for step in steps if step.seconds > 0]
         rows = [step for step in listed if step.decode_rows and not step.prompt_tokens]
         if not rows:
@@ -65,7 +105,7 @@ class Curve:
                 param="profile",
             )
         self._head_s = _head(listed)
-        self._decode = _slopes(
+        self._decode = Contexts(
             (step.decode_rows, step.context_tokens, step.seconds) for step in rows
         )
         self._prompt = _slopes(
@@ -73,7 +113,7 @@ class Curve:
             for step in listed
             if step.prompt_tokens and not step.decode_rows and step.draws
         )
-        self._grid = _grid(listed, self._attention_s)
+        self._grid = _grid(listed, self._attention_s, self._sizes)
         self._rows = sorted(self._grid)
         # Beyond the longest chunk a token adds the same beside any number of rows: lines that each
         # went on in their own direction would cross.
@@ -116,13 +156,21 @@ class Curve:
         and tokens of a mean step need not be whole."""
         if attended_tokens is None:
             attended_tokens = (prompt_tokens + 1) / 2
-        step_s = self._between(decode_rows, prompt_tokens)
+        step_s = self._between(*self._sizes(decode_rows, prompt_tokens))
         step_s += self._attention_s(decode_rows, context_tokens, prompt_tokens, attended_tokens)
         return step_s if draws else max(0.0, step_s - self._head_s)
 
     def _attention_s(self, rows: float, context: float, tokens: float, attended: float) -> float:
-        step_s = self._decode(rows) * context if rows else 0.0
+        step_s = self._decode(rows, context) if rows else 0.0
         return step_s + self._prompt(tokens) * attended if tokens else step_s
+
+    def _sizes(self, decode_rows: float, prompt_tokens: float) -> tuple[float, float]:
+        """As the runner computes them: padded."""
+        total = decode_rows + prompt_tokens
+        if not self._padded or total > self._padded[-1]:
+            return decode_rows, prompt_tokens
+        padded = self._padded[bisect_left(self._padded, total)]
+        return (decode_rows, padded - decode_rows) if prompt_tokens else (padded, 0)
 
     def _between(self, decode_rows: float, prompt_tokens: float) -> float:
         rows = self._rows
@@ -159,7 +207,9 @@ def _head(steps: Sequence[StepTime]) -> float:
 
 
 def _grid(
-    steps: Sequence[StepTime], attention_s: Callable[[int, float, int, float], float]
+    steps: Sequence[StepTime],
+    attention_s: Callable[[int, float, int, float], float],
+    sizes: Callable[[float, float], tuple[float, float]],
 ) -> dict[int, Line]:
     """For each number of decoding rows a line over prompt tokens. Never falls from one number of
     rows to the next."""
@@ -172,7 +222,9 @@ def _grid(
         contexts[key] = step.context_tokens
         seen = (step.prompt_tokens + 1) / 2
         added_s = attention_s(step.decode_rows, step.context_tokens, step.prompt_tokens, seen)
-        measured[step.decode_rows][step.prompt_tokens] = max(0.0, step.seconds - added_s)
+        rows, tokens = sizes(step.decode_rows, step.prompt_tokens)
+        line = measured[int(rows)]
+        line[tokens] = max(line.get(tokens, 0.0), step.seconds - added_s)
     chunks = sorted({int(chunk) for line in measured.values() for chunk in line})
     alone = measured.pop(0, {})
     grid: dict[int, Line] = {}
@@ -197,7 +249,7 @@ def _grid(
 
 
 def _slopes(points: Iterable[tuple[int, int, float]]) -> Line:
-    """By size (rows, or tokens of a prompt): seconds for one more token of context."""
+    """By tokens of a prompt: seconds for one more token that each of them sees."""
     by_size: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for size, context, seconds in points:
         by_size[size][context] = seconds

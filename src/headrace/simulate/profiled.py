@@ -24,7 +24,7 @@ from headrace.simulate.replica import Edge, Setup
 def setup_of(profile: Profile, *, config: SchedulerConfig | None = None) -> Setup:
     """`config` is how the engine is set; None: as it was when it was measured."""
     limits = profile.limits
-    curve = Curve(profile.steps)
+    curve = Curve(profile.steps, limits.padded_tokens)
     schedule = _line({one.decode_rows: one.schedule_s for one in profile.host})
     commit = _line({one.decode_rows: one.commit_s for one in profile.host})
     rest = publish = _line({})
@@ -47,6 +47,7 @@ def setup_of(profile: Profile, *, config: SchedulerConfig | None = None) -> Setu
             block_tokens=limits.block_tokens,
             context_tokens=limits.context_tokens,
             steps_in_flight=max(1, limits.steps_in_flight),
+            padded_tokens=limits.padded_tokens,
         ),
         cost=_cost(curve, rest),
         host=lambda plan: schedule(len(plan)),
@@ -99,6 +100,8 @@ def _edge(serving: Serving, first_s: float) -> Edge:
     busy_s, busy_token_s = _straight(
         [(one.prompt_tokens, one.busy_s) for one in serving.first_tokens]
     )
+    # Of a request by itself the process also works on what wakes it up, and on the answer.
+    busy_s = serving.burst_s or busy_s
     before_s = max(0.0, whole_s - first_s - after_s)
     busy_s, busy_token_s = min(busy_s, before_s), min(busy_token_s, whole_token_s)
     return Edge(

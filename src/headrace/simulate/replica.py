@@ -8,8 +8,6 @@ lets the earliest go first. Knows no other replica and no routing.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,6 +22,7 @@ from headrace.engine.stats import EngineStats
 from headrace.policies.queue import QueueBounds, Ticket
 from headrace.simulate.cost import Cost
 from headrace.simulate.handover import Room, receive
+from headrace.simulate.intake import Intake
 from headrace.simulate.lean import LeanRunner
 from headrace.simulate.prompts import Prompts
 from headrace.simulate.served import Served
@@ -34,7 +33,7 @@ from headrace.workload.ask import Ask
 class Edge:
     """The time between the client and the engine, which no step overlaps with. Of what comes before
     the engine, some is a delay, which many requests may have at once; the rest keeps the server's
-    one process busy, which takes one request after the other."""
+    one process busy, which works on all requests that have come (see Intake)."""
 
     before_s: float = 0.0  # delay of a request
     before_token_s: float = 0.0  # and for each token of its prompt
@@ -109,11 +108,8 @@ class Replica:
             max_prompt_tokens=setup.queue.max_prompt_tokens,
             clock=lambda: self._queue_s,
         )
-        # On their way: a heap of (ready, order, request, whether its keys and values come along).
-        self._inbox: list[tuple[float, int, Served, bool]] = []
-        self._offered = 0
-        self._worked_s = start_s  # until when its process is busy with requests that came
-        self._last_ready_s = start_s
+        # On their way, each with whether its keys and values come along.
+        self._intake: Intake[tuple[Served, bool]] = Intake()
         self._handed: deque[GenerateRequest] = deque()  # wait for room for their blocks
         self._entered: list[GenerateRequest] = []  # in the queue; the engine has them next
         self._live: dict[str, Served] = {}
@@ -135,24 +131,19 @@ class Replica:
         """When it has something to do; infinity: not before a request is offered."""
         if self._is_computing or self._entered or self._handed or self._engine.has_work:
             return self._clock.now_s()
-        return self._inbox[0][0] if self._inbox else math.inf
+        return self._intake.next_s
 
     def offer(self, served: Served, arrival_s: float) -> None:
         """A request comes. Not before those that were offered earlier, nor before the last wake."""
-        edge = self.setup.edge
-        self._worked_s = max(self._worked_s, arrival_s) + edge.work_s(served.ask)
-        # One after the other: a short prompt does not overtake a long one.
-        self._last_ready_s = max(self._last_ready_s, self._worked_s + edge.delay_s(served.ask))
-        self._offer(served, self._last_ready_s, False)
+        edge, ask = self.setup.edge, served.ask
+        self._intake.offer(
+            (served, False), arrival_s, work_s=edge.work_s(ask), delay_s=edge.delay_s(ask)
+        )
 
     def hand_over(self, served: Served, at_s: float) -> None:
         """A sequence comes whose prompt another replica has computed. It starts when there is room
         for its blocks, without a place in the server's queue."""
-        self._offer(served, at_s, True)
-
-    def _offer(self, served: Served, ready_s: float, is_handed: bool) -> None:
-        heapq.heappush(self._inbox, (ready_s, self._offered, served, is_handed))
-        self._offered += 1
+        self._intake.offer((served, True), at_s)
 
     def wake(self) -> list[Served]:
         """Let its next moment come. Returns the requests that ended then."""
@@ -173,8 +164,8 @@ class Replica:
     def _receive(self, now_s: float) -> list[Served]:
         """Requests that have arrived by now enter the queue, each at its own time."""
         refused = []
-        while self._inbox and self._inbox[0][0] <= now_s:
-            self._queue_s, _, served, is_handed = heapq.heappop(self._inbox)
+        for ready_s, (served, is_handed) in self._intake.take(now_s):
+            self._queue_s = ready_s
             request = self._prompts.request(served.ask, str(self._next_id))
             self._next_id += 1
             if is_handed:
@@ -260,15 +251,15 @@ class Replica:
     @property
     def requests(self) -> int:
         """Offered and not ended."""
-        return len(self._inbox) + len(self._live)
+        return len(self._intake) + len(self._live)
 
     @property
     def waiting_requests(self) -> int:
         """Offered and not started."""
-        return len(self._inbox) + self._queue.waiting_requests
+        return len(self._intake) + self._queue.waiting_requests
 
     @property
     def waiting_tokens(self) -> int:
         """Of their prompts."""
-        coming = sum(served.ask.prompt_tokens for _, _, served, _ in self._inbox)
+        coming = sum(served.ask.prompt_tokens for served, _ in self._intake)
         return coming + self._queue.waiting_tokens

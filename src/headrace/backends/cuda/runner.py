@@ -36,6 +36,7 @@ from headrace.backends.cuda.step.shapes import (
     GRAPH_ROWS,
     StepShape,
     logit_rows,
+    padded_rows,
     row_bucket,
     row_buckets,
 )
@@ -87,6 +88,7 @@ class CudaRunner(Closes):
             context_tokens=min(context_tokens or spec.context_tokens, spec.context_tokens),
             steps_in_flight=2 if overlap else 1,
             counts_previous=True,
+            padded_tokens=padded_rows(max_batch_tokens),
         )
         self._cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._cuda else None

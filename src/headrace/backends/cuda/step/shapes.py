@@ -48,6 +48,12 @@ def row_buckets(most: int) -> list[int]:
     return sorted({min(bucket, most) for bucket in _BUCKETS})
 
 
+def padded_rows(most: int) -> tuple[int, ...]:
+    """All numbers that rows are padded to."""
+    larger = range(GRAPH_ROWS, most + _LARGE_STEP, _LARGE_STEP)
+    return tuple(sorted({row_bucket(rows, most) for rows in (*_BUCKETS, *larger)}))
+
+
 def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
     return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
 
