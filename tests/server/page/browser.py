@@ -83,6 +83,19 @@ class Browser:
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self._devtools("Emulation.setEmulatedMedia", {"features": features})
 
+    def readers_tree(self) -> list[tuple[str, str]]:
+        """What a screen reader is given: role and name of every node that is not passed over."""
+        nodes = self._devtools("Accessibility.getFullAXTree", {})["nodes"]
+        return [
+            (str(node["role"]["value"]), str(node.get("name", {}).get("value", "")))
+            for node in nodes
+            if not node["ignored"]
+        ]
+
+    def run_async(self, script: str, *arguments: object) -> Any:
+        """What the script gives to its last argument."""
+        return self._ask("POST", "/execute/async", {"script": script, "args": list(arguments)})
+
     def _devtools(self, command: str, given: dict[str, Any]) -> Any:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": given})
 

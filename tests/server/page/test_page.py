@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,15 +90,44 @@ def test_every_view_opens_by_keyboard_and_fits_a_phone(
     assert browser.complaints() == []
 
 
-def test_controls_have_names(browser: Browser, server: RunningServer) -> None:
+def test_a_screen_reader_has_a_name_for_everything(browser: Browser, server: RunningServer) -> None:
     browser.open(server.base_url)
-    nameless = browser.run(
-        """return [...document.querySelectorAll('button, input, select, textarea, canvas, svg')]
-        .filter((each) => !(each.textContent.trim() || each.getAttribute('aria-label')
-            || (each.labels && each.labels.length && each.labels[0].textContent.trim())))
-        .map((each) => each.outerHTML)"""
+    browser.until("document.getElementById('state-text').textContent === 'serving'")
+    named = {"button", "checkbox", "combobox", "image", "log", "meter", "spinbutton", "tab",
+             "tablist", "tabpanel", "textbox"}  # fmt: skip
+    seen = set()
+    for view in VIEWS:
+        browser.click(f"#tab-{view}")
+        if view == "memory":
+            browser.until("document.querySelector('#ledger meter')")
+        tree = browser.readers_tree()
+        assert [each for each in tree if each[0] in named and not each[1].strip()] == [], view
+        seen |= {role for role, _ in tree}
+        if view == "live":
+            pictures = [name for role, name in tree if role == "image"]
+            assert any(name.startswith("Throughput, now: generated ") for name in pictures)
+            # A reader who moves inside a chart hears the sample, and nobody hears every second.
+            browser.type("#charts svg", "\ue012")  # the left arrow
+            browser.until("/^at .*: generated/.test(document.getElementById('said').textContent)")
+            assert browser.run("return document.querySelectorAll('#live [aria-live]').length") == 0
+    assert named <= seen
+
+
+def test_axe_finds_nothing(browser: Browser, server: RunningServer) -> None:
+    axe = Path(os.environ.get("AXE_CORE", "axe.min.js"))
+    if not axe.is_file():
+        pytest.skip("AXE_CORE names no axe.min.js: npm pack axe-core")
+    rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    script = (
+        axe.read_text() + "; axe.run(document, {runOnly: arguments[0]}).then("
+        "(found) => arguments[1](found.violations.map((each) => [each.id, each.nodes[0].html])))"
     )
-    assert nameless == []
+    browser.open(server.base_url)
+    for theme in ("light", "dark"):
+        browser.prefer(theme)
+        for view in VIEWS:
+            browser.click(f"#tab-{view}")
+            assert browser.run_async(script, rules) == [], (theme, view)
 
 
 def test_a_chat_streams_compares_and_is_not_kept(browser: Browser, server: RunningServer) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.core.histogram import TIME_BOUNDS_S, quantile
+from headrace.core.histogram import TIME_BOUNDS_S, TIME_PARTS, divided, quantile
 from headrace.server.observe.device import DeviceWatch
 from headrace.server.observe.metrics import STEP_PARTS, Metrics
 from headrace.server.observe.objective import USE_BOUNDS, Objective
@@ -45,6 +45,7 @@ SHARES = (0.5, 0.95, 0.99)
 TIMES = ("ttft", "tpot", "itl", "queue", "e2e")
 PERCENTILES = tuple(f"{name}_p{share * 100:g}" for name in TIMES for share in SHARES)
 COLUMNS = ("at_s", "period_s", *LEVELS, *RATES, *PERCENTILES)
+_EDGES_S = divided(TIME_BOUNDS_S, TIME_PARTS)
 _PLACES = {name: place for place, name in enumerate(COLUMNS)}
 
 
@@ -54,7 +55,7 @@ class _Totals:
 
     at_s: float
     counters: tuple[float, ...]  # in the order of RATES
-    times: tuple[list[float], ...]  # counts per bucket, in the order of TIMES
+    times: tuple[list[float], ...]  # counts between edges, in the order of TIMES
 
 
 class _Ring:
@@ -216,7 +217,7 @@ class History:
             *self._worked(),
         )
         times = (m.ttft, m.tpot, m.token_gap, m.queue, m.e2e)
-        return _Totals(now_s, counters, tuple(each.counts for each in times))
+        return _Totals(now_s, counters, tuple(each.part_counts for each in times))
 
     def _worked(self) -> tuple[float, float]:
         """FLOPs of all tokens so far, and bytes read: the weights once a step, and once a step the
@@ -271,5 +272,5 @@ def _percentiles(before: _Totals, after: _Totals) -> Iterator[float]:
     for first, last in zip(before.times, after.times, strict=True):
         added = [b - a for a, b in zip(first, last, strict=True)]
         for share in SHARES:
-            found = quantile(TIME_BOUNDS_S, added, share)
+            found = quantile(_EDGES_S, added, share)
             yield NOTHING if found is None else found

@@ -19,6 +19,7 @@ from headrace.core.histogram import (
     COUNT_BOUNDS,
     STEP_TOKEN_BOUNDS,
     TIME_BOUNDS_S,
+    TIME_PARTS,
     TOKEN_BOUNDS,
     Histogram,
 )
@@ -87,11 +88,11 @@ class Metrics:
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
-        self.ttft = Histogram(TIME_BOUNDS_S)
-        self.tpot = Histogram(TIME_BOUNDS_S)
-        self.token_gap = Histogram(TIME_BOUNDS_S)
-        self.e2e = Histogram(TIME_BOUNDS_S)
-        self.queue = Histogram(TIME_BOUNDS_S)
+        self.ttft = Histogram(TIME_BOUNDS_S, parts=TIME_PARTS)
+        self.tpot = Histogram(TIME_BOUNDS_S, parts=TIME_PARTS)
+        self.token_gap = Histogram(TIME_BOUNDS_S, parts=TIME_PARTS)
+        self.e2e = Histogram(TIME_BOUNDS_S, parts=TIME_PARTS)
+        self.queue = Histogram(TIME_BOUNDS_S, parts=TIME_PARTS)
         self.prefill = Histogram(TIME_BOUNDS_S)
         self.decode = Histogram(TIME_BOUNDS_S)
         self.inference = Histogram(TIME_BOUNDS_S)

@@ -1,7 +1,8 @@
 // Charts over time as SVG: lines or stacked areas. A gap in the data is a gap in the line.
 
+const LATEST = 15; // samples in which a value is still of now
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 480, HEIGHT = 176, LEFT = 48, RIGHT = 8, TOP = 10, BOTTOM = 20;
+const HEIGHT = 168, LEFT = 60, RIGHT = 8, TOP = 12, BOTTOM = 22; // pixels, as .chart svg has them
 
 function svg(tag, attributes) {
   const made = document.createElementNS(SVG, tag);
@@ -9,8 +10,13 @@ function svg(tag, attributes) {
   return made;
 }
 
-function niceTop(value) {
+// The end of a scale. Bytes are counted in powers of 1024.
+function niceTop(value, unit) {
   if (!(value > 0)) return 1;
+  if (unit === "bytes") {
+    const size = 1024 ** Math.max(0, Math.floor(Math.log(value) / Math.log(1024)));
+    return niceTop(value / size) * size;
+  }
   const power = 10 ** Math.floor(Math.log10(value));
   for (const step of [1, 1.5, 2, 3, 4, 5, 6, 8, 10]) if (value <= step * power * 1.0001) return step * power;
   return 10 * power;
@@ -23,8 +29,7 @@ class Chart {
     this.given = given;
     this.at = null; // the place under the pointer
     this.hint = make("span", { text: given.hint || "" });
-    this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: "0",
-      "aria-label": given.title });
+    this.picture = svg("svg", { role: "img", tabindex: "0", "aria-label": given.title });
     this.legend = make("ul", { class: "legend" });
     const caption = make("figcaption", {}, make("b", { text: given.title }), this.hint);
     this.box = make("figure", { class: "chart" }, caption, this.picture, this.legend);
@@ -35,6 +40,14 @@ class Chart {
     this.picture.addEventListener("blur", () => this.choose(null));
     this.times = [];
     this.values = given.series.map(() => []);
+    this.width = 480;
+    // One unit of the picture is one pixel, so that its text is as large as the page's.
+    new ResizeObserver(() => {
+      const width = this.picture.clientWidth;
+      if (!width || width === this.width) return;
+      this.width = width;
+      if (this.times.length) this.draw();
+    }).observe(this.picture);
   }
 
   show(found, span) {
@@ -53,7 +66,7 @@ class Chart {
 
   x(time) {
     const last = this.times[this.times.length - 1];
-    return WIDTH - RIGHT - ((last - time) / this.span) * (WIDTH - LEFT - RIGHT);
+    return this.width - RIGHT - ((last - time) / this.span) * (this.width - LEFT - RIGHT);
   }
 
   draw() {
@@ -62,11 +75,11 @@ class Chart {
     const heights = stacked ? this.sums() : this.values;
     const highest = Math.max(0, ...heights.flat().filter(isKnown));
     // A share may pass 100% for a second, when long steps end in it; the scale stays.
-    const top = given.top || niceTop(highest);
+    const top = given.top || niceTop(highest, given.unit);
     const y = (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
     for (const share of [0, 0.5, 1]) {
-      parts.push(svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }));
+      parts.push(svg("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y(top * share), y2: y(top * share) }));
       const label = svg("text", { class: "axis", x: LEFT - 6, y: y(top * share) + 4, "text-anchor": "end" });
       label.textContent = UNITS[given.unit || "number"](top * share);
       parts.push(label);
@@ -79,7 +92,7 @@ class Chart {
         if (path) parts.push(svg("path", { class: kind, d: path }));
       }
     } else {
-      const empty = svg("text", { class: "empty", x: (LEFT + WIDTH) / 2, y: HEIGHT / 2, "text-anchor": "middle" });
+      const empty = svg("text", { class: "empty", x: (LEFT + this.width) / 2, y: HEIGHT / 2, "text-anchor": "middle" });
       empty.textContent = "collecting";
       parts.push(empty);
     }
@@ -87,6 +100,7 @@ class Chart {
       const x = this.x(times[this.at]);
       parts.push(svg("line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
     }
+    this.picture.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.picture.replaceChildren(...parts);
     this.name();
   }
@@ -152,13 +166,16 @@ class Chart {
   name() {
     const unit = UNITS[this.given.unit || "number"];
     const at = this.at !== null ? this.at : this.times.length - 1;
+    // Now: the latest that is known. In some seconds there is nothing to take a percentile of.
+    const shown = this.values.map((list) => (this.at !== null ? list[at]
+      : list.slice(-LATEST).findLast(isKnown)));
     const items = this.given.series.map((series, place) => {
-      const value = unit(this.values[place][at]);
+      const value = unit(shown[place]);
       const colour = make("i", { class: `s${place + 1}` });
       return make("li", {}, colour, `${series.name} `, make("b", { text: value }));
     });
     this.legend.replaceChildren(...items);
-    const words = this.given.series.map((series, place) => `${series.name} ${unit(this.values[place][at])}`);
+    const words = this.given.series.map((series, place) => `${series.name} ${unit(shown[place])}`);
     const when = this.at === null || !this.times.length ? "now"
       : `at ${new Date(this.times[at] * 1000).toLocaleTimeString("en-GB")}`;
     this.hint.textContent = this.at === null ? this.given.hint || "" : when;
@@ -181,9 +198,7 @@ class Chart {
   point(event) {
     if (!this.times.length) return;
     const box = this.picture.getBoundingClientRect();
-    // The picture keeps its proportions inside its box.
-    const scale = Math.min(box.width / WIDTH, box.height / HEIGHT);
-    const x = (event.clientX - box.left - (box.width - WIDTH * scale) / 2) / scale;
+    const x = event.clientX - box.left;
     let best = 0;
     this.times.forEach((time, at) => {
       if (Math.abs(this.x(time) - x) < Math.abs(this.x(this.times[best]) - x)) best = at;

@@ -28,6 +28,8 @@ const CHARTS = [
     { name: "weights and KV", of: "model_bytes" }] },
   { title: "GPU", hint: "nvidia-smi", unit: "percent", top: 1, when: (found) => found.columns.gpu_busy.some(isKnown), series: [
     { name: "busy", of: "gpu_busy" }] },
+  { title: "GPU memory", hint: "nvidia-smi", unit: "bytes", when: (found) => found.columns.gpu_used_bytes.some(isKnown), series: [
+    { name: "used", of: "gpu_used_bytes" }] },
   { title: "Prefix cache hits", hint: "share of prompt tokens", unit: "percent", top: 1, series: [
     { name: "found", of: (get) => ratio(get("prefix_hit_tokens"), get("prefix_queried_tokens")) }] },
   { title: "Why prefixes missed", hint: "lookups per second", stacked: true, series: [
@@ -99,7 +101,7 @@ const live = {
 
   // Percentiles are of seconds in which something ended: the latest of the last few samples.
   recent(name) {
-    return this.columns[name].slice(-15).findLast(isKnown) ?? null;
+    return this.columns[name].slice(-LATEST).findLast(isKnown) ?? null;
   },
 
   tiles(found) {
@@ -118,8 +120,8 @@ const live = {
     if (promised) {
       const missed = Object.values(promised.missed).reduce((sum, each) => sum + each, 0);
       const share = ratio(promised.within, promised.within + missed);
-      const isGood = share === null || share >= promised.share;
-      tiles.push(["Within the objective", percent(share), `of ${percent(promised.share)}`, isGood ? "good" : "bad"]);
+      const kind = share === null ? "" : share >= promised.share ? "good" : "bad";
+      tiles.push(["Within the objective", percent(share), `of ${percent(promised.share)}`, kind]);
       tiles.push(["Headroom", percent(promised.headroom), "", promised.headroom < 0 ? "bad" : ""]);
       tiles.push(["Budget burnt", number(promised.burn_rate_5m), "× allowed", promised.burn_rate_5m > 1 ? "bad" : ""]);
     }
@@ -153,6 +155,7 @@ const live = {
     canvas.setAttribute("aria-label", `KV blocks: ${names.map((name, at) => `${Math.round(counts[at])} ${name}`).join(", ")}`);
     byId("blocks-legend").replaceChildren(...names.map((name, at) => make("li", {},
       make("i", { class: ["s1", "s3", "s0"][at] }), `${name} `, make("b", { text: Math.round(counts[at]).toLocaleString("en") }))));
+    byId("blocks-hint").textContent = all > squares ? `a square is ${number(all / squares)} blocks` : "a square is a block";
   },
 
   fail(error) {

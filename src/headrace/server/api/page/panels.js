@@ -35,14 +35,19 @@ const panels = {
     const box = byId("findings");
     try {
       const found = await ask("diagnosis");
-      const period = found.period_s > 0 ? `over the last ${seconds(found.period_s)}` : "(being read)";
-      byId("doctor-note").replaceChildren(`What the rules find in this server's own metrics ${period}. `,
+      const period = found.period_s > 0 ? `over the last ${seconds(found.period_s)}` : "";
+      byId("doctor-note").replaceChildren(`What the rules find in this server's own metrics ${period}`.trim(), ". ",
         make("code", { text: "headrace doctor URL" }), " sends probes as well.");
-      const shown = JSON.stringify(found.findings);
+      const isRead = found.period_s > 0; // rates need two readings
+      const shown = JSON.stringify([isRead, found.findings]);
+      if (!isRead) setTimeout(() => { if (!byId("doctor").hidden) this.doctor(); }, 1500);
       if (shown === this.shown) return; // a reader is not interrupted by the same again
       this.shown = shown;
       box.replaceChildren(...found.findings.map((each) => this.finding(each)));
-      if (!found.findings.length) box.append(make("p", { class: "healthy", text: "Nothing found: no rule matches these numbers." }));
+      if (!found.findings.length) {
+        box.append(isRead ? make("p", { class: "healthy", text: "Nothing found: no rule matches these numbers." })
+          : make("p", { class: "note", text: "The metrics are being read for a few seconds." }));
+      }
     } catch (error) {
       this.shown = null;
       box.replaceChildren(make("p", { class: "note", text: error.message }));
@@ -72,7 +77,7 @@ const panels = {
     const predicted = found.predicted, allocated = found.allocated || {};
     const whole = Object.values(predicted).reduce((sum, each) => sum + each, 0);
     const rows = Object.entries(predicted).map(([part, size]) => make("tr", {},
-      make("td", { text: part.replace("_", " ") }), make("td", { class: "n", text: bytes(size) }),
+      make("td", { text: part.replace("kv_", "KV ").replace("_", " ") }), make("td", { class: "n", text: bytes(size) }),
       make("td", { class: "n", text: bytes(allocated[part]) }),
       make("td", {}, make("meter", { min: 0, max: whole, value: size, "aria-label": `${part}: ${percent(size / whole)}` }))));
     rows.push(make("tr", { class: "set" }, make("td", { text: "together" }), make("td", { class: "n", text: bytes(whole) }),
@@ -127,11 +132,20 @@ const panels = {
         .filter(([name]) => !only || (origins[name] && origins[name] !== "default"))
         .map(([name, value]) => make("tr", { class: origins[name] && origins[name] !== "default" ? "set" : "" },
           make("td", {}, make("code", { text: name })),
-          make("td", { text: value === null || (Array.isArray(value) && !value.length) ? "–" : String(value) }),
+          make("td", { text: this.settingText(name, value) }),
           make("td", { text: origins[name] || "" })));
       const head = make("tr", {}, make("th", { text: table }), make("th", { text: "value" }), make("th", { text: "from" }));
-      return make("table", {}, head, ...rows);
-    });
-    byId("config").replaceChildren(...tables.flatMap((table) => [table, make("p")]));
+      return rows.length ? make("table", { class: "settings" }, head, ...rows) : null;
+    }).filter((table) => table !== null);
+    const nothing = make("p", { class: "hint", text: "Nothing was set: everything is as it comes." });
+    byId("config").replaceChildren(...(tables.length ? tables : [nothing]));
+  },
+
+  // What was left to the engine is shown as it chose.
+  settingText(name, value) {
+    const isLeft = value === null || (Array.isArray(value) && !value.length);
+    const chosen = this.facts[name] ?? (this.facts.identity && this.facts.identity[name]);
+    if (isLeft && isKnown(chosen)) return `${chosen.toLocaleString("en")} (chosen)`;
+    return isLeft ? "–" : String(value);
   },
 };
