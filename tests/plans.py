@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace.backends.reference import sampling
 from headrace.core.sampling import FILTERS, PENALTIES, DrawNumbers
 from headrace.core.step import (
+    Drafts,
     DrawParams,
     FlatBias,
     RowExtra,
@@ -71,6 +72,7 @@ class Row:
     targets: list[int] | None = None
     top_logprobs: int = 0
     pool: bool = False
+    drafts: Drafts | None = None
 
 
 def plan_of(*rows: Row, copies: Sequence[tuple[int, int]] = ()) -> StepPlan:
@@ -91,6 +93,7 @@ def plan_of(*rows: Row, copies: Sequence[tuple[int, int]] = ()) -> StepPlan:
             None if draw is None else draw.params,
             0.0 if draw is None else draw.uniform,
             extra,
+            row.drafts,
         )
     return plan
 

@@ -29,7 +29,13 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.core.constraint import MAX_GRAMMAR_BYTES, Allowed, GrammarKind, GrammarSpec
+from headrace.core.constraint import (
+    MAX_GRAMMAR_BYTES,
+    Allowed,
+    Foreseen,
+    GrammarKind,
+    GrammarSpec,
+)
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -153,6 +159,8 @@ class Matched:
         self._matcher = matcher
         self._ends = ends
         self._mask = mask
+        self._asked: tuple[Sequence[int], int] | None = None  # to be foreseen
+        self._seen: Foreseen | None = None
 
     def mask(self) -> bytes:
         if self._mask is None:
@@ -164,7 +172,12 @@ class Matched:
             self._mask = self._ends.widen(mask)
         return self._mask
 
-    def accept(self, token_id: int) -> None:
+    def accept(self, *token_ids: int) -> None:
+        self._asked = self._seen = None
+        for token_id in token_ids:
+            self._accept(token_id)
+
+    def _accept(self, token_id: int) -> None:
         mask, self._mask = self._mask, None
         if self._matcher.consume_token(self._ends.name(token_id)):
             return
@@ -182,6 +195,42 @@ class Matched:
     def allowed(self, wait_s: float = 0.0) -> Allowed:
         return Allowed(b"", is_stopped=True) if self.is_stopped else Allowed(self.mask())
 
+    def foresee(self, *token_ids: int, forced: int = 0) -> None:
+        self._asked, self._seen = (token_ids, forced), None
+
+    def foreseen(self, wait_s: float = 0.0) -> Foreseen | None:
+        if self._asked is not None and self._seen is None:
+            self._seen = self.look_ahead(*self._asked)
+        return self._seen
+
+    def look_ahead(self, token_ids: Sequence[int], forced: int) -> Foreseen:
+        """As `foresee` says. A grammar that can't be followed that far is followed as far as it
+        can be: it is not the request's fault that someone looks ahead."""
+        if self.is_stopped:
+            return Foreseen()
+        ahead = self.fork()  # a matcher that failed once can't be used again
+        masks: list[bytes] = []
+        found: list[int] = []
+        try:
+            if ahead._follow(token_ids, found, masks) and forced:
+                ahead._follow(ahead._matcher.compute_ff_tokens()[:forced], found, masks)
+        except HeadraceError:
+            del found[len(masks) :]
+        return Foreseen(found, masks)
+
+    def _follow(self, token_ids: Sequence[int], found: list[int], masks: list[bytes]) -> bool:
+        """Advance while the tokens are allowed and something may follow them; whether all are."""
+        for token_id in token_ids:
+            if not _allows(self.mask(), token_id):
+                return False
+            self._accept(token_id)
+            if self.is_stopped:
+                return False
+            mask = self.mask()
+            found.append(token_id)
+            masks.append(mask)
+        return True
+
     def fork(self) -> Matched:
         return Matched(self._matcher.deep_copy(), self._ends, self._mask)
 
@@ -190,7 +239,8 @@ class Matched:
 
 
 def _allows(mask: bytes, token_id: int) -> bool:
-    return bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+    at = token_id >> 3
+    return at < len(mask) and bool(mask[at] >> (token_id & 7) & 1)
 
 
 class _Pieces:

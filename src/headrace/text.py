@@ -146,12 +146,12 @@ class RequestText:
     ) -> TokenEvent | None:
         """The event for a token (fields as SampledToken's); None for one after a stop string,
         which is not shown."""
+        if index in self._ended:
+            return None
         if extras is not None and extras.error is not None:
             is_own_fault = reason is FinishReason.REFUSED
             kind = InvalidRequestError if is_own_fault else HeadraceError
             raise kind(f"Request {self._request.request_id} failed: {extras.error.rstrip('.')}.")
-        if index in self._ended:
-            return None
         params = self._request.params
         if index not in self._streams:
             self._streams[index] = (

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import SchedulerConfig
-from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
+from headrace.core.constraint import Allowed, Foreseen, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
     BeamParams,
@@ -39,12 +39,19 @@ class Script:
             raise place
         return sum(1 << token for token in place).to_bytes(VOCAB // 8, "little")
 
-    def accept(self, token_id: int) -> None:
-        allowed = self.places[len(self.taken)]
-        assert isinstance(allowed, set)
-        if token_id not in allowed:
-            raise HeadraceError(f"Token {token_id} may not come here.")
-        self.taken.append(token_id)
+    def accept(self, *token_ids: int) -> None:
+        for token_id in token_ids:
+            allowed = self.places[len(self.taken)]
+            assert isinstance(allowed, set)
+            if token_id not in allowed:
+                raise HeadraceError(f"Token {token_id} may not come here.")
+            self.taken.append(token_id)
+
+    def foresee(self, *token_ids: int, forced: int = 0) -> None:
+        raise AssertionError("nobody guesses here")
+
+    def foreseen(self, wait_s: float = 0.0) -> Foreseen | None:
+        raise AssertionError("nobody guesses here")
 
     @property
     def is_stopped(self) -> bool:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
-from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
+from headrace.core.constraint import Allowed, Foreseen, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError
 from headrace.core.request import BeamParams, FinishReason, GenerateRequest, SamplingParams
+from headrace.core.speculation import Speculator
 from headrace.core.step import RunnerLimits
 from headrace.engine.loop import Engine
 from headrace.simulate.cost import linear_cost
@@ -65,6 +66,7 @@ class Walk:
     def __init__(self, stride: int, longest: int, slow: int, taken: tuple[int, ...] = ()) -> None:
         self.stride, self.longest, self.slow, self.taken = stride, longest, slow, taken
         self.unanswered = 0
+        self.looking: tuple[tuple[int, ...], int] | None = None
         self.is_closed = False
         Walk.live += 1
 
@@ -73,19 +75,50 @@ class Walk:
         near = {(last + by) % (VOCAB - 1) for by in range(1, self.stride + 1)}
         return near | ({EOS} if len(self.taken) % 2 == 0 else set())
 
-    def accept(self, token_id: int) -> None:
+    def accept(self, *token_ids: int) -> None:
         assert not self.unanswered, "a token before the last one was decided"
-        if self.is_stopped or token_id not in self.follow():
-            raise HeadraceError(f"{token_id} may not follow {self.taken}")
-        self.taken = (*self.taken, token_id)
+        for token_id in token_ids:
+            if self.is_stopped or token_id not in self.follow():
+                raise HeadraceError(f"{token_id} may not follow {self.taken}")
+            self.taken = (*self.taken, token_id)
         self.unanswered = sum(self.taken) % (self.slow + 1)
+        self.looking = None
+
+    def foresee(self, *token_ids: int, forced: int = 0) -> None:
+        self.looking = token_ids, forced
+
+    def foreseen(self, wait_s: float = 0.0) -> Foreseen | None:
+        assert not self.unanswered, "looked ahead before the last one was decided"
+        if self.looking is None or sum(self.taken) % (self.slow + 2) > 1:
+            return None
+        (token_ids, forced), ahead = self.looking, self.fork()
+        masks = []
+        for token_id in token_ids:
+            if token_id not in ahead.follow():
+                break
+            ahead.taken = (*ahead.taken, token_id)
+            if ahead.is_stopped:
+                break
+            masks.append(ahead.mask())
+        else:
+            while forced and len(ahead.follow()) == 1:
+                ahead.taken = (*ahead.taken, *ahead.follow())
+                if ahead.is_stopped:
+                    break
+                masks.append(ahead.mask())
+                forced -= 1
+        ahead.close()
+        first = len(self.taken)
+        return Foreseen(ahead.taken[first : first + len(masks)], masks)
+
+    def mask(self) -> bytes:
+        return sum(1 << token for token in self.follow()).to_bytes(VOCAB // 8, "little")
 
     def allowed(self, wait_s: float = 0.0) -> Allowed | None:
         if self.unanswered:
             self.unanswered -= 1
             return None
-        mask = sum(1 << token for token in self.follow()).to_bytes(VOCAB // 8, "little")
-        return Allowed(mask, is_stopped=self.is_stopped)
+        return Allowed(self.mask(), is_stopped=self.is_stopped)
 
     @property
     def is_stopped(self) -> bool:
@@ -138,7 +171,7 @@ class Setting:
     raise_on: frozenset[int] = field(default_factory=frozenset)  # steps
 
 
-def make(setting: Setting) -> tuple[Engine, VirtualClock]:
+def make(setting: Setting, speculator: Speculator | None = None) -> tuple[Engine, VirtualClock]:
     clock = VirtualClock()
     runner = SimulatedRunner(
         setting.limits,
@@ -152,7 +185,7 @@ def make(setting: Setting) -> tuple[Engine, VirtualClock]:
     runner.fail(setting.fail)
     for number in setting.raise_on:
         runner.raise_on_step(number)
-    return Engine(runner, frozenset({EOS}), setting.config, clock), clock
+    return Engine(runner, frozenset({EOS}), setting.config, clock, speculator), clock
 
 
 def solo(request: GenerateRequest) -> Outcome:
@@ -204,8 +237,10 @@ def assert_ended_well(outcome: Outcome, setting: Setting) -> None:
         assert blocks > setting.limits.total_blocks or most >= CONTEXT_TOKENS or width > slots
 
 
-def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
-    engine, clock = make(setting)
+def check_workload(
+    setting: Setting, arrivals: list[Arrival], speculator: Speculator | None = None
+) -> Engine:
+    engine, clock = make(setting, speculator)
     outcomes = list(
         # A request may have to wait for all before it, token by token, and be computed again often.
         drive(engine, clock, arrivals, max_idle_steps=3000, after_step=engine.check_integrity)
@@ -224,6 +259,7 @@ def check_workload(setting: Setting, arrivals: list[Arrival]) -> None:
         assert blocks.cached_blocks == 0
     assert engine.step() == []
     assert Walk.live == 0, "a grammar of a request that has ended is still there"
+    return engine
 
 
 # -- what hypothesis draws ---------------------------------------------------------------------

@@ -9,14 +9,19 @@ import logging
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
+from tests.engine.conftest import VOCAB
+from tests.engine.guessers import KINDS, Guesser
 
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.core.clock import VirtualClock
 from headrace.core.config import Policy, SchedulerConfig
 from headrace.core.request import FinishReason, GenerateRequest, SamplingParams
+from headrace.core.speculation import Draftable, Speculator
 from headrace.core.step import Runner
 from headrace.engine.loop import Engine
 from headrace.models.decoder import DecoderWeights
@@ -38,11 +43,14 @@ def _quiet() -> Iterator[None]:
 
 
 def run(
-    runner: Runner, config: SchedulerConfig, arrivals: list[Arrival]
+    runner: Runner,
+    config: SchedulerConfig,
+    arrivals: list[Arrival],
+    speculator: Speculator | None = None,
 ) -> tuple[Engine, list[Outcome]]:
     """A step takes a second, whatever it takes."""
     clock = VirtualClock()
-    engine = Engine(runner, frozenset({EOS}), config, clock)
+    engine = Engine(runner, frozenset({EOS}), config, clock, speculator)
 
     def after_step() -> None:
         clock.advance(1.0)
@@ -158,6 +166,68 @@ def test_tokens_and_logprobs_are_those_of_the_solo_run(
     assert preemptions > 0
     assert copies > 0
     assert (hits > 0) == prefix_cache
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_change_no_bit(
+    tiny_model: TinyModel, alone: Alone, kind: str, overlap: bool
+) -> None:
+    preemptions = checked = accepted = 0
+    with CpuRunner(
+        *tiny_model,
+        total_blocks=8,
+        max_batch_tokens=40,
+        max_sequences=6,
+        threads=2,
+        overlap=overlap,
+    ) as runner:
+        for seed in range(3):
+            arrivals = [*workload(random.Random(seed)), *limited(seed)]
+            answers = {a.request.request_id: alone.run(a.request) for a in arrivals}
+            guesser = Guesser(kind, VOCAB, partial(answer_of, answers), seed=seed)
+            config = SchedulerConfig(prefix_cache=seed != 1, watermark=0.0)
+            engine, outcomes = run(runner, config, arrivals, guesser)
+            for outcome in outcomes:
+                assert_same(outcome, answers[outcome.arrival.request.request_id])
+            preemptions += engine.stats.preemptions
+            checked += guesser.proposed
+            accepted += guesser.accepted
+    assert preemptions > 0 or accepted > 0  # right guesses may end requests before they clash
+    assert (checked > 0) == (kind != "empty")
+    assert accepted > 0 or kind in ("wrong", "random", "empty")
+
+
+def answer_of(answers: dict[str, dict[int, Continuation]], sequence: Draftable) -> list[int]:
+    known = sequence.token_ids[sequence.prompt_tokens :]
+    for one in answers[sequence.request.request_id].values():
+        found = [token.token_id for token in one.tokens]
+        if found[: len(known)] == known:
+            return found
+    raise AssertionError(f"no solo run begins with {known}")
+
+
+def limited(seed: int) -> list[Arrival]:
+    """One request for each thing that may limit a draw or depend on the tokens before it."""
+    chosen: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "temperature": 0.0},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "logprobs": 2},
+        {"logit_bias": {7: 3.0, 11: -4.0}, "typical_p": 0.8},
+        {"allowed_token_ids": list(range(4, 40)), "min_p": 0.02},
+        {"min_tokens": 12, "stop_token_ids": list(range(0, 200, 9)), "top_k": 20},
+    ]
+    return [
+        Arrival(
+            request=GenerateRequest(
+                request_id=f"limited{number}",
+                prompt_token_ids=[number + 20] * 5,
+                params=SamplingParams(max_tokens=25, seed=seed, **params),
+                bad_token_ids=[[9, 8], [12], [13, 14, 15]] if number % 2 else [],
+            ),
+            at_s=110.0 + 3 * number,
+        )
+        for number, params in enumerate(chosen)
+    ]
 
 
 @pytest.mark.parametrize("total_blocks", [64, 9])

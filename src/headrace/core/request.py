@@ -241,6 +241,9 @@ class SampledToken:
     # request's first continuation, before all others.
     prompt_scores: list[PromptScore] | None = None
     embedding: list[float] | None = None  # see GenerateRequest.embed; not normalised
+    # Of the guesses that the step checked: how many were right, and how many wrong. With the first
+    # token of that step; None if there were none.
+    drafted: tuple[int, int] | None = field(default=None, compare=False)
 
     @property
     def row(self) -> tuple[int, int, float, FinishReason | None, TokenExtras]:

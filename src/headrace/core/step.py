@@ -10,6 +10,10 @@ What both sides rely on:
 - A submitted plan does not change, except for two values of a row: its block table and its history.
   These lists are shared with the plan's author, because copying them in every step would cost time
   in proportion to the sequence's length. A runner reads them when the plan is submitted.
+- A row may end in drafts: tokens that somebody guessed. It then draws a token after its last known
+  token and one after each draft, each as if the tokens before it were all known. The runner does
+  not judge whether a draft was right; the author does, and what was computed for wrong ones is
+  overwritten by a later plan: until then nothing reads these positions.
 - A history only grows. A block table only grows as long as its version is the same; to change an
   entry, the author makes a new list with a new version. So a runner (or code that sends plans to
   another process) that has seen a (sequence, version) before only has to read the new entries at
@@ -82,7 +86,8 @@ class RowExtra:
     # mask may not be drawn; bits past the vocabulary are ignored.
     mask: bytes | None = None
     # If the draw has penalties: the sequence's tokens up to the row's last one, and how many of
-    # them are the prompt's. A PREVIOUS token is not in the list, but counts as output.
+    # them are the prompt's. A PREVIOUS token is not in the list, but counts as output; so do a
+    # row's drafts, at the places behind them.
     history: Sequence[int] = ()
     prompt_tokens: int = 0
     targets: list[int] | None = None  # one id per token, to be scored as its successor
@@ -96,6 +101,24 @@ class RowExtra:
 
 
 NO_EXTRA = RowExtra()  # for rows that have none; nobody changes it
+
+
+@dataclass(slots=True, kw_only=True)
+class Drafts:
+    """A row's last tokens are guesses, so many as there are uniforms. What the row's other columns
+    and its extra say of a draw is about the place after its last known token; this is about the
+    places after each draft:
+
+    tokens      [ known ........ | draft | draft ]
+    drawn after                ^ row   ^ 0     ^ 1
+    """
+
+    uniforms: list[float]
+    banned: Sequence[Collection[int]] = ()  # as `RowExtra.banned`; empty if none is at any place
+    masks: Sequence[bytes | None] = ()  # likewise `RowExtra.mask`
+
+    def __len__(self) -> int:
+        return len(self.uniforms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +143,7 @@ class StepPlan:
     # and in every batch.
     uniforms: list[float] = field(default_factory=list)
     extras: dict[int, RowExtra] = field(default_factory=dict)  # by row; most plans have none
+    drafts: dict[int, Drafts] = field(default_factory=dict)  # likewise
     # (from, to): blocks to be copied whole before anything is computed
     copies: list[tuple[int, int]] = field(default_factory=list)
 
@@ -141,10 +165,13 @@ class StepPlan:
         draw: DrawParams | None = None,
         uniform: float = 0.0,
         extra: RowExtra | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """The next row."""
         if extra is not None:
             self.extras[len(self.sequence_ids)] = extra
+        if drafts is not None:
+            self.drafts[len(self.sequence_ids)] = drafts
         self.sequence_ids.append(sequence_id)
         self.counts.append(len(token_ids))
         self.starts.append(start)
@@ -170,6 +197,8 @@ class StepPlan:
             del column[row]
         self.extras.pop(row, None)
         self.extras = {at - (at > row): extra for at, extra in self.extras.items()}
+        self.drafts.pop(row, None)
+        self.drafts = {at - (at > row): drafts for at, drafts in self.drafts.items()}
 
 
 TopLogprobs = Sequence[tuple[int, float]]  # (token id, logprob), likeliest first
@@ -196,7 +225,9 @@ class StepResult:
     Logprobs are those of the model's own distribution: no temperature, no penalties, no filters.
     """
 
-    tokens: list[list[int]]  # drawn; empty if none was asked for, or the row failed
+    # Drawn; empty if none was asked for, or the row failed. With drafts: one for each place, or
+    # those before the first place that failed, whose error is in `extras`.
+    tokens: list[list[int]]
     logprobs: list[list[float]]  # theirs
     extras: dict[int, RowResult] = field(default_factory=dict)  # by row; most results have none
     compute_s: float = 0.0  # the whole step
@@ -217,6 +248,7 @@ class RunnerLimits:
     counts_previous: bool = False
     # Numbers of tokens that a step is padded to, in ascending order; empty: to none.
     padded_tokens: tuple[int, ...] = ()
+    draws_drafts: bool = False  # whether rows may end in drafts
 
 
 class Runner(Protocol):

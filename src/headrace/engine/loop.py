@@ -17,6 +17,7 @@ from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
+from headrace.core.speculation import Speculator
 from headrace.core.step import Runner, StepPlan
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Scheduler
@@ -34,11 +35,12 @@ class Engine:
         eos_ids: frozenset[int],
         config: SchedulerConfig | None = None,
         clock: Clock | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock or WallClock()
         config = config or SchedulerConfig()
-        self.scheduler = Scheduler(runner.limits, eos_ids, config, self._clock)
+        self.scheduler = Scheduler(runner.limits, eos_ids, config, self._clock, speculator)
         self._check_always = config.debug_invariants
         self._in_flight: deque[StepPlan] = deque()
         self.lost: DeviceLostError | None = None  # why the runner can't be used any more

@@ -37,4 +37,6 @@ class NextPlan:
         self.prompt_budget += plan.counts[row]
         if plan.draws[row] is not None:
             sequence.draws_in_flight -= 1
+        if row in plan.drafts:
+            sequence.take_guesses()
         plan.remove(row)

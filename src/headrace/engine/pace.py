@@ -11,7 +11,7 @@ sequences and times; plans nothing and moves no sequence.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 
 from headrace.engine.sequence import Sequence
@@ -91,6 +91,19 @@ class Pace:
             return list(running)
         return [sequence for sequence in running if sequence.sequence_id not in resting]
 
+    def room_for_guesses(self, decoding: Counter[str]) -> dict[str, int] | None:
+        """How many guesses of each tenant may join a step with so many decoding sequences of each;
+        None for any number. They may not slow down others more than sequences may."""
+        if not self._turns.is_shared or len(decoding) < 2:
+            return None
+        weights = {tenant: self._turns.of(tenant).weight for tenant in decoding}
+        fixed = self._line.fixed_share()
+        if fixed == math.inf:
+            return None
+        spare = max(0.0, _most_rows(decoding, weights, fixed) - decoding.total())
+        whole = sum(weights.values())
+        return {tenant: int(spare * weight / whole) for tenant, weight in weights.items()}
+
     def _about_to(self, counts: Mapping[str, int]) -> list[str]:
         """Tenants that do not decode yet but soon will: their first token should not wait longer
         than the following ones. Without those that wait for other tenants' turns, or for a slot."""
@@ -112,7 +125,7 @@ def share_out(
     # Where sequences cost nothing beside the fixed part, nobody slows down anybody.
     if len(counts) < 2 or fixed == math.inf:
         return dict(counts)
-    most = min((fixed + n) * left_weight / weights[tenant] for tenant, n in counts.items()) - fixed
+    most = _most_rows(counts, weights, fixed)
     if sum(counts.values()) <= most:
         return dict(counts)
     allowed: dict[str, int] = {}
@@ -123,3 +136,9 @@ def share_out(
         most -= allowed[tenant]
         left_weight -= weights[tenant]
     return allowed
+
+
+def _most_rows(counts: Mapping[str, int], weights: Mapping[str, int], fixed: float) -> float:
+    """The size of a step, in rows, that slows down no tenant more than sharing allows."""
+    whole = sum(weights.values())
+    return min((fixed + n) * whole / weights[tenant] for tenant, n in counts.items()) - fixed

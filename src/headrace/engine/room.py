@@ -1,8 +1,8 @@
 """Blocks for the tokens of a row: from the pool, or from sequences that have to give way.
 
-First those that hold blocks without running lose them, then the heaviest running sequence, and so
-on until there are enough. A block that others hold too is copied before it is written. Knows the
-roster and the plan being written; who is heaviest, starting.py says.
+First those that hold blocks for nothing, or without running, lose them, then the heaviest running
+sequence, and so on until there are enough. A block that others hold too is copied before it is
+written. Knows the roster and the plan being written; who is heaviest, starting.py says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Room:
             sequence.own_tokens = held * pool.block_tokens
             return True
         while pool.available_blocks < needed:
-            if self._roster.reclaim_waiting(None):
+            if self._roster.reclaim_surplus() or self._roster.reclaim_waiting(None):
                 continue
             victim = self._heaviest()
             self._preempt(victim, new)

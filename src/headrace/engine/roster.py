@@ -11,6 +11,7 @@ which sequence starts. Knows no plans.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain
 
 from headrace.core.clock import Clock
@@ -34,6 +35,7 @@ class Roster:
         self._parked: dict[int, Sequence] = {}
         self._forks: dict[int, Sequence] = {}  # wait for admission, perhaps with blocks
         self._next_id = 0
+        self.on_drop: Callable[[Sequence], None] | None = None  # told of every sequence that ends
 
     def take_id(self) -> int:
         self._next_id += 1
@@ -127,6 +129,8 @@ class Roster:
         self.waiting.remove(sequence)
         self.blocks.give_back(sequence.blocks)
         sequence.blocks = []
+        if self.on_drop is not None:
+            self.on_drop(sequence)
         request_id = sequence.request.request_id
         self.requests[request_id].remove(sequence)
         if not self.requests[request_id]:
@@ -148,6 +152,19 @@ class Roster:
         for sequence in held:
             self.lose_blocks(sequence)
         return bool(held)
+
+    def reclaim_surplus(self) -> bool:
+        """Take the blocks that running sequences hold for guesses that turned out wrong."""
+        found = False
+        for sequence in self.running.values():
+            kept = self.blocks.blocks_for(sequence.scheduled_tokens + 1)
+            if len(sequence.blocks) > kept:
+                self.blocks.give_back(sequence.blocks[kept:])
+                sequence.hold_blocks(sequence.blocks[:kept])
+                most = kept * self.blocks.block_tokens
+                sequence.own_tokens = min(sequence.own_tokens, most)
+                found = True
+        return found
 
     def lose_blocks(self, sequence: Sequence) -> None:
         """Return its blocks to the pool; its tokens will have to be computed again."""

@@ -8,47 +8,38 @@ token behind (decoding), then for prompts. No arrays, no text, no clock of its o
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
-from headrace.core.errors import InvalidRequestError
+from headrace.core.errors import ConfigError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
+from headrace.core.speculation import Speculator
 from headrace.core.step import (
     PREVIOUS,
     DrawParams,
     RowExtra,
-    RowResult,
     RunnerLimits,
     StepPlan,
     StepResult,
-    TopLogprobs,
 )
 from headrace.engine.admission import Admission, check_request
 from headrace.engine.beam import BeamGroup
 from headrace.engine.blocks import BlockPool
-from headrace.engine.constrained import (
-    PATIENCE_S,
-    check_constraint,
-    fork_constraints,
-    reason_of,
-    start_constraint,
-)
+from headrace.engine.constrained import PATIENCE_S, check_constraint, start_constraint
 from headrace.engine.decoding import add_decoding
-from headrace.engine.embedding import add_pooled
+from headrace.engine.drafting import Drafting
 from headrace.engine.next_plan import NextPlan
 from headrace.engine.pace import Pace
 from headrace.engine.policy import StepTimes
 from headrace.engine.prefix import PrefixCache
 from headrace.engine.room import Room
 from headrace.engine.roster import Roster
-from headrace.engine.sequence import Rare, Sequence, Status, child_seed, start_sequence
+from headrace.engine.sequence import Sequence, Status, start_sequence
 from headrace.engine.starting import Starting
 from headrace.engine.stats import EngineStats
-
-log = logging.getLogger(__name__)
+from headrace.engine.taking import Taking
 
 _FINISHED = Status.FINISHED  # looked up once, not with every token
 _UNKNOWN = [PREVIOUS]
@@ -65,6 +56,7 @@ class Scheduler:
         eos_ids: frozenset[int],
         config: SchedulerConfig,
         clock: Clock,
+        speculator: Speculator | None = None,
     ) -> None:
         self.limits = limits
         self.config = config
@@ -76,7 +68,6 @@ class Scheduler:
         self._clock = clock
         self._roster = Roster(self.blocks, config, clock)
         self._waiting, self._running = self._roster.waiting, self._roster.running
-        self._undecided = self._roster.undecided
         self.stats = EngineStats(
             self.prefix.stats, self._waiting, self._running, self._roster.turns
         )
@@ -97,14 +88,42 @@ class Scheduler:
         )
         self._room = Room(self._roster, self.stats, self._starting.heaviest)
         self.started = self._starting.started
+        self._drafting: Drafting | None = None
+        if speculator is not None:
+            self._drafting = self._start_drafting(speculator)
+        self._taking = Taking(
+            self._roster,
+            self._admission,
+            self.prefix if config.prefix_cache else None,
+            self.stats,
+            self._drafting,
+        )
         self._next_order = 0
-        self.progress = 0  # grows while results are committed, which grammars may make slow
+
+    def _start_drafting(self, speculator: Speculator) -> Drafting:
+        if not self.limits.draws_drafts:
+            raise ConfigError(
+                "This runner draws one token of a sequence in a step; guessing tokens ahead needs "
+                "one that draws several.",
+                "Switch speculation off.",
+                param="speculate",
+            )
+        drafting = Drafting(
+            speculator, self.blocks, self.stats.drafts, self._pace.room_for_guesses, self._clock
+        )
+        self._roster.on_drop = drafting.ended
+        return drafting
 
     # -- requests ------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests or self._flights)
+
+    @property
+    def progress(self) -> int:
+        """Grows while results are committed, which grammars may make slow."""
+        return self._taking.progress
 
     @property
     def running_sequences(self) -> int:
@@ -142,52 +161,35 @@ class Scheduler:
 
     def end_one(self, request_id: str, index: int, reason: FinishReason) -> None:
         """End one continuation of a request, if it has begun. Creates no event."""
-        for sequence in list(self._requests.get(request_id, [])):
-            if sequence.index == index and sequence.beams is None and not sequence.siblings:
-                self._count_finish(reason)
-                self._admission.learn(sequence.generated_tokens)
-                self._roster.drop(sequence)
+        self._taking.end_one(request_id, index, reason)
 
-    def end(
-        self, request_id: str, reason: FinishReason, error: str | None = None
-    ) -> list[SampledToken]:
+    def end(self, request_id: str, reason: FinishReason) -> list[SampledToken]:
         """End a request in any state and free its blocks. Returns one event per continuation."""
-        sequences = self._requests.get(request_id, [])
-        indexes = sorted(i for s in sequences for i in range(s.index, s.index + 1 + s.siblings))
-        if sequences and (beams := sequences[0].beams) is not None:
-            indexes = list(range(beams.width))
-        for sequence in list(sequences):
-            self._roster.drop(sequence)
-        for _ in indexes:
-            self._count_finish(reason)
-        return [
-            SampledToken(
-                request_id=request_id,
-                token_id=-1,
-                logprob=0.0,
-                index=index,
-                finish_reason=reason,
-                error=error,
-            )
-            for index in indexes
-        ]
+        return self._taking.end(request_id, reason)
 
     # -- planning ------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed now."""
+        drafting = self._drafting
+        if drafting is not None and self._flights and drafting.waits():
+            return None
         new = NextPlan(self.limits.max_batch_tokens)
         running = self._pace.choose(self._running.values())
         prompts = add_decoding(running, new, self._room.make)
-        decode_tokens = len(new.sequences)
-        if decode_tokens:
+        decoding = len(new.sequences)
+        if decoding:
+            if drafting is not None and not self._flights:  # all its tokens are known
+                drafting.add(new)
             waiting = min(len(self._waiting), self._starting.slots - len(self._running))
             new.prompt_budget = self._times.prompt_tokens(
-                new.budget, decode_tokens, len(prompts) + waiting
+                new.budget, decoding, len(prompts) + waiting
             )
         self._starting.fill(prompts, new)
         if not new.sequences:
             return None
+        if drafting is not None:
+            drafting.planned(new.plan)
         sequences = list(new.sequences.values())
         self._flights.append((sequences, [sequence.epoch for sequence in sequences]))
         return new.plan
@@ -231,7 +233,10 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SampledToken]:
         """Take the result of the oldest plan not yet committed."""
-        stats, extras, size = self.stats, result.extras, self.blocks.block_tokens
+        stats, size = self.stats, self.blocks.block_tokens
+        taking = self._taking
+        # Rows that take more than appending a token.
+        special = {**result.extras, **plan.drafts} if plan.drafts else result.extras
         given: list[SampledToken] = []
         prompt_tokens = drawn_tokens = 0
         sequences, epochs = self._flights.popleft()
@@ -245,8 +250,8 @@ class Scheduler:
             is_kept = epoch == sequence.epoch  # not preempted since the plan was made
             if is_kept:
                 sequence.computed_tokens = start + count
-            if sequence.rare is not None or (extras and row in extras):
-                drawn_tokens += self._take_rare(sequence, row, plan, result, given, is_kept)
+            if sequence.rare is not None or (special and row in special):
+                drawn_tokens += taking.take_rare(sequence, row, plan, result, given, is_kept)
             elif draw is not None:
                 drawn_tokens += 1
                 sequence.draws_in_flight -= 1
@@ -257,131 +262,28 @@ class Scheduler:
                     sequence.request.request_id, token_id, logprobs[0], sequence.index
                 )
                 if token_id in sequence.stop_ids or len(known) >= sequence.full_tokens:
-                    self._give(sequence, token, sequence.reason_to_end(token_id), given)
+                    taking.give(sequence, token, sequence.reason_to_end(token_id), given)
                 else:
                     given.append(token)
             if sequence.computed_tokens // size > sequence.published_blocks:
                 self._publish_new(sequence)
-        self.progress += 1
-        if self._undecided:
-            given += self.settle(PATIENCE_S)
+        taking.progress += 1
+        if taking.is_undecided:
+            given += taking.settle(PATIENCE_S)
         decode_tokens = plan.batch_tokens - prompt_tokens
+        decoding = decode_tokens
+        if self._drafting is not None:
+            decoding -= sum(map(len, plan.drafts.values()))
+            self._drafting.committed(plan, result)
         stats.steps += 1
         stats.prompt_tokens += prompt_tokens
         stats.generated_tokens += drawn_tokens
         stats.step_tokens.observe(prompt_tokens + drawn_tokens)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        self._times.learn(result.compute_s, decode_tokens, prompt_tokens)
+        self._times.learn(result.compute_s, decoding, prompt_tokens)
         self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return given
-
-    def _take_rare(
-        self,
-        sequence: Sequence,
-        row: int,
-        plan: StepPlan,
-        result: StepResult,
-        given: list[SampledToken],
-        is_kept: bool,
-    ) -> int:
-        """Take the row of a sequence with rare features, or one with more results than a token.
-        Returns how many tokens it drew."""
-        rare, top, pooled = sequence.rare, None, None
-        start, tokens = plan.starts[row], result.tokens[row]
-        if rare is not None:
-            self.progress += 1
-        if plan.draws[row] is not None and (rare is None or rare.constraint is None):
-            sequence.draws_in_flight -= 1
-        if (found := result.extras.get(row)) is not None:
-            if found.error is not None:
-                given += self._fail_row(sequence, found)
-                return 0
-            if found.target_logprobs:
-                sequence.keep_scores(start, found)
-            top, pooled = found.tops[0] if found.tops else None, found.pooled
-        if tokens:
-            self._take_token(sequence, tokens[0], result.logprobs[row][0], top, given)
-            return 1
-        if is_kept and sequence.request.embed:
-            given += self._take_pooled(sequence, start, pooled)
-        return 0
-
-    def _take_token(
-        self,
-        sequence: Sequence,
-        token_id: int,
-        logprob: float,
-        top: TopLogprobs | None,
-        given: list[SampledToken],
-    ) -> None:
-        """Take a drawn token. It is given at once, or later if beams or a grammar have to decide
-        first."""
-        rare = sequence.rare
-        if rare is not None and rare.beams is not None:
-            given += self._take_beams(rare.beams, sequence, top or ())
-            return
-        # The prompt's tokens may have asked for more.
-        top = top[: sequence.top_logprobs] if top and sequence.top_logprobs else ()
-        token = SampledToken(sequence.request.request_id, token_id, logprob, sequence.index, top)
-        if rare is None:
-            self._give(sequence, token, sequence.append(token_id), given)
-        elif rare.constraint is None:
-            self._give_rare(sequence, token, sequence.append(token_id), given)
-        else:
-            try:
-                rare.constraint.accept(token_id)
-            except Exception as error:  # ends this request only
-                given += self._fail_grammar(sequence, error)
-            else:
-                self._undecided.add(sequence, token)
-
-    def _give_rare(
-        self,
-        sequence: Sequence,
-        token: SampledToken,
-        reason: FinishReason | None,
-        given: list[SampledToken],
-    ) -> None:
-        """As `_give`, after what rare features do with a sequence's first token."""
-        assert sequence.rare is not None
-        if sequence.rare.siblings:
-            try:
-                self._fork_siblings(sequence, sequence.rare)
-            except Exception as error:  # in its grammar
-                given += self._fail_grammar(sequence, error)
-                return
-        token.prompt_scores = sequence.take_scores()
-        self._give(sequence, token, reason, given)
-
-    def _give(
-        self,
-        sequence: Sequence,
-        token: SampledToken,
-        reason: FinishReason | None,
-        given: list[SampledToken],
-    ) -> None:
-        """Give out a token that was appended to its sequence."""
-        given.append(token)
-        if reason is not None:
-            token.finish_reason = reason
-            self._admission.learn(sequence.generated_tokens)
-            self._finish(sequence, reason)
-
-    def _take_beams(
-        self, beams: BeamGroup, sequence: Sequence, top: TopLogprobs
-    ) -> list[SampledToken]:
-        tokens = beams.receive(sequence, top, self._roster)
-        for token in tokens:
-            if token.finish_reason is not None:
-                self._count_finish(token.finish_reason)
-        if not sequence.is_finished and sequence.wanted_tokens == 0:
-            self._roster.park(sequence)
-        return tokens
-
-    def _fail_row(self, sequence: Sequence, found: RowResult) -> list[SampledToken]:
-        reason = FinishReason.REFUSED if found.is_own_fault else FinishReason.ERROR
-        return self.end(sequence.request.request_id, reason, found.error)
 
     def _publish_new(self, sequence: Sequence) -> None:
         """Add blocks that became full to the prefix cache."""
@@ -393,69 +295,20 @@ class Scheduler:
     def fail(self, error: str) -> list[SampledToken]:
         """The oldest uncommitted plan could not be computed: end its requests."""
         tokens: list[SampledToken] = []
+        if self._drafting is not None:
+            self._drafting.failed()
         for sequence in self._flights.popleft()[0]:
-            tokens += self.end(sequence.request.request_id, FinishReason.ERROR, error)
+            tokens += self._taking.end(sequence.request.request_id, FinishReason.ERROR, error)
         return tokens
 
     @property
     def is_undecided(self) -> bool:
         """Whether a drawn token waits for its grammar."""
-        return len(self._undecided) > 0
+        return self._taking.is_undecided
 
     def settle(self, wait_s: float, *, for_all: bool = False) -> list[SampledToken]:
         """Give out the tokens whose grammar has said what may follow."""
-        given: list[SampledToken] = []
-        for sequence, token, decided in self._undecided.settle(wait_s, for_all=for_all):
-            self.progress += 1
-            sequence.draws_in_flight -= 1
-            self._roster.resume(sequence)  # if it was preempted meanwhile
-            if isinstance(decided, Exception):
-                given += self._fail_grammar(sequence, decided)
-                continue
-            reason = sequence.append(token.token_id, decided)
-            self._give_rare(sequence, token, reason, given)
-        return given
-
-    def _fail_grammar(self, sequence: Sequence, error: Exception) -> list[SampledToken]:
-        log.warning("the grammar of request %s failed: %s", sequence.request.request_id, error)
-        is_own_fault = isinstance(error, InvalidRequestError)
-        kind = FinishReason.REFUSED if is_own_fault else FinishReason.ERROR
-        return self.end(sequence.request.request_id, kind, reason_of(error))
-
-    def _take_pooled(
-        self, sequence: Sequence, start: int, sums: list[float] | None
-    ) -> list[SampledToken]:
-        token = add_pooled(sequence, start, sums)
-        if token is None:
-            return []
-        self._finish(sequence, FinishReason.STOP)
-        return [token]
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        if self.config.prefix_cache:
-            self.prefix.publish_full(sequence)
-        self._count_finish(reason)
-        self._roster.drop(sequence)
-
-    def _fork_siblings(self, parent: Sequence, rare: Rare) -> None:
-        """Start the request's other continuations from the prompt's blocks. Each computes the last
-        prompt token again, into a copy of its block, to get its own logits."""
-        shared = parent.prompt_tokens - 1
-        # Fork all constraints first: if one fails, nothing has changed.
-        for index, started in enumerate(fork_constraints(parent), start=1):
-            child = self._roster.fork(parent, shared, None if started is None else started[0])
-            if started is not None and child.rare is not None:
-                child.rare.mask = started[1]
-            child.index = index
-            child.token_ids = list(parent.request.prompt_token_ids)
-            child.seed = child_seed(parent.seed, index)
-        rare.siblings = 0
-        if rare.unstarted is not None:
-            rare.unstarted[0].close()
-            rare.unstarted = None
-
-    def _count_finish(self, reason: FinishReason) -> None:
-        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        return self._taking.settle(wait_s, for_all=for_all)
 
     def check_integrity(self) -> None:
         """free + used + cached == total, and sequences and pool agree on who holds which block."""

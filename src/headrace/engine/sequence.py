@@ -11,18 +11,20 @@ import secrets
 import struct
 from array import array
 from collections.abc import Collection
+from collections.abc import Sequence as Tokens
 from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from headrace.core.constraint import Allowed, Constraint
+from headrace.core.constraint import Allowed, Constraint, Foreseen
 from headrace.core.request import FinishReason, GenerateRequest
-from headrace.core.step import DrawParams, FlatBias, RowExtra, RowResult, TopLogprobs
+from headrace.core.step import Drafts, DrawParams, FlatBias, RowExtra, RowResult, TopLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.beam import BeamGroup
 
 GREEDY = DrawParams(temperature=0.0)
+NOTHING_FORESEEN = Foreseen()
 RUN = 8  # positions whose random numbers come from one hash
 
 
@@ -75,6 +77,7 @@ class Rare:
     constraint: Constraint | None = None  # has accepted exactly the generated tokens
     mask: bytes | None = None  # the constraint's, for the next token
     unstarted: tuple[Constraint, bytes] | None = None  # to fork siblings from; its first mask
+    foreseen: Foreseen = NOTHING_FORESEEN  # what the constraint says may follow the last token
     prompt_scores: list[tuple[float, TopLogprobs]] = field(default_factory=list)
     pooled: list[float] = field(default_factory=list)  # summed hidden states of computed tokens
 
@@ -91,6 +94,9 @@ class Sequence:
     token_ids   [ prompt ................ | generated ...... ][ drawn, not yet known ]
                 [ computed ........ | in flight ]
                 [ scheduled ................... | to schedule                        ]
+
+    With guesses in flight, `scheduled_tokens` counts them too, and nothing else is scheduled until
+    it is known how many of them were right.
     """
 
     sequence_id: int
@@ -124,25 +130,28 @@ class Sequence:
     needs_last_token: bool = False
     brings_extra: bool = False  # with every draw
     full_tokens: int = 0  # of prompt and output together: with so many it ends
+    guesses: list[int] = field(default_factory=list)  # in flight: what may follow `token_ids`
     _run_number: int = -1
     _run: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.request.prompt_token_ids)
         self.full_tokens = self.prompt_tokens + self.max_tokens
-        penalizes = self.draws.params.penalizes
-        self.needs_last_token = (
-            self.beams is not None
-            or self.constraint is not None
-            or bool(self.draws.bad_words)
-            or (penalizes and not self.counts_previous)
-        )
-        beams = self.beams
+        self.needs_last_token = self._depends_on_last_token()
+        penalizes, beams = self.draws.params.penalizes, self.beams
         self.top_logprobs = (
             2 * beams.width if beams is not None else self.request.params.logprobs or 0
         )
         self.brings_extra = (
             penalizes or self.draws.limits or self.constraint is not None or self.top_logprobs > 0
+        )
+
+    def _depends_on_last_token(self) -> bool:
+        return (
+            self.beams is not None
+            or self.constraint is not None
+            or bool(self.draws.bad_words)
+            or (self.draws.params.penalizes and not self.counts_previous)
         )
 
     @property
@@ -156,6 +165,11 @@ class Sequence:
     @property
     def constraint(self) -> Constraint | None:
         return None if self.rare is None else self.rare.constraint
+
+    @property
+    def forced(self) -> Tokens[int]:
+        """The tokens that its constraint says come next, as far as it was asked."""
+        return () if self.rare is None else self.rare.foreseen.token_ids
 
     @property
     def siblings(self) -> int:
@@ -183,10 +197,26 @@ class Sequence:
         self.blocks = blocks
         self.table_version += 1
 
+    def guess(self, token_ids: list[int]) -> None:
+        """These are scheduled, as guesses of what follows its last token, which is too."""
+        self.guesses = token_ids
+        self.scheduled_tokens += len(token_ids)
+        self.needs_last_token = True  # until they are judged
+
+    def take_guesses(self) -> list[int]:
+        """Its guesses; there are none from now on."""
+        guesses, self.guesses = self.guesses, []
+        self.needs_last_token = self._depends_on_last_token()
+        return guesses
+
     def next_uniform(self) -> float:
         """The random number for the token that follows all known ones and those in flight. Not for
         greedy draws."""
-        run, at = divmod(self.generated_tokens + self.draws_in_flight, RUN)
+        return self.uniform_at(self.generated_tokens + self.draws_in_flight)
+
+    def uniform_at(self, place: int) -> float:
+        """The random number for the token of the output at this index."""
+        run, at = divmod(place, RUN)
         if run != self._run_number:
             self._run_number, self._run = run, uniforms(self.seed, run)
         return self._run[at]
@@ -204,6 +234,22 @@ class Sequence:
         if self.rare is not None:
             extra.mask = self.rare.mask
         return extra
+
+    def drafts_after(self, guesses: list[int], masks: Tokens[bytes]) -> Drafts:
+        """The draws after each guess, with its constraint's masks if it has one. The draw before
+        the first one is planned already."""
+        draws, first = self.draws, self.generated_tokens + 1
+        drafts = Drafts(uniforms=[0.0] * len(guesses), masks=masks)
+        if draws.params.temperature:
+            drafts.uniforms = [self.uniform_at(first + at) for at in range(len(guesses))]
+        if draws.limits:
+            tokens, least = list(self.token_ids), self.request.params.min_tokens
+            banned = []
+            for place, guess in enumerate(guesses, start=first):
+                tokens.append(guess)
+                banned.append(draws.banned_after(tokens, is_too_soon=place < least))
+            drafts.banned = banned
+        return drafts
 
     def append(self, token_id: int, allowed: Allowed | None = None) -> FinishReason | None:
         """Append a drawn token. Returns the finish reason if the sequence ends with it. `allowed`

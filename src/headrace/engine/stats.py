@@ -13,6 +13,24 @@ from headrace.engine.waiting import WaitingQueue
 
 
 @dataclass(slots=True)
+class DraftStats:
+    """Guesses that were checked."""
+
+    drafts: int = 0  # rows of steps that ended in some
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)  # by place in the draft, from the first
+
+    def count(self, proposed: int, accepted: int) -> None:
+        self.drafts += 1
+        self.draft_tokens += proposed
+        self.accepted_tokens += accepted
+        self.accepted_at += [0] * (proposed - len(self.accepted_at))
+        for place in range(accepted):
+            self.accepted_at[place] += 1
+
+
+@dataclass(slots=True)
 class EngineStats:
     prefix: PrefixStats
     waiting: WaitingQueue
@@ -27,6 +45,7 @@ class EngineStats:
     # Of each step: prompt tokens computed and tokens generated.
     step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKEN_BOUNDS))
     finished: dict[str, int] = field(default_factory=dict)  # by reason
+    drafts: DraftStats = field(default_factory=DraftStats)
     # Where the time of all steps went, by the engine's clock. Times overlap: one step is computed
     # while the next one is scheduled and the last one is committed.
     schedule_s: float = 0.0

@@ -17,11 +17,9 @@ from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.simulate.cost import Cost
 from headrace.simulate.timeline import Timeline
 
-DRAWN = 0  # what every sequence draws
+DRAWN = 0  # what every sequence draws: a draft of other tokens is wrong from its first one on
 _TOKENS = [DRAWN]
 _LOGPROBS = [0.0]
-_NONE: list[int] = []
-_NO_LOGPROBS: list[float] = []
 
 
 class LeanRunner:
@@ -39,7 +37,7 @@ class LeanRunner:
         self.limits = limits
         self.progress = 0  # steps done
         self._time = Timeline(clock, cost, host=host, result=result)
-        self._drawing: deque[list[bool] | int] = deque()  # see `_draws_of`
+        self._drawing: deque[list[int] | int] = deque()  # see `_draws_of`
 
     def submit(self, plan: StepPlan) -> None:
         if plan.extras:
@@ -61,8 +59,8 @@ class LeanRunner:
                 tokens=[_TOKENS] * drawing, logprobs=[_LOGPROBS] * drawing, compute_s=compute_s
             )
         return StepResult(
-            tokens=[_TOKENS if draws else _NONE for draws in drawing],
-            logprobs=[_LOGPROBS if draws else _NO_LOGPROBS for draws in drawing],
+            tokens=[_TOKENS * drawn for drawn in drawing],
+            logprobs=[_LOGPROBS * drawn for drawn in drawing],
             compute_s=compute_s,
         )
 
@@ -70,7 +68,12 @@ class LeanRunner:
         """Nothing to release."""
 
 
-def _draws_of(plan: StepPlan) -> list[bool] | int:
-    """Whether each row draws a token; as in most steps, the number of rows if all of them do."""
-    draws = plan.draws
-    return [draw is not None for draw in draws] if None in draws else len(draws)
+def _draws_of(plan: StepPlan) -> list[int] | int:
+    """How many tokens each row draws; as in most steps, the number of rows if each draws one."""
+    draws, drafts = plan.draws, plan.drafts
+    if None not in draws and not drafts:
+        return len(draws)
+    counts = [int(draw is not None) for draw in draws]
+    for row, drafted in drafts.items():
+        counts[row] += len(drafted)
+    return counts

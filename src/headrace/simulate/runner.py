@@ -18,10 +18,11 @@ from headrace.backends.shared.flight import (
     failed_rows,
     tokens_before,
 )
+from headrace.backends.shared.places import place_extras
 from headrace.backends.shared.plan_check import check_blocks, mistaken
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import NO_EXTRA, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import NO_EXTRA, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
 from headrace.simulate.slots import Slots
@@ -122,6 +123,7 @@ class SimulatedRunner:
         for at, token in tokens_before(step.continued, before):
             plan.token_ids[at] = token
         result = StepResult(tokens=[], logprobs=[], compute_s=compute_s)
+        places = place_extras(plan)
         first = 0
         for row, (sequence_id, count) in enumerate(
             zip(plan.sequence_ids, plan.counts, strict=True)
@@ -132,21 +134,26 @@ class SimulatedRunner:
             if row in failed or step.number < self._lost.get(sequence_id, 0):
                 found: RowResult | None = RowResult(error=CONTINUES_FAILED)
             else:
-                found = self._compute(plan, row, tokens, result)
+                found = self._compute(plan, row, tokens, result, places.get(row))
             if found is None:
                 continue
             result.extras[row] = found
-            if found.error is not None:
-                result.tokens[row], result.logprobs[row] = [], []
+            if found.error is not None and not result.tokens[row]:
                 self._lost[sequence_id] = self.steps
                 self._slots.spoil(plan.tables[row], plan.starts[row], count)
         return result
 
     def _compute(
-        self, plan: StepPlan, row: int, token_ids: list[int], result: StepResult
+        self,
+        plan: StepPlan,
+        row: int,
+        token_ids: list[int],
+        result: StepResult,
+        places: list[RowExtra] | None,
     ) -> RowResult | None:
-        """Puts the drawn token into the result; returns the row's other results, if any."""
-        table, start, params = plan.tables[row], plan.starts[row], plan.draws[row]
+        """Puts the drawn tokens into the result; returns the row's other results, if any. `places`
+        are its extras if it has drafts."""
+        table, start = plan.tables[row], plan.starts[row]
         asked = plan.extras.get(row, NO_EXTRA)
         if plan.sequence_ids[row] in self._failing:
             return RowResult(error="made to fail")
@@ -163,16 +170,37 @@ class SimulatedRunner:
             found.pooled = [
                 float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
             ]
-        if params is not None:
-            after = Distribution(hashes[-1], self._vocabulary)
-            token = after.draw(params, plan.uniforms[row], asked)
+        if plan.draws[row] is not None:
+            self._draw(plan, row, hashes, places or [asked], result, found)
+        return None if asked is NO_EXTRA and found.error is None else found
+
+    def _draw(
+        self,
+        plan: StepPlan,
+        row: int,
+        hashes: list[int],
+        places: list[RowExtra],
+        result: StepResult,
+        found: RowResult,
+    ) -> None:
+        """A token at each place, up to one at which none is left."""
+        params, uniforms = plan.draws[row], [plan.uniforms[row]]
+        assert params is not None
+        if len(places) > 1:
+            uniforms += plan.drafts[row].uniforms
+        tops = []
+        for value, uniform, extra in zip(hashes[-len(places) :], uniforms, places, strict=True):
+            after = Distribution(value, self._vocabulary)
+            token = after.draw(params, uniform, extra)
             if token is None:
-                error = "no token is left to draw: all are banned or masked"
-                return RowResult(error=error, is_own_fault=True)
-            result.tokens[row], result.logprobs[row] = [token], [after.logprob(token)]
-            if asked.top_logprobs:
-                found.tops = [after.top(asked.top_logprobs)]
-        return None if asked is NO_EXTRA else found
+                found.error = "no token is left to draw: all are banned or masked"
+                found.is_own_fault = True
+                break
+            result.tokens[row].append(token)
+            result.logprobs[row].append(after.logprob(token))
+            if extra.top_logprobs:
+                tops.append(after.top(extra.top_logprobs))
+        found.tops = tops
 
     def _check_writers(self, plan: StepPlan) -> None:
         """No block is written by two sequences; strict: no slot is read that another one writes."""

@@ -63,10 +63,10 @@ class Matrix:
     def bytes(self) -> int: ...
 
 class Adjustments:
-    """What is done to some rows' logits before drawing: numbers of rows of the plan, and for each
-    its penalties (repetition, presence, frequency), what limits it (1: `allowed`,
-    2: its mask, 3: both), and sparse parts: (offsets, ids), (offsets, ids, values) or (offsets,
-    mask bytes), one more offset than rows."""
+    """What is done to some draws' logits: numbers of rows of the plan (with `places`, also which of
+    the row's draws; without, the first), and for each its penalties (repetition, presence,
+    frequency), what limits it (1: `allowed`, 2: its mask, 3: both), and sparse parts: (offsets,
+    ids), (offsets, ids, values) or (offsets, mask bytes), one more offset than draws."""
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class Adjustments:
         seen: tuple[Ints, Ints],
         counts: tuple[Ints, Ints, Floats],
         masks: tuple[Ints, NDArray[np.uint8]],
+        places: Ints | None = None,
     ) -> None: ...
 
 class Program:
@@ -164,11 +165,13 @@ class Program:
         uniforms: list[float],
         asked: list[tuple[int, list[int], int]] = ...,
         adjustments: Adjustments | None = None,
+        drafted: list[tuple[int, list[float]]] = ...,
     ) -> tuple[list[int], list[float], list[list[tuple[int, float]]]]:
         """A plan's columns (core/step.py), computed. `draws`: temperature, top_p, min_p,
         typical_p, top_k. `asked` are (row, targets or nothing, top_logprobs), rows rising.
+        `drafted` are (row, uniforms of the draws after each draft), rows rising.
 
-        Of each wanted row (a sequence's targets, then its draw) the token, its logprob, and the
+        Of each wanted row (a sequence's targets, then its draws) the token, its logprob, and the
         likeliest with theirs: no lists at all if nobody asked for these. A failure comes in the
         place of a token (backends/shared/answers.py)."""
     def profile(self, on: bool) -> None:

@@ -1,5 +1,5 @@
 """Bias, masks, allowed and banned tokens and penalties of a plan's draws, in the form that the
-native program takes: flat arrays over the rows that have any. The order of operations is that of
+native program takes: flat arrays over the draws that have any. The order of operations is that of
 backends/reference/sampling.py. Knows no logits.
 """
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.backends.cpu import _native
 from headrace.backends.shared.answers import flat_bias, flat_ids
-from headrace.core.step import NO_EXTRA, DrawParams, RowExtra, StepPlan
+from headrace.backends.shared.places import draws_of
+from headrace.core.step import DrawParams, RowExtra, StepPlan
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -20,13 +21,17 @@ Floats = NDArray[np.float32]
 
 def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
     """None if no draw changes the logits."""
+    is_plain = not (plan.extras or plan.drafts)  # as in most steps
+    if is_plain and not any(draw is not None and draw.adjusts for draw in plan.draws):
+        return None
     rows: list[int] = []
+    places: list[int] = []
     params: list[DrawParams] = []
     extras: list[RowExtra] = []
-    for row, draw in enumerate(plan.draws):
-        extra = plan.extras.get(row, NO_EXTRA)
-        if draw is not None and (draw.adjusts or extra.adjusts):
+    for row, place, draw, extra in draws_of(plan):
+        if draw.adjusts or extra.adjusts:
             rows.append(row)
+            places.append(place)
             params.append(draw)
             extras.append(extra)
     if not rows:
@@ -51,6 +56,7 @@ def adjustments_of(plan: StepPlan) -> _native.Adjustments | None:
             np.concatenate([often.astype(np.float32) for _, often in counts]),
         ),
         (_offsets([len(mask) for mask in masks]), np.frombuffer(b"".join(masks), np.uint8)),
+        **({"places": np.array(places, np.int32)} if plan.drafts else {}),
     )
 
 

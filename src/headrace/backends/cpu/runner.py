@@ -76,6 +76,7 @@ class CpuRunner(Closes):
             block_tokens=BLOCK_TOKENS,
             context_tokens=context,
             steps_in_flight=2 if overlap else 1,
+            draws_drafts=True,
         )
         self._pool = _native.Pool(threads)
         shape = spec.attention[0]
@@ -177,6 +178,7 @@ class CpuRunner(Closes):
             plan.uniforms,
             asked,
             adjustments,
+            **_drafted(plan),
         )
         self._before = result = answer_rows(plan, tokens, logprobs, tops)
         if plan.extras:
@@ -206,6 +208,13 @@ class CpuRunner(Closes):
         # frees what it still holds, and the native module warns about every leaked object.
         for name in ("_pooling", "_program", "_kv", "_pool"):
             self.__dict__.pop(name, None)
+
+
+def _drafted(plan: StepPlan) -> dict[str, list[tuple[int, list[float]]]]:
+    """The rows with drafts, as an argument that most steps do without."""
+    if not plan.drafts:
+        return {}
+    return {"drafted": [(row, plan.drafts[row].uniforms) for row in sorted(plan.drafts)]}
 
 
 def _prepare(

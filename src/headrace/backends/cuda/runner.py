@@ -89,6 +89,7 @@ class CudaRunner(Closes):
             steps_in_flight=2 if overlap else 1,
             counts_previous=True,
             padded_tokens=padded_rows(max_batch_tokens),
+            draws_drafts=True,
         )
         self._cuda = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if self._cuda else None

@@ -27,9 +27,10 @@ from headrace.backends.shared.flight import (
     failed_rows,
     tokens_before,
 )
+from headrace.backends.shared.places import place_extras
 from headrace.backends.shared.plan_check import check_blocks, check_draws, check_plan
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
-from headrace.core.step import NO_EXTRA, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import NO_EXTRA, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.spec import ModelSpec
 from headrace.weights.weight import Weight
@@ -66,6 +67,7 @@ class ReferenceRunner:
             context_tokens=spec.context_tokens if context_tokens is None else context_tokens,
             steps_in_flight=steps_in_flight,
             counts_previous=True,
+            draws_drafts=True,
         )
         _check_limits(self._limits, spec)
         self._weights = _prepare_all(weights)
@@ -152,6 +154,7 @@ class ReferenceRunner:
         if any(extra.pool for extra in plan.extras.values()):
             _pool(plan, result, ops.norm(x, self._weights.final_norm, self.spec.norm_eps))
         wanted = list(_wanted_rows(plan))
+        places = place_extras(plan)
         some = max(1, _LOGIT_VALUES // self.spec.vocab_size)
         for at in range(0, len(wanted), some):
             chunk = wanted[at : at + some]
@@ -159,7 +162,7 @@ class ReferenceRunner:
             found = logits(ops, self.spec, self._weights, x)
             began = time.perf_counter()
             for values, (_, row, token) in zip(found, chunk, strict=True):
-                _answer(plan, result, values, row, token)
+                _answer(plan, result, values, row, token, places.get(row))
             result.sample_s += time.perf_counter() - began
 
 
@@ -170,9 +173,16 @@ def _wanted_rows(plan: StepPlan) -> Iterator[tuple[int, int, int]]:
     for row, count in enumerate(plan.counts):
         targets = plan.extras.get(row, NO_EXTRA).targets
         for token in range(count):
-            if targets is not None or (plan.draws[row] is not None and token == count - 1):
+            if targets is not None or (
+                plan.draws[row] is not None and token >= _first_place(plan, row)
+            ):
                 yield first + token, row, token
         first += count
+
+
+def _first_place(plan: StepPlan, row: int) -> int:
+    """The index in a row of its last known token: those behind it are drafts."""
+    return plan.counts[row] - 1 - len(plan.drafts.get(row, ()))
 
 
 def _pool(plan: StepPlan, result: StepResult, hidden: NDArray[np.float32]) -> None:
@@ -184,22 +194,35 @@ def _pool(plan: StepPlan, result: StepResult, hidden: NDArray[np.float32]) -> No
 
 
 def _answer(
-    plan: StepPlan, result: StepResult, values: NDArray[np.float32], row: int, token: int
+    plan: StepPlan,
+    result: StepResult,
+    values: NDArray[np.float32],
+    row: int,
+    token: int,
+    places: list[RowExtra] | None,
 ) -> None:
+    """What the logits after a row's token say. `places` are its extras if it has drafts."""
     asked, params = plan.extras.get(row, NO_EXTRA), plan.draws[row]
     found = result.extras.get(row, RowResult())
+    place = token - _first_place(plan, row)
+    if found.error is not None and places is not None:
+        return  # a place behind one that failed
     try:
         top = top_log_probabilities(values, asked.top_logprobs) if asked.top_logprobs else []
         if asked.targets is not None:
             logprob = log_probability(values, asked.targets[token])
             found.target_logprobs = [*found.target_logprobs, logprob]
             found.target_tops = [*found.target_tops, top] if asked.top_logprobs else []
-        if params is not None and token == plan.counts[row] - 1:
-            drawn, logprob = draw(values, params, plan.uniforms[row], asked)
-            result.tokens[row], result.logprobs[row] = [drawn], [logprob]
-            found.tops = [top] if asked.top_logprobs else []
-    except HeadraceError as error:  # fails this row only
-        result.tokens[row], result.logprobs[row] = [], []
+        if params is not None and place >= 0:
+            uniform = plan.uniforms[row] if place == 0 else plan.drafts[row].uniforms[place - 1]
+            extra = asked if places is None else places[place]
+            drawn, logprob = draw(values, params, uniform, extra)
+            result.tokens[row].append(drawn)
+            result.logprobs[row].append(logprob)
+            found.tops = [*found.tops, top] if asked.top_logprobs else []
+    except HeadraceError as error:  # fails this row only, or the place if it has drafts
+        if places is None:
+            result.tokens[row], result.logprobs[row] = [], []
         found.error, found.is_own_fault = error.cause, isinstance(error, InvalidRequestError)
         result.extras[row] = found
 

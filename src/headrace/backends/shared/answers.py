@@ -1,7 +1,7 @@
 """A step's results by row of the plan: converts what a sampler returned for the wanted rows.
 
 A wanted row is one whose logits are needed: for each row of the plan, one per target to be scored,
-then one for the token to be drawn. Knows no logits.
+then one for each token to be drawn: one, and one more for each draft. Knows no logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def answer_rows(
 ) -> StepResult:
     """The result of a plan, from arrays over its wanted rows. `tops` may be empty if no row asked
     for alternatives."""
-    if not plan.extras and len(tokens) == len(plan) and min(tokens, default=0) >= 0:
+    is_plain = not (plan.extras or plan.drafts) and len(tokens) == len(plan)
+    if is_plain and min(tokens, default=0) >= 0:
         return StepResult(
             tokens=[[token] for token in tokens], logprobs=[[logprob] for logprob in logprobs]
         )
@@ -41,18 +42,22 @@ def answer_rows(
             found.target_logprobs = logprobs[first:at]
             if asked.top_logprobs:
                 found.target_tops = list(tops[first:at])
-        if draw is not None:
-            if tokens[at] >= 0:
-                result.tokens[row], result.logprobs[row] = [tokens[at]], [logprobs[at]]
-                if asked is not None and asked.top_logprobs:
-                    found.tops = [tops[at]]
-            at += 1
-        worst = min(tokens[first:at], default=0)
-        if worst < 0:
-            result.tokens[row], result.logprobs[row] = [], []
-            found.error, found.is_own_fault = FAILURES[worst], worst != NOT_NUMBERS
-        if asked is not None or worst < 0:
+        end = at + (draw is not None) + len(plan.drafts.get(row, ()))
+        bad = next((token for token in tokens[first:end] if token < 0), 0)
+        if not bad:
+            drawn = end
+        elif row in plan.drafts:  # up to the place that failed
+            drawn = tokens.index(bad, first)
+        else:
+            drawn = at
+        result.tokens[row], result.logprobs[row] = tokens[at:drawn], logprobs[at:drawn]
+        if asked is not None and asked.top_logprobs:
+            found.tops = list(tops[at:drawn])
+        if bad:
+            found.error, found.is_own_fault = FAILURES[bad], bad != NOT_NUMBERS
+        if asked is not None or bad:
             result.extras[row] = found
+        at = end
     return result
 
 

@@ -108,12 +108,12 @@ class Flight(Generic[Step]):
             )
         last = self._last
         everybody = rows is places and len(rows) == len(ids) and ids == last.sequence_ids
-        if everybody and None not in last.draws:  # as in most steps
+        if everybody and None not in last.draws and not last.drafts:  # as in most steps
             return Continued(rows, places, rows)
         drawing = {
             who: row
             for row, (who, draw) in enumerate(zip(last.sequence_ids, last.draws, strict=True))
-            if draw is not None
+            if draw is not None and row not in last.drafts  # which of its draws counts is not known
         }
         try:
             return Continued(rows, places, [drawing[ids[row]] for row in rows])

@@ -51,6 +51,8 @@ def check_plan(plan: StepPlan, limits: RunnerLimits, vocab_size: int) -> bool:
         raise mistaken("a token outside the vocabulary", f"0 to {vocab_size - 1}")
     if plan.extras:
         _check_extras(plan, vocab_size)
+    if plan.drafts:
+        _check_drafts(plan, limits)
     return least == PREVIOUS
 
 
@@ -68,6 +70,24 @@ def _check_extras(plan: StepPlan, vocab_size: int) -> None:
                 )
         if not 0 <= extra.top_logprobs <= vocab_size:
             raise mistaken(f"{who} with {extra.top_logprobs} top_logprobs", f"0 to {vocab_size}")
+
+
+def _check_drafts(plan: StepPlan, limits: RunnerLimits) -> None:
+    if not limits.draws_drafts:
+        raise mistaken(f"drafts in {len(plan.drafts)} rows", "none, as this runner draws none")
+    for row, drafts in plan.drafts.items():
+        if not 0 <= row < len(plan):
+            raise mistaken(f"drafts for row {row}", f"rows 0 to {len(plan) - 1}")
+        who, extra = f"sequence {plan.sequence_ids[row]}", plan.extras.get(row)
+        if not 1 <= len(drafts) < plan.counts[row]:
+            raise mistaken(
+                f"{who} with {len(drafts)} drafts among {plan.counts[row]} tokens",
+                "1 or more, after a known token",
+            )
+        if {len(drafts.banned), len(drafts.masks)} - {0, len(drafts)}:
+            raise mistaken(f"{who} with limits for other than {len(drafts)} drafts", "one for each")
+        if plan.draws[row] is None or (extra is not None and extra.targets is not None):
+            raise mistaken(f"{who} with drafts that are not drawn after, or scored", "a draw only")
 
 
 def short_table(sequence_id: int, blocks: int, end: int, limits: RunnerLimits) -> HeadraceError:
@@ -93,12 +113,14 @@ def check_blocks(plan: StepPlan, limits: RunnerLimits) -> None:
 def check_draws(plan: StepPlan, vocab_size: int) -> None:
     """Every token that a draw names is in the vocabulary."""
     for row, draw in enumerate(plan.draws):
-        extra = plan.extras.get(row)
-        if draw is None or not (draw.adjusts or extra is not None):
+        extra, drafts = plan.extras.get(row), plan.drafts.get(row)
+        if draw is None or not (draw.adjusts or extra is not None or drafts is not None):
             continue
         named = chain(draw.bias, draw.allowed or ())
         if extra is not None:
             named = chain(named, extra.banned, extra.history)
+        if drafts is not None:
+            named = chain(named, *drafts.banned)
         if not all(0 <= token < vocab_size for token in named):
             raise mistaken(
                 f"sequence {plan.sequence_ids[row]} with a draw that names a token outside the "

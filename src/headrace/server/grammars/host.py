@@ -12,11 +12,12 @@ import select
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 
 import msgspec
 
 from headrace.core.children import child_environment, python_command
-from headrace.core.constraint import Allowed, GrammarSpec
+from headrace.core.constraint import Allowed, Foreseen, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.server.grammars import messages
 from headrace.server.grammars.process import (
@@ -145,8 +146,11 @@ class Host:
         self._orders.append(messages.Fork(walk.number, source.number))
         return walk
 
-    def accept(self, walk: RemoteWalk, token_id: int) -> None:
-        self._orders.append(messages.Accept(walk.number, token_id))
+    def accept(self, walk: RemoteWalk, token_ids: Sequence[int]) -> None:
+        self._orders.append(messages.Accept(walk.number, list(token_ids)))
+
+    def foresee(self, walk: RemoteWalk, number: int, token_ids: Sequence[int], forced: int) -> None:
+        self._orders.append(messages.Foresee(walk.number, number, list(token_ids), forced))
 
     def release(self, walk: RemoteWalk) -> None:
         if self._walks.pop(walk.number, None) is not None:
@@ -207,10 +211,14 @@ class Host:
         self.seconds += message.seconds
         if isinstance(message, messages.Compiled):
             self.compiled = message
-            return
-        for answer in message.answers:
-            if walk := self._walks.get(answer.walk):
-                walk.hear(answer)
+        elif isinstance(message, messages.Sights):
+            for sight in message.sights:
+                if walk := self._walks.get(sight.walk):
+                    walk.see(sight)
+        else:
+            for answer in message.answers:
+                if walk := self._walks.get(answer.walk):
+                    walk.hear(answer)
 
     def _end(self) -> None:
         self.is_gone = True
@@ -229,13 +237,35 @@ class RemoteWalk:
         self.known = allowed  # None: the process was asked and has not answered yet
         self._error: HeadraceError | None = None
         self._asked_s = 0.0
+        self._look = 0  # the number of what was last asked to be foreseen
+        self._looks = False  # whether it still counts
+        self._seen: Foreseen | None = None
 
-    def accept(self, token_id: int) -> None:
+    def accept(self, *token_ids: int) -> None:
         if self._error is not None:
             raise self._error
         self.known = None
+        self._looks, self._seen = False, None
         self._asked_s = time.monotonic()
-        self._host.accept(self, token_id)
+        self._host.accept(self, token_ids)
+
+    def foresee(self, *token_ids: int, forced: int = 0) -> None:
+        self._look += 1
+        self._looks, self._seen = True, None
+        self._host.foresee(self, self._look, token_ids, forced)
+
+    def foreseen(self, wait_s: float = 0.0) -> Foreseen | None:
+        until_s = time.monotonic() + wait_s
+        while self._looks and self._seen is None and self._error is None:
+            left_s = until_s - time.monotonic()
+            self._host.pump(left_s)
+            if left_s <= 0:
+                break
+        return self._seen
+
+    def see(self, sight: messages.Sight) -> None:
+        if self._looks and sight.number == self._look:
+            self._seen = Foreseen(sight.token_ids, sight.masks)
 
     def allowed(self, wait_s: float = 0.0) -> Allowed | None:
         until_s = time.monotonic() + wait_s

@@ -6,6 +6,7 @@ Begin                  ->
                        <-   Compiled, or Failed and the end
 [Open, Accept, ...]    ->
                        <-   Answers: one for each Accept
+                       <-   Sights: one for each Foresee, after the answers
 """
 
 from __future__ import annotations
@@ -40,14 +41,23 @@ class Fork(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 class Accept(msgspec.Struct, tag=2, array_like=True, frozen=True):
     walk: int
-    token_id: int
+    token_ids: list[int]
 
 
 class Close(msgspec.Struct, tag=3, array_like=True, frozen=True):
     walk: int
 
 
-Order = Open | Fork | Accept | Close
+class Foresee(msgspec.Struct, tag=4, array_like=True, frozen=True):
+    """See core.constraint.Constraint.foresee."""
+
+    walk: int
+    number: int  # comes back with the answer
+    token_ids: list[int]
+    forced: int
+
+
+Order = Open | Fork | Accept | Close | Foresee
 
 # -- from it ---------------------------------------------------------------------------------------
 
@@ -79,7 +89,20 @@ class Answers(msgspec.Struct, tag="answers", frozen=True):
     seconds: float  # CPU time of all walks since the last message
 
 
-FromGrammar = Compiled | Failed | Answers
+class Sight(msgspec.Struct, array_like=True, frozen=True):
+    walk: int
+    number: int
+    token_ids: list[int]
+    masks: list[bytes]
+
+
+class Sights(msgspec.Struct, tag="sights", frozen=True):
+    sights: list[Sight]
+    grown_bytes: int
+    seconds: float  # likewise
+
+
+FromGrammar = Compiled | Failed | Answers | Sights
 
 
 def begin_decoder() -> Decoder[Begin]:

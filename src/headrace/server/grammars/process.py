@@ -29,6 +29,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
+from headrace.core.constraint import Foreseen
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.grammar import STACK_BYTES, GrammarCompiler, Matched, on_deep_stack
 from headrace.server.grammars import messages
@@ -223,10 +224,13 @@ class GrammarServer:
 
     def _obey(self, orders: list[messages.Order]) -> None:
         answers: list[messages.Answer] = []
+        looks: list[messages.Foresee] = []
         began = time.thread_time()
         for order in orders:
             if isinstance(order, messages.Accept):
                 answers.append(self._answer(order))
+            elif isinstance(order, messages.Foresee):
+                looks.append(order)
             elif isinstance(order, messages.Open):
                 self._add(order.walk, self._start.fork(), order.request)
             elif isinstance(order, messages.Fork):
@@ -238,6 +242,25 @@ class GrammarServer:
         if answers:
             seconds = time.thread_time() - began
             self._send(messages.Answers(answers, self._memory.grown_bytes, seconds))
+        if looks:  # later: the engine waits for the answers first
+            began = time.thread_time()
+            sights = [self._look(order) for order in looks if order.walk in self._walks]
+            seconds = time.thread_time() - began
+            self._send(messages.Sights(sights, self._memory.grown_bytes, seconds))
+
+    def _look(self, order: messages.Foresee) -> messages.Sight:
+        walk = self._walks[order.walk]
+        account, found = walk.account, Foreseen()
+        _allow_cpu(ANSWER_CPU_S)
+        began = time.thread_time()
+        with contextlib.suppress(
+            HeadraceError
+        ):  # an account that is overdrawn: the next answer says
+            account.check()
+            found = walk.at.look_ahead(order.token_ids, order.forced)
+            account.tokens += len(found.masks)
+        account.seconds += time.thread_time() - began
+        return messages.Sight(order.walk, order.number, list(found.token_ids), list(found.masks))
 
     def _add(self, walk: int, at: Matched, request: int) -> None:
         account = self._accounts.setdefault(request, Account())
@@ -257,8 +280,8 @@ class GrammarServer:
         began = time.thread_time()
         try:
             account.check()
-            walk.at.accept(order.token_id)
-            account.tokens += 1
+            walk.at.accept(*order.token_ids)
+            account.tokens += len(order.token_ids)
             mask = b"" if walk.at.is_stopped else walk.at.mask()
         except HeadraceError as error:
             is_own_fault = isinstance(error, InvalidRequestError)

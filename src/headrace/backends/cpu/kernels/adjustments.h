@@ -1,8 +1,10 @@
-// Which wanted rows have their logits adjusted before drawing, and how, as passed from Python: sparse
+// Which draws have their logits adjusted first, and how, as passed from Python: the row of the plan and,
+// if any row has drafts, the place in it (0: the first draw; empty: all are); sparse
 // parts are (offsets, ids) or (offsets, ids, values) over the adjusted rows. Checked here.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -18,12 +20,13 @@ class Adjustments {
   using Masks = std::tuple<IntArray, Bytes>;
 
   Adjustments(IntArray rows, FloatMatrix penalties, IntArray limited, Valued bias, Ids allowed,
-              Ids banned, Ids seen, Valued counts, Masks masks)
-      : rows_(rows), bias_(bias), allowed_(allowed), banned_(banned), seen_(seen), counts_(counts),
+              Ids banned, Ids seen, Valued counts, Masks masks, std::optional<IntArray> places)
+      : rows_(rows), places_(places), bias_(bias), allowed_(allowed), banned_(banned), seen_(seen), counts_(counts),
         masks_(masks) {
     const size_t n = rows.size();
     require(penalties.shape(0) == n && penalties.shape(1) == 3 && limited.size() == n,
             "arrays about the adjusted rows differ in length");
+    require(!places || places->size() == n, "arrays about the adjusted rows differ in length");
     made_.reserve(n);
     for (const Ids* part : {&allowed_, &banned_, &seen_})
       check_offsets(std::get<0>(*part), n, std::get<1>(*part).size(), "bad offsets of token ids");
@@ -42,10 +45,10 @@ class Adjustments {
     }
   }
 
-  // Point the params of adjusted rows at their adjustments. `drawn` is the index of the params of
-  // each row's draw, or -1.
+  // Point the params of adjusted draws at their adjustments. `drawn` is the index of the params of
+  // each row's first draw, or -1; `places` how many it has.
   void attach(std::vector<DrawParams>& params, const std::vector<int32_t>& drawn,
-              int vocabulary) const {
+              const std::vector<int32_t>& places, int vocabulary) const {
     const char* message = "a draw names a token outside the vocabulary";
     check_rows(rows_, 0, static_cast<int>(drawn.size()), "an adjusted row is not in the step");
     for (const Ids* part : {&allowed_, &banned_, &seen_})
@@ -53,9 +56,10 @@ class Adjustments {
     for (const Valued* part : {&bias_, &counts_})
       check_rows(std::get<1>(*part), 0, vocabulary, message);
     for (size_t i = 0; i < made_.size(); ++i) {
-      const int32_t at = drawn[rows_.data()[i]];
-      require(at >= 0, "an adjusted row draws nothing");
-      params[at].adjustment = &made_[i];
+      const int32_t row = rows_.data()[i], place = places_ ? places_->data()[i] : 0;
+      require(drawn[row] >= 0, "an adjusted row draws nothing");
+      require(place >= 0 && place < places[row], "an adjusted place is not in its row");
+      params[drawn[row] + place].adjustment = &made_[i];
     }
   }
 
@@ -79,6 +83,7 @@ class Adjustments {
   }
 
   IntArray rows_;
+  std::optional<IntArray> places_;
   Valued bias_;
   Ids allowed_, banned_, seen_;
   Valued counts_;

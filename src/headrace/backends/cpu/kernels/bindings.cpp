@@ -122,11 +122,12 @@ struct RecordedProgram {
 
   Answers run(Ints tokens, const Ints& counts, const Ints& starts, const std::vector<Ints>& tables,
               const std::vector<std::optional<Filters>>& draws, const std::vector<double>& uniforms,
-              const std::vector<Asked>& asked, const Adjustments* adjustments) {
+              const std::vector<Asked>& asked, const Adjustments* adjustments,
+              const std::vector<Drafted>& drafted) {
     require(!tokens.empty() && tokens.size() <= static_cast<size_t>(program.max_rows()),
             "a step has no rows, or more than its buffers");
     StepColumns columns(std::move(tokens), counts, starts, tables, draws, uniforms, asked,
-                        adjustments, program.vocabulary());
+                        adjustments, drafted, program.vocabulary());
     columns.check(vocabulary, kv ? kv->blocks : std::numeric_limits<int>::max());
     {
       nb::gil_scoped_release release;
@@ -248,7 +249,8 @@ void bind_program(nb::module_& m) {
       .def("select", [](P& p, int in, int out) { p.program.select(in, out); })
       .def("finish", [](P& p, int logits) { p.program.finish(logits); }, "logits"_a = -1)
       .def("run", &P::run, "tokens"_a, "counts"_a, "starts"_a, "tables"_a, "draws"_a, "uniforms"_a,
-           "asked"_a = std::vector<Asked>(), "adjustments"_a.none() = nb::none())
+           "asked"_a = std::vector<Asked>(), "adjustments"_a.none() = nb::none(),
+           "drafted"_a = std::vector<Drafted>())
       .def("profile", [](P& p, bool on) { p.program.profile(on); }, "on"_a)
       .def("take_profile", &P::take_profile)
       .def("slot_view", &P::read, nb::rv_policy::reference_internal, "slot"_a, "rows"_a);
@@ -288,9 +290,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("bytes", &Matrix::bytes);
   nb::class_<Adjustments>(m, "Adjustments")
       .def(nb::init<IntArray, FloatMatrix, IntArray, Adjustments::Valued, Adjustments::Ids,
-                    Adjustments::Ids, Adjustments::Ids, Adjustments::Valued, Adjustments::Masks>(),
+                    Adjustments::Ids, Adjustments::Ids, Adjustments::Valued, Adjustments::Masks,
+                    std::optional<IntArray>>(),
            "rows"_a, "penalties"_a, "limited"_a, "bias"_a, "allowed"_a, "banned"_a, "seen"_a,
-           "counts"_a, "masks"_a);
+           "counts"_a, "masks"_a, "places"_a.none() = nb::none());
   bind_program(m);
   m.def(
       "measure_peaks",

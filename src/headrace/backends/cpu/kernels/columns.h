@@ -19,17 +19,23 @@ using Ints = std::vector<int32_t>;
 // tokens), and how many of the likeliest tokens to return with each answer.
 using Asked = std::tuple<int, Ints, int>;
 
+// A row of the plan whose last tokens are drafts, as many as there are numbers: those of the draws after
+// each draft.
+using Drafted = std::tuple<int, std::vector<double>>;
+
 // For each wanted row, in order: a token or a Failure, its log-probability, and the likeliest tokens
-// with theirs (empty if no row asks for them). Wanted rows are a sequence's targets, then its draw.
+// with theirs (empty if no row asks for them). Wanted rows are a sequence's targets, then its draws.
 using Tops = std::vector<std::vector<std::pair<int32_t, float>>>;
 using Answers = std::tuple<Ints, std::vector<float>, Tops>;
 
 class StepColumns {
  public:
-  // `draws` has the filters of a token to be drawn after a sequence's last one, or nothing.
+  // `draws` has the filters of a token to be drawn after a sequence's last one that is not a draft (and
+  // after each draft), or nothing.
   StepColumns(Ints tokens, const Ints& counts, const Ints& starts, const std::vector<Ints>& tables,
               const std::vector<std::optional<Filters>>& draws, const std::vector<double>& uniforms,
-              const std::vector<Asked>& asked, const Adjustments* adjustments, int vocabulary)
+              const std::vector<Asked>& asked, const Adjustments* adjustments,
+              const std::vector<Drafted>& drafted, int vocabulary)
       : tokens_(std::move(tokens)) {
     const size_t sequences = counts.size();
     require(starts.size() == sequences && tables.size() == sequences &&
@@ -37,7 +43,8 @@ class StepColumns {
             "columns of a step differ in length");
     lay_tables(tables);
     auto extra = asked.begin();
-    Ints drawn(sequences, -1);  // the wanted row of each sequence's draw
+    auto guessed = drafted.begin();
+    Ints drawn(sequences, -1), places(sequences, 0);  // the wanted row of each first draw; how many
     for (size_t i = 0; i < sequences; ++i) {
       require(counts[i] > 0 && starts[i] >= 0, "a sequence has no tokens, or a negative position");
       require(static_cast<int64_t>(starts[i]) + counts[i] <=
@@ -54,11 +61,23 @@ class StepColumns {
       }
       if (!draws[i]) continue;
       drawn[i] = static_cast<int32_t>(wanted_.size());
-      want(first + counts[i] - 1, -1, draw_of(*draws[i], uniforms[i], vocabulary), tops, vocabulary);
+      places[i] = 1;
+      int last = first + counts[i] - 1;  // that is not a draft
+      const std::vector<double>* after = nullptr;
+      if (guessed != drafted.end() && std::get<0>(*guessed) == static_cast<int>(i)) {
+        after = &std::get<1>(*guessed++);
+        require(after->size() < static_cast<size_t>(counts[i]), "a sequence has only drafts");
+        places[i] += static_cast<int32_t>(after->size());
+        last -= static_cast<int>(after->size());
+      }
+      want(last, -1, draw_of(*draws[i], uniforms[i], vocabulary), tops, vocabulary);
+      for (int32_t p = 1; p < places[i]; ++p)
+        want(last + p, -1, draw_of(*draws[i], (*after)[p - 1], vocabulary), tops, vocabulary);
     }
+    require(guessed == drafted.end(), "drafts of a sequence that draws nothing");
     require(extra == asked.end(), "more is asked of a sequence that is not in the step");
     require(positions_.size() == tokens_.size(), "counts do not add up to the tokens");
-    if (adjustments) adjustments->attach(params_, drawn, vocabulary);
+    if (adjustments) adjustments->attach(params_, drawn, places, vocabulary);
     out_tokens_.resize(wanted_.size());
     out_logprobs_.resize(wanted_.size());
     top_tokens_.resize(top_offsets_.back());

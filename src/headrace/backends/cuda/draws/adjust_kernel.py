@@ -3,8 +3,9 @@
 It writes adjusted copies, and the largest and smallest logit of each piece of a copy, as
 logits_kernels.py does for the model's logits. A sequence's history is one number per token of the
 vocabulary: how often it occurs in the output, and PROMPTED if it is in the prompt. The kernel adds
-the step's own input token to it, so that the host need not know that token. Knows rows, and slots
-of masks and histories; nothing of sequences.
+the step's own input token to it, so that the host need not know that token; or it only counts the
+last few input tokens on top, if these are drafts. Knows rows, and slots of masks and histories;
+nothing of sequences.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ PROMPTED = -32768  # the sign of an int16
 _MOST = tl.constexpr(32767)  # counts saturate here
 _BLOCK = 512  # each lane then has the logits and counts of the same tokens: no exchange
 
-# Offsets in a row of parameters: float32, then int32. Slot -1 means none.
+# Offsets in a row of parameters: float32, then int32. Slot -1 means none; AHEAD is the number of
+# drafts before the draw.
 REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(i) for i in (12, 13, 14))
-HISTORY, ADVANCE, MASK = (tl.constexpr(i) for i in (18, 19, 20))
+HISTORY, ADVANCE, MASK, AHEAD = (tl.constexpr(i) for i in (18, 19, 20, 21))
 
 
 @triton.jit
@@ -56,7 +58,9 @@ def _adjust_kernel(
         history = tl.load(own + HISTORY).to(tl.int64)
         mask = tl.load(own + MASK).to(tl.int64)
         advance = tl.load(own + ADVANCE)
-        said = tl.load(inputs + tl.load(wanted + row))
+        ahead = tl.load(own + AHEAD)
+        newest = inputs + tl.load(wanted + row)
+        said = tl.load(newest)
         said = tl.where(advance > 0, said, -1)
         first = part * PIECE
         end = tl.minimum(first + PIECE, vocab)
@@ -81,6 +85,9 @@ def _adjust_kernel(
                 prompted = known < 0
                 known = tl.where(prompted, often - 32768, often)
                 tl.store(place, known.to(tl.int16), mask=is_said)
+                for back in range(0, ahead):
+                    drafted = ids == tl.load(newest - back)
+                    often = tl.where(drafted, tl.minimum(often + 1, _MOST), often)
                 again = prompted | (often > 0)
                 penalized = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
                 x = tl.where(again, penalized, x)

@@ -52,7 +52,9 @@ class Adjusting:
         self._vocab = vocab
         self.adjusted = torch.zeros((rows, vocab), dtype=torch.float32, device=device)
         self._histories = torch.zeros((slots, vocab), dtype=torch.int16, device=device)
-        self._masks = torch.zeros((slots, -(-vocab // 8)), dtype=torch.uint8, device=device)
+        # One for each slot, and one for each row whose place has a mask of its own.
+        self._masks = torch.zeros((slots + rows, -(-vocab // 8)), dtype=torch.uint8, device=device)
+        self._kept_masks = slots
         self._slots: dict[int, _Slot] = {}  # by sequence
         self._free = list(range(slots - 1, -1, -1))
 
@@ -75,7 +77,7 @@ class Adjusting:
         """Copies all rows that are drawn from, and adjusts those in `wanted.adjusting`. Completes
         the rows' parameters in `host` and sends them."""
         end = offset + len(logits)
-        some = [(number, row) for number, row in wanted.adjusting if offset <= number < end]
+        some = [each for each in wanted.adjusting if offset <= each[0] < end]
         try:
             changes = self._read(wanted, some, offset, host)
         except HeadraceError:
@@ -114,13 +116,13 @@ class Adjusting:
         )
 
     def _read(
-        self, wanted: Wanted, some: Sequence[tuple[int, int]], offset: int, host: AskedRows
+        self, wanted: Wanted, some: Sequence[tuple[int, int, int]], offset: int, host: AskedRows
     ) -> _Changes:
         plan, changes = wanted.plan, _Changes(self._vocab)
-        here = {plan.sequence_ids[row] for _, row in some}
-        for number, row in some:
+        here = {plan.sequence_ids[row] for _, row, _ in some}
+        for number, row, place in some:
             sequence_id, params = plan.sequence_ids[row], plan.draws[row]
-            extra = plan.extras.get(row, NO_EXTRA)
+            extra = wanted.extra_at(row, place)
             assert params is not None
             slot = self._slots.get(sequence_id) or self._take_slot(sequence_id, here)
             is_new = slot.params is not params
@@ -130,12 +132,21 @@ class Adjusting:
                 slot.bias_ids = _checked(ids, self._vocab)
             at = number - offset
             if params.penalizes:
-                last = plan.token_ids[int(wanted.rows[number])]
-                share = (plan.starts[row], plan.counts[row], last == PREVIOUS)
                 host.f32[at, 12:15] = params.penalties
                 host.i32[at, adjust_kernel.HISTORY.value] = slot.number
-                host.i32[at, adjust_kernel.ADVANCE.value] = _follow(slot, extra, share, changes)
-            if params.allowed is not None or extra.mask is not None:
+                host.i32[at, adjust_kernel.AHEAD.value] = place
+                if row in plan.drafts:
+                    self._count_known(slot, wanted, row, changes)
+                else:
+                    last = plan.token_ids[int(wanted.rows[number])]
+                    share = (plan.starts[row], plan.counts[row], last == PREVIOUS)
+                    advance = _follow(slot, extra, share, changes)
+                    host.i32[at, adjust_kernel.ADVANCE.value] = advance
+            is_limited = params.allowed is not None or extra.mask is not None
+            if is_limited and place and slot.mask is not extra.mask:  # of this step only
+                host.i32[at, adjust_kernel.MASK.value] = self._kept_masks + at
+                changes.take_mask(self._kept_masks + at, params.allowed, extra.mask)
+            elif is_limited:
                 host.i32[at, adjust_kernel.MASK.value] = slot.number
                 if is_new or not slot.has_mask or slot.mask is not extra.mask:
                     slot.mask, slot.has_mask = extra.mask, True
@@ -143,6 +154,17 @@ class Adjusting:
             if len(params.bias) or len(extra.banned):
                 self._bias(slot, extra.banned, at, changes)
         return changes
+
+    def _count_known(self, slot: _Slot, wanted: Wanted, row: int, changes: _Changes) -> None:
+        """The history up to the row's drafts, which all its draws share: the kernel adds the drafts
+        before each. Sent whole, once for a step (and piece): how many of the last step's drafts
+        were right, the device does not know."""
+        plan = wanted.plan
+        known = plan.starts[row] + plan.counts[row] - len(plan.drafts[row])
+        extra = plan.extras.get(row, NO_EXTRA)
+        if slot.counted != known:
+            slot.counted = known
+            changes.take_history(slot.number, extra.history, extra.prompt_tokens)
 
     def _bias(self, slot: _Slot, banned_ids: Collection[int], at: int, changes: _Changes) -> None:
         ids, values = slot.bias_ids, slot.bias_values

@@ -51,5 +51,5 @@ def work_bytes(rows: int, vocab: int) -> int:
 def sampler_bytes(rows: int, results: int, slots: int, vocab: int) -> int:
     """Of `sampling.Sampler`, with the rows' parameters, draws and adjustments."""
     own = 4 * (3 * results + 4 * rows * PIECES + rows * ASKED)
-    adjusting = 4 * rows * vocab + slots * (2 * vocab + -(-vocab // 8))
+    adjusting = 4 * rows * vocab + slots * 2 * vocab + (slots + rows) * -(-vocab // 8)
     return own + work_bytes(rows, vocab) + adjusting
