@@ -49,3 +49,30 @@ def test_both_words_for_a_rate() -> None:
         for flag in ("--rate", "--rps", "--request-rate")
     ]
     assert several[0] == several[1] == several[2]
+
+
+QUICK = ("--rps", "1", "--input", "128", "--output", "32")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "llama-3.1-8b", *QUICK, "--gpu", "l4", "--tp", "3"), "Use 2 or 4."),
+        (("plan", "llama-3.1-8b", *QUICK, "--emit", "vlm"), "Did you mean vllm?"),
+        (
+            ("plan", "llama-3.1-8b", *QUICK, "--svg", "/no/such/folder/a.svg"),
+            "a folder that exists",
+        ),
+        (
+            ("cost", "--rate", "9", "--output", "9", "--svg", "/no/such/a.svg"),
+            "a folder that exists",
+        ),
+        (("plan", "llama-3.1-8b", "--rps", "1", "--workload", "chaat"), "Did you mean chat?"),
+        (("plan", "llama-3.1-8b", "--rps", "1", "--input", "0", "--output", "5"), "input is '0'"),
+        (("cost", "--rate", "9", "--output", "9", "--price-kind", "spto"), "Did you mean spot?"),
+    ],
+)
+def test_bad_input_of_planning_is_refused_before_anything_runs(
+    words: tuple[str, ...], said: str
+) -> None:
+    assert said in " ".join(output(*words, exit_code=2).split())

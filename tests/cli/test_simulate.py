@@ -17,7 +17,7 @@ from headrace.hardware.profile import Profile, load_profile
 
 KEYS = {"requests", "refused", "verdict", "output_tokens_s", "input_tokens_s", "requests_s",
         "cached_share", "steps", "preemptions", "latency", "slo", "saturation", "is_good",
-        "deployment", "fleet", "band"}  # fmt: skip
+        "impossible", "deployment", "fleet", "band"}  # fmt: skip
 LIGHT = ("--input", "64", "--output", "16", "--rate", "2", "--requests", "120")
 
 

@@ -197,3 +197,25 @@ def test_what_does_not_fit_is_an_answer() -> None:
     result = CliRunner().invoke(app, ["simulate", *words])
     assert result.exit_code == 1
     assert "can't be served on h100-sxm, bf16" in result.output
+
+
+def test_sessions_are_counted_while_they_come() -> None:
+    """Once the time in which the last sessions ended counted too: 3.2 requests/s of 4."""
+    words = ("llama-3.1-8b", "--gpu", "h100-sxm", "--workload", "chat", "--rate", "4")
+    served = facts_of(*words, "--requests", "1200", "--slo", "ttft=30s")["requests_s"]
+    assert served == pytest.approx(4.0, rel=0.12)
+
+
+def test_an_objective_that_no_load_allows_has_its_bound() -> None:
+    words = (*ON_GPU[:-2], "--rate", "1", "--requests", "20", "--slo", "tpot=1ms")
+    text = shown(*words, exit_code=1)
+    assert "impossible TPOT: a token takes at least" in text
+    assert "the objective is 1 ms" in text
+
+
+def test_two_requests_have_no_latencies_and_say_so(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,input_length,output_length\n0,30,5\n1,40,6\n")
+    text = shown("llama-3.1-8b", "--gpu", "l4", "--trace", str(trace))
+    assert "latencies none: no request is in the steady part" in text
+    assert "band step times x" in text

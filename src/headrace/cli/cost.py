@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, check_folder
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def cost(
     from headrace.cli.cost_tables import show, show_apis
     from headrace.hardware.api_prices import parse_api, read_api_prices
 
+    check_folder(svg, "--svg")
     own = read_api_prices(api_prices) if api_prices is not None else {}
     if apis:
         show_apis(own, as_json=as_json)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,6 +47,15 @@ def one_model(argument: str | None, option: str | None) -> str | None:
             f"Two models were given: {argument!r}, and --model {option!r}.", "Keep one of them."
         )
     return argument if option is None else option
+
+
+def check_folder(path: Path | None, flag: str) -> None:
+    """Before a long search, and not after it."""
+    if path is not None and (not path.absolute().parent.is_dir() or path.is_dir()):
+        raise ConfigError(
+            f"{flag} is {path}; expected a file in a folder that exists.",
+            "Create the folder first.",
+        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ are plan_asked.py's, the text plan_text.py's.
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.options import AsJson
+from headrace.cli.options import AsJson, check_folder
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,10 +95,12 @@ def plan(
     if not models:
         raise ConfigError("No MODEL was given.", "Name one or more, as in llama-3.1-70b.")
     if emit is not None and emit not in emit_names():
+        near = difflib.get_close_matches(emit.lower(), emit_names(), n=1)
         raise ConfigError(
             f"--emit is {emit[:40]!r}; expected one of {', '.join(emit_names())}.",
-            "Choose one of them.",
+            f"Did you mean {near[0]}?" if near else "Choose one of them.",
         )
+    check_folder(svg, "--svg")
     asked = Asked(
         models=tuple(models), rps=rps, input=input_tokens, output=output_tokens, slo=slo,
         workload=workload, trace=trace, measured=measured, gpus=tuple(gpu or ()),

@@ -14,6 +14,7 @@ from headrace.core.errors import ConfigError
 from headrace.hardware.gpus import Gpu, all_gpus, find_gpu, find_price_kind
 from headrace.hardware.profile import Profile, load_profile
 from headrace.hardware.this_machine import NAME
+from headrace.models.precision import check_tp, find_precision, tp_obstacle
 from headrace.search.demand import lengths_of
 from headrace.search.machine import Space, check_context, missing_type
 from headrace.search.measured import read_measured
@@ -172,6 +173,7 @@ def space_for(
     if asked.tps:
         space = replace(space, tps=tuple(sorted(set(asked.tps))))
     _check_types(asked, space)
+    _check_tps(asked, space)
     return space, notes
 
 
@@ -266,6 +268,20 @@ def _is_timed(gpu: Gpu) -> bool:
     has_rate = "bf16" in gpu.flops or "fp16" in gpu.flops
     has_memory = gpu.memory_bytes is not None or gpu.nominal_bytes is not None
     return has_rate and has_memory and gpu.bandwidth_bytes_s is not None
+
+
+def _check_tps(asked: Asked, space: Space) -> None:
+    """Parallelism that was asked for and that divides none of the models is a mistake too."""
+    if not asked.tps or not space.gpus:
+        return
+    pairs = [
+        (model.spec, find_precision(model.counted_precision(precision)), tp)
+        for model in space.models
+        for precision in model.precisions
+        for tp in space.tps
+    ]
+    if pairs and all(tp_obstacle(*pair) is not None for pair in pairs):
+        check_tp(*pairs[0])
 
 
 def _check_types(asked: Asked, space: Space) -> None:

@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError, MemoryFitError
 if TYPE_CHECKING:
     from headrace.cli.simulate_asked import Fleet
     from headrace.hardware.profile import Profile
+    from headrace.search.answer import Loss
     from headrace.search.candidate import Candidate
     from headrace.search.machine import Machines
     from headrace.search.models import PlannedModel
@@ -59,6 +60,7 @@ class Machine:
     handover: Handover | None  # of a prompt to another pool; None: not known how
     facts: dict[str, Any]
     explained: tuple[str, ...]
+    impossible: str | None = None  # the bound that rules the objective out, whatever the load
 
 
 def fleet_setup(machine: Machine, fleet: Fleet, slowness: float, seed: int, slo: Slo) -> FleetSetup:
@@ -147,7 +149,7 @@ def planned_model(name: str, quant: str | None) -> PlannedModel:
 def gpu_machine(
     asked: AskedGpu, model: PlannedModel, workload: Workload, slo: Slo, fleet: Fleet, seed: int
 ) -> Machine:
-    machines, candidate = _candidate(asked, model, workload, slo, fleet, seed)
+    machines, candidate, loss = _candidate(asked, model, workload, slo, fleet, seed)
     bounded = machines.space.engine == "headrace"
 
     def setup(slowness: float) -> Setup:
@@ -174,14 +176,15 @@ def gpu_machine(
             "kv_tokens": machines.kv_tokens(candidate),
         },
         explained=tuple(_explained(machines, candidate, fleet)),
+        impossible=None if loss is None else loss.text,
     )
 
 
 def _candidate(
     asked: AskedGpu, model: PlannedModel, workload: Workload, slo: Slo, fleet: Fleet, seed: int
-) -> tuple[Machines, Candidate]:
-    """The one that was asked for; refuses what a GPU, its memory or the model's shape rules out.
-    Whether the objective can be met is what the simulation is for."""
+) -> tuple[Machines, Candidate, Loss | None]:
+    """The one that was asked for; refuses what a GPU, its memory or the model's shape rules out. An
+    objective that its peak rules out is said, and simulated."""
     from headrace.cli.plan_asked import Asked, space_for
     from headrace.search.answer import Why
     from headrace.search.demand import lengths_of
@@ -212,7 +215,7 @@ def _candidate(
     candidate = replace(machines.candidates()[0], prefix_cache=asked.prefix_cache)
     loss = machines.refuse(candidate)
     if loss is None or loss.why in (Why.TTFT, Why.TPOT):
-        return machines, candidate
+        return machines, candidate, loss
     kind = DoesNotFitError if loss.why is Why.MEMORY else ConfigError
     raise kind(
         f"{candidate.model} can't be served on {candidate.label}: {loss.text}.",

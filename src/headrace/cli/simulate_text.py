@@ -99,6 +99,7 @@ def answer_facts(answer: Answer) -> dict[str, Any]:
     band, bracket = answer.machine.band, answer.bracket
     facts = run_facts(answer.middle, answer.slo)
     facts["is_good"] = answer.is_good
+    facts["impossible"] = answer.machine.impossible
     facts["deployment"] = answer.machine.facts
     facts["fleet"] = fleet_facts(answer)
     facts["band"] = None
@@ -190,15 +191,13 @@ def lines(answer: Answer) -> Iterator[str]:
         )
     else:
         yield from _row("verdict", _verdict(report.verdict.value))
-        yield f"{'':<{_NAME}}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}"
-        for name, times in run.latencies():
-            if times is not None:
-                shown = "".join(f"{_ms(each):>10}" for each in _columns(times))
-                yield f"{name.removesuffix('_s').upper():<{_NAME}}{shown}"
+        yield from _latency_lines(run)
     yield from _band_lines(answer)
     if slo is not None:
         goal = run.objective(slo)
         yield from _row("objective", f"{slo}: {_judged(answer, slo)}")
+        if answer.machine.impossible is not None:
+            yield from _row("impossible", answer.machine.impossible)
         yield from _row(
             "within it",
             f"{report.met_share(goal):.1%}, goodput {report.goodput_s(goal):.3g} requests/s",
@@ -207,6 +206,17 @@ def lines(answer: Answer) -> Iterator[str]:
         rates = answer.band_rates
         wider = "" if rates is None else f"; with the band {rates[0]:.3g} to {rates[1]:.3g}"
         yield from _row("saturated", f"{answer.bracket}{wider}")
+
+
+def _latency_lines(run: Run) -> Iterator[str]:
+    known = [(name, times) for name, times in run.latencies() if times is not None]
+    if not known:
+        yield from _row("latencies", "none: no request is in the steady part")
+        return
+    yield f"{'':<{_NAME}}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}"
+    for name, times in known:
+        shown = "".join(f"{_ms(each):>10}" for each in _columns(times))
+        yield f"{name.removesuffix('_s').upper():<{_NAME}}{shown}"
 
 
 def _verdict(word: str) -> str:
@@ -252,10 +262,8 @@ def _band_lines(answer: Answer) -> Iterator[str]:
     ]
     if slow.report.saturated:
         found = ["saturated at its slow end"]
-    yield from _row(
-        "band",
-        f"{'; '.join(found)}: step times x {band.fast:.2f} to {band.slow:.2f}, {band.source}",
-    )
+    source = f"step times x {band.fast:.2f} to {band.slow:.2f}, {band.source}"
+    yield from _row("band", f"{'; '.join(found)}: {source}" if found else source)
 
 
 def _judged(answer: Answer, slo: Slo) -> str:

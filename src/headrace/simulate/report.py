@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from headrace.simulate.served import Served
-from headrace.simulate.verdict import Verdict, judge
+from headrace.simulate.verdict import Verdict, judge, last_arrival_s
 from headrace.workload.slo import Slo
 
 WARM_SHARE = 0.10  # of requests in order of arrival: the first are left out of what is measured,
@@ -98,16 +98,22 @@ class Report:
     @cached_property
     def window_s(self) -> tuple[float, float]:
         """The part of time that rates are taken from: from when the first tenth of the requests
-        had ended until requests stop arriving, or until nine tenths have ended."""
+        had ended until requests (or sessions) stop arriving, or until nine tenths have ended."""
         if not self.done:
             return (0.0, 0.0)
         ends = sorted(_end(each) for each in self.done)
         begin_s = quantile(ends, self.warm_share) if self.warm_share else self.served[0].arrival_s
         if not self.drain_share:
             return (begin_s, ends[-1])
-        last_arrival_s = self.served[-1].arrival_s
-        until_s = min(ends[-1], max(last_arrival_s, quantile(ends, 1 - 2 * self.drain_share)))
+        until_s = min(ends[-1], self._until_s(quantile(ends, 1 - 2 * self.drain_share)))
         return (begin_s, until_s) if until_s > begin_s else (self.served[0].arrival_s, ends[-1])
+
+    def _until_s(self, most_ended_s: float) -> float:
+        """Sessions that have begun go on after the last has come, with ever fewer of them."""
+        last_s, alone_s = self.served[-1].arrival_s, last_arrival_s(self.served)
+        if alone_s is not None and alone_s < last_s:
+            return alone_s
+        return max(last_s, most_ended_s)
 
     @property
     def done(self) -> list[Served]:

@@ -51,7 +51,7 @@ def judge(served: Sequence[Served]) -> Verdict:
         return Verdict.SATURATED
     if len(served) < LEAST_REQUESTS:
         return Verdict.UNCLEAR
-    begin_s, end_s = served[0].arrival_s, _last_arrival_s(served)
+    begin_s, end_s = served[0].arrival_s, last_arrival_s(served)
     if end_s is None:
         return Verdict.STABLE
     arrived = sum(1 for each in served if each.arrival_s <= end_s)
@@ -76,7 +76,7 @@ def _grows(parts: Sequence[float], arrivals: float, growth: Growth) -> bool:
     return slope * len(parts) > growth.share * arrivals and slope > growth.sure * error
 
 
-def _last_arrival_s(served: Sequence[Served]) -> float | None:
+def last_arrival_s(served: Sequence[Served]) -> float | None:
     """Of those that came by themselves: turns of sessions that have begun go on after it. None: a
     closed loop, whose clients wait for their answers, so that no queue can grow."""
     alone = [each.arrival_s for each in served if each.ask.after_s is None]

@@ -9,6 +9,7 @@ decision should use a trace of one's own.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from headrace.core.errors import ConfigError
@@ -76,9 +77,10 @@ NAMED: Mapping[str, Synthetic] = {one.name: one for one in (_CHAT, _RAG, _CODE, 
 
 def find_workload(name: str) -> Synthetic:
     if name not in NAMED:
+        near = difflib.get_close_matches(name.lower(), NAMED, n=1)
         raise ConfigError(
             f"workload is {name[:40]!r}; expected one of {', '.join(NAMED)}.",
-            "Choose one of them, or give lengths or a trace.",
+            f"Did you mean {near[0]}?" if near else "Choose one, or give lengths or a trace.",
             param="workload",
         )
     return NAMED[name]

@@ -71,7 +71,10 @@ def fixed(tokens: int) -> Lengths:
 
 
 def parse_lengths(text: str, param: str, least: int = 1, most: int = MAX_TOKENS) -> Lengths:
-    return Lengths(parse_distribution(text, param), least, most)
+    found = parse_distribution(text, param)
+    if isinstance(found, Constant) and not least <= found.value <= most:
+        raise refusal(ConfigError, param, text, f"{least} to {most} tokens")
+    return Lengths(found, least, most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
