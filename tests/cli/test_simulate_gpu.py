@@ -169,7 +169,7 @@ BAD = [
     (("lama-3.1-8b", "--gpu", "l4", *SHORT, "--rate", "1"), "llama-3.1-8b"),
     ((*ON_GPU, "--rate", "1", "--router", "round_robbin"), "Did you mean round-robin?"),
     ((*ON_GPU, "--rate", "1", "--engine", "tgi"), "vllm, sglang, trtllm, headrace"),
-    ((*ON_GPU, "--rate", "1", "--tp", "3"), "do not divide"),
+    ((*ON_GPU, "--rate", "1", "--tp", "3"), "32 attention heads. try: Use 2 or 4"),
     ((*ON_GPU, "--rate", "1", "--gpus", "3", "--replicas", "2"), "--gpus is 3, and 2 replicas of"),
     ((*ON_GPU, "--rate", "1", "--decode-replicas", "2"), "pools apart need both"),
     ((*ON_GPU, "--rate", "1", "--link", "9GB/s"), "nothing is sent"),
