@@ -28,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -106,7 +107,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model")
     parser.add_argument("--shape", choices=SHAPES, help="random weights in the place of a model")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--profile", type=Path, help="calibrated before; else it is done now")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="calibrated before, else it is done now and written there; several: one for each run",
+    )
+    parser.add_argument("--calibrate-again", action="store_true", help="before every run")
     parser.add_argument("--seconds", type=float, default=120.0, help="of calibration")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of requests")
@@ -129,12 +137,12 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     began_s = time.monotonic()
     options = parse()
-    profile = _profile(options)
+    until_s = began_s + options.budget_s if options.budget_s else math.inf
     if options.kept:
-        runs = load_runs(options.kept)
+        profiles, runs = [load_profile(path) for path in options.profile], load_runs(options.kept)
     else:
-        until_s = began_s + options.budget_s if options.budget_s else math.inf
-        runs = served_runs(options, profile, until_s)
+        profiles, runs = served_runs(options, until_s)
+    profile = profiles[0] if len(profiles) == 1 else blended(profiles)
     rows: list[Compared] = []
     notes = []
     for name, reports in runs.items():
@@ -157,9 +165,12 @@ def main() -> None:
         options.out.write_text(json.dumps(_facts(rows, notes, profile), indent=1) + "\n")
 
 
-def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -> Runs:
-    """Every workload in every round. No round is begun after `until_s`."""
+def served_runs(options: argparse.Namespace, until_s: float) -> tuple[list[Profile], Runs]:
+    """Every workload in every round, and the profiles that were measured in turn with them. No
+    round is begun after `until_s`."""
     vocabulary = vocabulary_of(options)
+    profiles = [_profile(options, 0)]
+    profile = profiles[0]
     chosen = [
         case
         for case in CASES
@@ -180,12 +191,41 @@ def served_runs(options: argparse.Namespace, profile: Profile, until_s: float) -
             if run and time.monotonic() > until_s:
                 print(f"no time is left for run {run + 1}", flush=True)
                 break
+            if run and options.calibrate_again:
+                profiles.append(_profile(options, run))
             for name, some in asks.items():
                 print(f"run {run + 1}: {name}", flush=True)
                 runs[name].append(run_server(server, some, vocabulary, f"{name} {run}"))
                 if options.keep:
                     save_runs(options.keep, runs)
-    return runs
+    return profiles, runs
+
+
+def blended(profiles: Sequence[Profile]) -> Profile:
+    """The machine as it was over all of them: the mean of each step, and of what serving added."""
+    steps = []
+    for some in zip(*(profile.steps for profile in profiles), strict=True):
+        steps.append(replace(some[0], seconds=fmean(one.seconds for one in some)))
+    served = [profile.serving for profile in profiles if profile.serving is not None]
+    if len(served) < len(profiles):
+        return replace(profiles[0], steps=tuple(steps))
+    serving = replace(
+        served[0],
+        streams=tuple(
+            replace(some[0], added_s=fmean(one.added_s for one in some))
+            for some in zip(*(one.streams for one in served), strict=True)
+        ),
+        first_tokens=tuple(
+            replace(
+                some[0],
+                added_s=fmean(one.added_s for one in some),
+                busy_s=fmean(one.busy_s for one in some),
+            )
+            for some in zip(*(one.first_tokens for one in served), strict=True)
+        ),
+        burst_s=fmean(one.burst_s for one in served),
+    )
+    return replace(profiles[0], steps=tuple(steps), serving=serving)
 
 
 def _flags(options: argparse.Namespace) -> list[str]:
@@ -194,9 +234,10 @@ def _flags(options: argparse.Namespace) -> list[str]:
     return [*own, "--max-waiting-requests", "8192", "--max-waiting-tokens", "8000000"]
 
 
-def _profile(options: argparse.Namespace) -> Profile:
-    if options.profile is not None and options.profile.exists():
-        return load_profile(options.profile)
+def _profile(options: argparse.Namespace, number: int) -> Profile:
+    path = options.profile[number] if number < len(options.profile) else None
+    if path is not None and path.exists():
+        return load_profile(path)
     said: set[str] = set()
 
     def tell(what: str, done: int, total: int | None) -> None:
@@ -212,8 +253,8 @@ def _profile(options: argparse.Namespace) -> Profile:
         offline=True,
         flags=_flags(options),
     )
-    if options.profile is not None:
-        made.save(options.profile)
+    if path is not None:
+        made.save(path)
     return made
 
 

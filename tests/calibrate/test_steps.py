@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.calibrate.host import measure_host
-from headrace.calibrate.statistic import spread
+from headrace.calibrate.statistic import mean, spread
 from headrace.calibrate.steps import CONTEXT, Point, Steps, measure, points_for
 from headrace.core.clock import VirtualClock
 from headrace.core.step import RunnerLimits, StepPlan
@@ -148,3 +148,9 @@ def test_spread() -> None:
     assert spread([2.0, 2.0, 2.0, 2.0]) == 0
     assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(1 / 3)
     assert spread([1.0, 3.0]) == pytest.approx(0.5)
+
+
+def test_a_mean_counts_slow_rounds_and_cuts_a_stall() -> None:
+    assert mean([1.0, 2.0, 3.0]) == 2.0
+    assert mean([0.3, 0.3, 0.6]) == pytest.approx(0.4)
+    assert mean([1.0, 1.0, 1.0, 100.0]) == pytest.approx((3 + 2.5) / 4)

@@ -1,13 +1,22 @@
-"""Medians, and how far values are spread around them. Knows numbers only."""
+"""Medians and means, and how far values are spread around them. Knows numbers only."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
+CUT = 2.5  # medians: what is above it counts as so much
+
 
 def median(values: Sequence[float]) -> float:
     return statistics.median(values)
+
+
+def mean(values: Sequence[float]) -> float:
+    """A mean, since throughput and queues are made of means, with what is far off cut: a stall of
+    the machine in one of a few rounds says nothing of a step."""
+    most = CUT * median(values)
+    return statistics.fmean(min(value, most) for value in values)
 
 
 def spread(values: Sequence[float]) -> float:

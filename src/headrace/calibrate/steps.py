@@ -1,7 +1,7 @@
 """Step times of a runner: which steps are measured, and how.
 
 A point is a step that has decoding rows, a prompt, or both. Points are measured in turn, round
-after round, so that other work on the machine is unfair to none; what is kept is the median. The
+after round, so that other work on the machine is unfair to none; what is kept is their mean. The
 runner's blocks are written before: memory that was never written is read too fast. A runner that
 takes a plan while it computes another is measured so: a step is then the time from one result to
 the next. Knows runners; no engine and no server.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from headrace.calibrate.statistic import median, spread
+from headrace.calibrate.statistic import mean, spread
 from headrace.core.step import DrawParams, Runner, RunnerLimits, StepPlan
 from headrace.hardware.profile import StepTime
 
@@ -242,7 +242,7 @@ def measure(
             prompt_tokens=point.prompt_tokens,
             prompt_start=point.prompt_start,
             draws=point.draws,
-            seconds=median(values),
+            seconds=mean(values),
             spread=spread(values),
             repetitions=len(values),
         )

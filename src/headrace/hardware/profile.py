@@ -1,8 +1,9 @@
 """A machine as it was measured: its ceilings, a model's step times, and what serving adds to them.
 
 `headrace calibrate` writes one as JSON (docs/calibrate.md has the schema); fit, plan and
-simulate read it. Times are medians in seconds; `spread` is half of the range between the quartiles,
-divided by the median. Knows the file's form; neither how it was measured nor what it is used for.
+simulate read it. Times are in seconds, of steps the mean, of others the median; `spread` is half
+of the range between the quartiles, divided by the median. Knows the file's form; neither how it was
+measured nor what it is used for.
 """
 
 from __future__ import annotations
