@@ -283,11 +283,19 @@ def test_questions_before_the_run_are_paid_for_too() -> None:
     assert purse.spent_usd * 1e6 == pytest.approx(run + questions, rel=0.02)
 
 
-def test_tls_with_a_server_that_speaks_none_is_one_line() -> None:
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_tls_with_a_server_that_speaks_none_is_one_line(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.client.connection._HANDSHAKE_S", 0.05)
+
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await reader.read(1)
-        writer.close()
+        try:
+            if not is_silent:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await reader.read()
+        finally:
+            writer.close()
 
     async def work() -> None:
         server = await asyncio.start_server(plain, "127.0.0.1", 0)

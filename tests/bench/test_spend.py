@@ -5,6 +5,7 @@ from tests.bench.test_summary import failed, whole
 
 from headrace.bench.spend import Purse
 from headrace.client.answer import Failure
+from headrace.core.errors import ConfigError
 from headrace.hardware.api_prices import parse_api
 from headrace.workload.ask import Ask
 
@@ -29,3 +30,9 @@ def test_cached_input_costs_less() -> None:
     purse.may_send(one.ask)
     purse.settle(one)
     assert purse.spent_usd == pytest.approx((40 + 6 + 50) / 1e6)
+
+
+def test_a_limit_below_the_questions_before_a_run_is_refused() -> None:
+    Purse(parse_api("mine=1/10"), 0.01).check_questions()
+    with pytest.raises(ConfigError, match="the questions before a run alone"):
+        Purse(parse_api("mine=1/10"), 0.001).check_questions()

@@ -75,6 +75,23 @@ def test_a_chunk_that_is_not_json_is_an_error() -> None:
     assert answer.failure is Failure.IN_STREAM
 
 
+@pytest.mark.parametrize(
+    "choices", [[None], ["a"], [{"delta": "a"}], 5, [{"delta": {"content": 5}}]]
+)
+def test_a_chunk_of_another_form_is_an_error(choices: Any) -> None:
+    answer = Answer()
+    answer.feed(event({"choices": choices}), 1.0)
+    assert answer.failure is Failure.IN_STREAM
+    assert "another form" in answer.detail
+
+
+@pytest.mark.parametrize("count", [-4, "5", None, 1.5, True])
+def test_a_count_that_is_none_is_not_taken(count: Any) -> None:
+    answer = Answer()
+    answer.feed(event({"choices": [], "usage": {"completion_tokens": count}}), 1.0)
+    assert answer.output_tokens is None
+
+
 def test_a_stream_without_an_end_was_cut() -> None:
     answer = Answer()
     answer.feed(event(delta(content="Hi")), 1.0)

@@ -55,7 +55,7 @@ def judge(
             f"requests were sent {delay * 1e3:.1f} ms late (P99); at most {allowed * 1e3:.1f} ms "
             "is allowed here"
         )
-    if cpu_share > MOST_CPU:
+    if cpu_share > MOST_CPU and late_s:
         wrong.append(f"it used {cpu_share:.0%} of a core: it may have been the bottleneck")
     return Health(
         lag_p50_s=quantile(lags, 0.5),

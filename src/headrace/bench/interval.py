@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from headrace.core.ratio import student
 
 CONFIDENCE = 0.95
+LEAST_GROUPS = 10  # two for each of five batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def grouped_percentile(groups: Sequence[Sequence[float]], share: float) -> Estim
     from percentiles of batches of groups, and is None where these are too few to say."""
     every = sorted(value for group in groups for value in group)
     batches = min(20, len(groups) // 2)
-    if percentile(every, share) is None or batches < 5:
+    if percentile(every, share) is None or len(groups) < LEAST_GROUPS:
         return None
     found = []
     for number in range(batches):

@@ -76,6 +76,8 @@ class Session:
 
     async def open(self) -> Target:
         asked = self.asked
+        if asked.purse is not None:
+            asked.purse.check_questions()
         await self._connections.resolve()
         self.target = await find_target(
             self._connections,

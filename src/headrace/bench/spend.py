@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from headrace.bench.record import Record
 from headrace.client.answer import Answer
+from headrace.core.errors import ConfigError
 from headrace.hardware.api_prices import ApiPrice
 from headrace.workload.ask import Ask
+
+# The three questions of target.py, with a template and words of several tokens.
+_QUESTIONS, _QUESTION_TOKENS, _ANSWER_TOKENS = 3, 1500, 2
 
 
 class Purse:
@@ -35,6 +39,16 @@ class Purse:
         cached = record.answer.cached_tokens or 0
         tokens = record.tokens if record.answer.times_s else 0
         self.spent_usd += self._cost(record.prompt_tokens, tokens, cached)
+
+    def check_questions(self) -> None:
+        """Before anything is sent: what is asked to find one's way must fit too."""
+        needed = self._cost(_QUESTION_TOKENS, _QUESTIONS * _ANSWER_TOKENS)
+        if needed > self._limit_usd:
+            raise ConfigError(
+                f"--spend-limit is {self._limit_usd:g} dollars; the questions before a run alone "
+                f"cost up to {needed:.2g}.",
+                "Give more.",
+            )
 
     def pay(self, answer: Answer) -> None:
         """For a question that was no part of a run."""

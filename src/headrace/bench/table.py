@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.bench.interval import least_count
+from headrace.bench.interval import LEAST_GROUPS, least_count
 from headrace.bench.record import CountedBy
 from headrace.bench.summary import SHARES, Spread, Summary
 
@@ -83,16 +83,19 @@ def _lengths(summary: Summary) -> str:
 def _times(summary: Summary) -> Iterator[str]:
     heads = "".join(f"{f'p{share * 100:g} (95%)':>17}" for share in SHARES)
     yield f"{'ms':<21}{'mean':>9}{heads}"
-    refused: set[float] = set()
+    needed: dict[float, int] = {}  # answers, for what is refused
     for name, title in ROWS:
         spread = summary.spreads[name]
         if spread is None or (name == "visible" and not has_hidden_start(summary)):
             continue
         cells = "".join(f"{_cell(spread, share):>17}" for share in SHARES)
-        refused |= {share for share, found in spread.percentiles.items() if found is None}
+        for share, found in spread.percentiles.items():
+            if found is None:
+                least = least_count(share) if spread.groups is None else LEAST_GROUPS
+                needed[share] = max(needed.get(share, 0), least)
         yield f"{title:<21}{shown_ms(spread.mean):>9}{cells}"
-    if refused:
-        shown = ", ".join(f"P{share * 100:g} {least_count(share)}" for share in sorted(refused))
+    if needed:
+        shown = ", ".join(f"P{share * 100:g} {count}" for share, count in sorted(needed.items()))
         yield f"{'':<21}-: too few requests for it (needed: {shown})"
 
 

@@ -61,14 +61,14 @@ async def find_model(connections: Connections, key: str | None) -> str:
     url = connections.address.url
     if status in (401, 403):
         raise Unreachable(
-            f"{url} refuses the key ({status}): {message_of(body)}.",
+            f"{url} refuses the key ({status}): {message_of(body).rstrip('.')}.",
             "Give the name of the variable that holds the key: --key-variable NAME.",
         )
     try:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError):
         raise Unreachable(
-            f"{url}/v1/models answered {status} without a model: {body[:80]!r}.",
+            f"{url}/v1/models answered {status} without a model: {message_of(body)[:80]!r}.",
             "Give the model's name by --model, or the URL of an OpenAI-compatible server.",
         ) from None
 
@@ -166,7 +166,7 @@ def _useless(connections: Connections, path: str, answer: Answer) -> Unreachable
         remedy = "Give the name of the variable that holds the key: --key-variable NAME."
     elif answer.detail[:3] == "404":
         remedy = "Check the URL and --model; --api completions asks the other endpoint."
-    return Unreachable(f"{url}: {answer.failure}: {answer.detail}.", remedy)
+    return Unreachable(f"{url}: {answer.failure}: {answer.detail.rstrip('.')}.", remedy)
 
 
 def check_extra(text: str) -> dict[str, Any]:

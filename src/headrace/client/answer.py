@@ -106,7 +106,12 @@ class Answer:
         if event == b"error" or not isinstance(chunk, dict) or chunk.get("error"):
             self.fail(Failure.IN_STREAM, message_of(chunk))
             return
-        self._take(chunk, at_s)
+        try:
+            self._take(chunk, at_s)
+        except (AttributeError, TypeError):
+            self.fail(
+                Failure.IN_STREAM, f"a chunk has another form than OpenAI's: {data[:_SHOWN]!r}"
+            )
 
     def _take(self, chunk: Mapping[str, Any], at_s: float) -> None:
         for choice in chunk.get("choices") or ():
@@ -167,4 +172,5 @@ def _tool_chars(calls: Any) -> int:
 
 
 def _whole(value: Any, otherwise: int | None) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_count else otherwise

@@ -22,6 +22,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.version import headrace_version
 
 Clock = Callable[[], float]
+_HANDSHAKE_S = 10.0
 _REMEDY = "Give the server's URL, such as http://127.0.0.1:8000."
 
 
@@ -309,14 +310,17 @@ class Connections:
             *self._place,
             ssl=self._ssl,
             server_hostname=self.address.host if self._ssl else None,
+            ssl_handshake_timeout=_HANDSHAKE_S if self._ssl else None,
         )
         return protocol
 
 
 def unreachable(address: Address, error: OSError) -> Unreachable:
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError) or (address.is_tls and error.errno is None):
+        said = str(error) or "the connection was closed during the handshake"
         return Unreachable(
-            f"TLS with {address.host} failed: {error}.", "Check the certificate, or use http."
+            f"TLS with {address.host} failed: {said.rstrip('.')}.",
+            "Check the certificate, or use http.",
         )
     return Unreachable(
         f"{address.host}:{address.port} can't be reached: {error.strerror or error}.",
