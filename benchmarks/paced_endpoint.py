@@ -58,8 +58,10 @@ class Paced:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                if head.startswith(b"GET"):
-                    writer.write(plain(self._about(head.split(b" ")[1].decode())))
+                if not head.startswith(b"POST"):
+                    about = plain(self._about(head.split(b" ")[1].decode()))
+                    is_whole = head.startswith(b"GET")  # HEAD has no body
+                    writer.write(about if is_whole else about.split(b"{", 1)[0])
                     continue
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))

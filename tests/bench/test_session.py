@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from tests.bench.fake_endpoint import FakeEndpoint, answered, changed, event, re
 
 from headrace.bench.record import CountedBy
 from headrace.bench.run import Stop
-from headrace.bench.session import Asked, Session
+from headrace.bench.session import Asked, Session, run_session
 from headrace.bench.spend import Purse
 from headrace.bench.summary import Summary
 from headrace.client.connection import Unreachable, parse_address
@@ -240,6 +241,22 @@ def test_the_second_interrupt_gives_up_what_is_on_its_way_and_keeps_the_rest() -
     )
     with pytest.raises(KeyboardInterrupt):  # the third time everything ends
         sessions[0].interrupt()
+
+
+def test_signals_mean_afterwards_what_they_meant_before() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        session = Session(Asked(address=parse_address(":1")))
+
+        async def work() -> bool:
+            return signal.getsignal(signal.SIGTERM) is not mine
+
+        assert run_session(session, work)
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_before_anything_was_measured_an_interrupt_ends_everything() -> None:

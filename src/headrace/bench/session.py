@@ -215,17 +215,31 @@ def run_session(session: Session, work: Callable[[], Coroutine[Any, Any, T]]) ->
     it has."""
 
     async def whole() -> T:
-        loop = asyncio.get_running_loop()
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, session.interrupt)
         try:
             return await work()
         finally:
             session.close()
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner, _ended_by(session, runner):
         return runner.run(whole())
+
+
+@contextlib.contextmanager
+def _ended_by(session: Session, runner: asyncio.Runner) -> Iterator[None]:
+    """Signals interrupt the session, and mean afterwards what they meant before: a loop leaves
+    handlers behind that ignore them, also in processes that are forked later."""
+    loop, before = runner.get_loop(), {}
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, session.interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(RuntimeError, ValueError):
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
