@@ -4,7 +4,9 @@
 
 A stand-in for a server, in a process of its own, sends tokens to all streams at a fixed pace,
 either all at once, as an engine's steps do, or each at its own moments. The client is the real one.
-What is printed is the client's own health: nothing here says anything about a server.
+Each has a core of its own. What is printed is the client's own health: nothing here says anything
+about a server. A closed loop begins with all of its requests at once; how long these took to go out
+is a column of its own, and the delays are those of all later requests.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 from multiprocessing.connection import Connection
 from random import Random
 
+from headrace.bench.interval import quantile
 from headrace.bench.run import Stop
 from headrace.bench.session import Asked, Session, loop_factory, run_session
 from headrace.bench.summary import Summary
@@ -83,7 +86,9 @@ class StandIn:
                      + _event(b"[DONE]") + b"0\r\n\r\n")  # fmt: skip
 
 
-def _stand_in(port: Connection, gap_s: float, in_steps: bool) -> None:
+def _stand_in(port: Connection, gap_s: float, in_steps: bool, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+
     async def work() -> None:
         made = StandIn(gap_s, in_steps)
         server = await asyncio.start_server(made.serve, "127.0.0.1", 0, backlog=1024)
@@ -96,12 +101,13 @@ def _stand_in(port: Connection, gap_s: float, in_steps: bool) -> None:
 
 def measure(streams: int, rate_s: float, seconds: float, tokens: int, kind: str) -> Summary:
     """`kind`: steps, spread, or open (spread, with requests at their own times)."""
-    gap_s = streams / rate_s
+    gap_s, cores = streams / rate_s, os.sched_getaffinity(0)
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.Process(
-        target=_stand_in, args=(theirs, gap_s, kind == "steps"), daemon=True
+        target=_stand_in, args=(theirs, gap_s, kind == "steps", min(cores)), daemon=True
     )
     server.start()
+    os.sched_setaffinity(0, {max(cores)})
     try:
         session = Session(Asked(address=parse_address(f":{ours.recv()}")))
         arrivals: OpenLoop | ClosedLoop = ClosedLoop(clients=streams)
@@ -117,6 +123,7 @@ def measure(streams: int, rate_s: float, seconds: float, tokens: int, kind: str)
     finally:
         server.terminate()
         server.join()
+        os.sched_setaffinity(0, cores)
 
 
 def main() -> None:
@@ -129,14 +136,16 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f} before the start")
     print(f"{'':<8}{'streams':>8}{'tokens/s':>10}{'late p50':>10}{'late p99':>10}{'loop p99':>10}"
-          f"{'CPU':>7}")  # fmt: skip
+          f"{'CPU':>7}{'start':>10}")  # fmt: skip
     for kind in ("open", "spread", "steps"):
         found = measure(asked.streams, asked.rate, asked.seconds, asked.tokens, kind)
         health = found.health
+        late = sorted(one.late_s for one in found.records if one.scheduled_s > 0)
+        start_s = max((one.late_s for one in found.records if one.scheduled_s <= 0), default=0.0)
         print(
             f"{kind:<8}{found.most_at_once:>8}{found.output_tokens_s:>10,.0f}"
-            f"{health.late_p50_s * 1e3:>7.2f} ms{health.late_p99_s * 1e3:>7.2f} ms"
-            f"{health.lag_p99_s * 1e3:>7.2f} ms{health.cpu_share:>7.0%}"
+            f"{quantile(late, 0.5) * 1e3:>7.2f} ms{quantile(late, 0.99) * 1e3:>7.2f} ms"
+            f"{health.lag_p99_s * 1e3:>7.2f} ms{health.cpu_share:>7.0%}{start_s * 1e3:>7.1f} ms"
         )
 
 

@@ -151,3 +151,28 @@ def test_sessions_of_a_workload_by_lengths_stay_within_the_count() -> None:
     times = [one.scheduled_s for one in records]
     assert times == sorted(times)
     assert times == [ask.at_s for ask in workload.asks(count=30)]
+
+
+def test_in_a_closed_loop_the_next_request_is_prepared_before_its_time() -> None:
+    """A prompt of many words takes time, in which the endpoint would idle and the client be late.
+    A turn that continues a conversation has to wait for what was said."""
+
+    async def work(clock: Clock, turns: int) -> list[bool]:
+        before: list[bool] = []
+
+        class Watched(Scripted):
+            def prepare(self, ask: Ask, number: int) -> bytes:
+                before.append(self.at_once > 0)
+                return super().prepare(ask, number)
+
+        arrivals = ClosedLoop(clients=1)
+        workload = Synthetic(
+            prompts=fixed(10), outputs=fixed(3), arrivals=arrivals, turns=fixed(turns)
+        )
+        run = Run(Watched(clock), clock=clock, spin_s=0.0)
+        records = await run.run(Feed(workload.asks(), 1), Stop(requests=4))
+        assert len(records) == 4
+        return before[:4]
+
+    assert run_virtually(lambda clock: work(clock, 1)) == [False, True, True, True]
+    assert run_virtually(lambda clock: work(clock, 2)) == [False, False, True, False]

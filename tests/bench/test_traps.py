@@ -132,7 +132,7 @@ class _Slow(Answer):
 
 def test_4_time_is_taken_before_parsing() -> None:
     """Three chunks come in one read. Who looks at the clock after each has parsing in its gaps."""
-    wire = Wire([(1.0, HEAD), (2.0, chunked(TOKEN, TOKEN, TOKEN)), (3.0, chunked(LAST))])
+    wire = Wire([(1.0, HEAD), (2.0, chunked(TOKEN, TOKEN, TOKEN, LAST))])
     answer = _Slow()
     answer.wire = wire
     naive: list[float] = []

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.client.answer import Answer, Failure
-from headrace.client.connection import Exchange, parse_address, request_bytes
+from headrace.client.connection import Backlog, Exchange, parse_address, request_bytes
 from headrace.core.errors import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -150,3 +150,29 @@ def test_a_request_has_its_key_and_length() -> None:
     assert made.startswith(b"POST /base/v1/x HTTP/1.1\r\nHost: host:1\r\n")
     assert b"\r\nAuthorization: Bearer secret\r\n" in made
     assert made.endswith(b"\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def test_all_that_is_there_gets_its_time_before_any_of_it_is_read() -> None:
+    """Three streams get a token in the same moment, and reading one takes 5 ms: who reads each as
+    it comes has the third 10 ms late."""
+
+    class Slow(Answer):
+        def feed(self, data: bytes, at_s: float) -> None:
+            super().feed(data, at_s)
+            now[0] += 0.005
+
+    async def work() -> list[Answer]:
+        exchanges = [Exchange(lambda: now[0], backlog) for _ in range(3)]
+        answers = [Slow() for _ in exchanges]
+        asking = []
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            exchange.connection_made(cast(Any, Wire([])))
+            asking.append(asyncio.create_task(exchange.ask(b"request", answer, 60.0)))
+        await asyncio.sleep(0)
+        for exchange in exchanges:
+            exchange.data_received(HEAD + chunked(TOKEN, LAST) + b"0\r\n\r\n")
+        await asyncio.gather(*asking)
+        return list(answers)
+
+    now, backlog = [1.0], Backlog()
+    assert [answer.times_s for answer in asyncio.run(work())] == [[1.0]] * 3

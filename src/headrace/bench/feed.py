@@ -59,6 +59,16 @@ class Feed:
         found = self._waiting[session].popleft()
         return max(found.at_s, ended_s + (found.after_s or 0.0)), found
 
+    def next_of(self, ask: Ask) -> Ask | None:
+        """What a client of a closed loop sends after this, if that is known before the answer."""
+        session = ask.session
+        if session is None or self._clients is None:
+            return None
+        if not self._waiting[session]:
+            self._read_until(session)
+        waiting = self._waiting[session]
+        return waiting[0] if waiting and not _needs_answer(waiting[0]) else None
+
     def _read_until(self, session: int) -> None:
         for ask in self._asks:
             if ask.session is None:
@@ -66,3 +76,8 @@ class Feed:
             self._waiting[ask.session].append(ask)
             if ask.session == session:
                 return
+
+
+def _needs_answer(ask: Ask) -> bool:
+    """It continues a conversation."""
+    return any(name.endswith(" answer") for name, _ in ask.shared)

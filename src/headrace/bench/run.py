@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import heapq
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ _AHEAD_S = 1.0
 _TICK_S = 0.1
 _TICKS_SHOWN = 5  # every half second
 _DUE_S = 1e-9
+_IDLE_S = 0.002  # so long before the next request there is time to prepare another
 _MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
 SPENT = "the spend limit is reached"
 
@@ -109,6 +112,8 @@ class Run:
         self._is_over = False
         self._taken = 0
         self._read_s = 0.0  # up to this time requests are prepared
+        self._sent: deque[Ask] = deque()  # of clients whose next request is not prepared yet
+        self._ready: dict[Ask, tuple[int, bytes]] = {}  # prepared before their time
         self.progress = Progress()
         self.pulse = Pulse(clock)
         self.began_unix_s = 0.0
@@ -148,12 +153,17 @@ class Run:
 
     async def _step(self, feed: Feed, stop: Stop) -> bool:
         """Sends one request, or waits. False: the run is over."""
+        left_s = self._left_s()
+        if self._sent and left_s > _IDLE_S:
+            await asyncio.sleep(0)  # what was dispatched goes out first
+            if self._left_s() > _IDLE_S:
+                self._prepare_next(feed)
+            return True
         if not self._heap:
             if not self._tasks:
                 return False
             await self._pause(None)
             return True
-        left_s = self._heap[0].at_s - self._now()
         if left_s > _DUE_S:
             if left_s > self._spin_s:
                 await self._pause(left_s - self._spin_s)
@@ -170,6 +180,7 @@ class Run:
         self.progress.sent += 1
         if due.is_timed:
             self._next_timed(feed, stop)
+        self._sent.append(due.ask)
         return True
 
     async def _one(self, due: _Due, feed: Feed, stop: Stop) -> None:
@@ -209,6 +220,17 @@ class Run:
         self._tasks.discard(task)
         self._wake()
 
+    def _left_s(self) -> float:
+        return self._heap[0].at_s - self._now() if self._heap else math.inf
+
+    def _prepare_next(self, feed: Feed) -> None:
+        """While nothing is due: what a client sends next, so that it goes out at once when the
+        answer is there."""
+        ask = feed.next_of(self._sent.popleft())
+        if ask is not None and not self._is_over:
+            number = next(self._numbers)
+            self._ready[ask] = (number, self._sender.prepare(ask, number))
+
     def _next_timed(self, feed: Feed, stop: Stop) -> None:
         """Prepares what is due within the next second, and at least one request, so that those of
         a burst go out together."""
@@ -227,8 +249,11 @@ class Run:
         if stop.duration_s is not None and at_s > stop.duration_s:
             return False
         self._taken += 1
-        number = next(self._numbers)
-        request = self._sender.prepare(ask, number)
+        if (found_ready := self._ready.pop(ask, None)) is not None:
+            number, request = found_ready
+        else:
+            number = next(self._numbers)
+            request = self._sender.prepare(ask, number)
         heapq.heappush(self._heap, _Due(at_s, number, ask, request, is_timed))
         return True
 

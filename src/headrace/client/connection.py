@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -23,6 +24,7 @@ from headrace.core.version import headrace_version
 
 Clock = Callable[[], float]
 _HANDSHAKE_S = 10.0
+_TURN_S = 0.0002  # of reading what arrived, before requests may go out
 _REMEDY = "Give the server's URL, such as http://127.0.0.1:8000."
 
 
@@ -83,19 +85,50 @@ def request_bytes(address: Address, path: str, body: bytes | None, key: str | No
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
+class Backlog:
+    """What arrived and is not read yet, of all connections, in order. Many streams get their token
+    at the same moment: who parses one before looking at the next stamps the last one late. So
+    everything that is there gets its time first, and is then read in short turns, between which
+    requests go out."""
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[Callable[[bytes | None], None], float, bytes | None]] = deque()
+        self.now_s = 0.0  # when what is being read arrived
+        self._is_due = False
+
+    def add(self, read: Callable[[bytes | None], None], at_s: float, data: bytes | None) -> None:
+        """`data`: None for the end of a connection."""
+        self._items.append((read, at_s, data))
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        until_s = time.perf_counter() + _TURN_S
+        items = self._items
+        while items:
+            read, self.now_s, data = items.popleft()
+            read(data)
+            if items and time.perf_counter() > until_s:
+                asyncio.get_running_loop().call_soon(self._turn)
+                return
+        self._is_due = False
+
+
 class Exchange(asyncio.Protocol):
     """One connection: bytes to an answer. One request at a time."""
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, clock: Clock = time.perf_counter, backlog: Backlog | None = None) -> None:
         self._clock = clock
+        self._backlog = backlog or Backlog()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._now_s = 0.0
         self._answer: Answer | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_stream = False
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
+        self._error: Exception | None = None
         self.is_free = True  # may be asked (again)
         self.is_open = False
 
@@ -106,22 +139,31 @@ class Exchange(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = self._clock()
+        self._backlog.add(self._read, self._clock(), data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = self.is_free = False
+        self._error = error
+        self._backlog.add(self._read, self._clock(), None)
+
+    def _read(self, data: bytes | None) -> None:
+        if data is None:
+            self._lost()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(Failure.NOT_HTTP, f"{error}: {data[:80]!r}")
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = self.is_free = False
-        self._now_s = self._clock()
+    def _lost(self) -> None:
         answer = self._answer
         if answer is None:
             return
         if self._is_stream and answer.is_done:
             self._finish()
         else:
-            self._fail(Failure.RESET, str(error) if error else "the endpoint closed it")
+            said = str(self._error) if self._error else "the endpoint closed it"
+            self._fail(Failure.RESET, said)
 
     # What the parser calls.
 
@@ -140,7 +182,7 @@ class Exchange(asyncio.Protocol):
         if not self._is_stream or self._answer is None:
             self._body.append(body)
             return
-        self._answer.feed(body, self._now_s)
+        self._answer.feed(body, self._backlog.now_s)
         if self._answer.failure is not None or self._answer.is_done:
             self._wake()
 
@@ -189,7 +231,9 @@ class Exchange(asyncio.Protocol):
     _status = 0
 
     def _expire(self, timeout_s: float) -> None:
-        self._fail(Failure.TIMEOUT, f"no whole answer within {timeout_s:g} s")
+        detail = f"no whole answer within {timeout_s:g} s"
+        # What is there already is read first.
+        self._backlog.add(lambda _: self._fail(Failure.TIMEOUT, detail), self._clock(), None)
 
     def _fail(self, failure: Failure, detail: str) -> None:
         self.is_free = False
@@ -201,7 +245,7 @@ class Exchange(asyncio.Protocol):
         if self._answer is not None:
             self._status = self._parser.get_status_code()
             if self._is_stream:
-                self._answer.end(self._now_s)
+                self._answer.end(self._backlog.now_s)
         self._wake()
 
     def _wake(self) -> None:
@@ -231,6 +275,7 @@ class Connections:
         self._free: list[Exchange] = []
         self._ssl = ssl.create_default_context() if address.is_tls else None
         self._place: tuple[str, int] | None = None
+        self._backlog = Backlog()
         self.opened = 0
 
     async def resolve(self) -> None:
@@ -306,7 +351,7 @@ class Connections:
         assert self._place is not None, "resolve first"
         self.opened += 1
         _, protocol = await asyncio.get_running_loop().create_connection(
-            lambda: Exchange(self._clock),
+            lambda: Exchange(self._clock, self._backlog),
             *self._place,
             ssl=self._ssl,
             server_hostname=self.address.host if self._ssl else None,
