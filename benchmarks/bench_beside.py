@@ -5,9 +5,9 @@
 Each round every client sends a closed loop of the same shape; the order changes from round to
 round, and each turn has prompts of its own, so that no one finds another's in a prefix cache. The
 endpoint is a paced one, whose times are known (paced_endpoint.py), or with --serve a `headrace
-serve` of the default model on one core. Clients have the other core. What is compared: medians of
-TTFT and TPOT, and output tokens by wall clock, as each client reports them itself. The output is a
-Markdown table: medians of the rounds, and how far each peer is from ours.
+serve` of the default model on one core; --pin gives clients one core too, the other one. What is
+compared: medians of TTFT and TPOT, and output tokens by wall clock, as each client reports them
+itself. The output is a Markdown table: medians of the rounds, and how far each peer is from ours.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class Turn:
 Client = Callable[[Turn], Figures]
 
 
-def _run(command: list[str], folder: Path, core: int, fine: tuple[int, ...] = (0,)) -> None:
-    """On one core; where it fails, with the end of what it said."""
+def _run(command: list[str], folder: Path, core: int | None, fine: tuple[int, ...] = (0,)) -> None:
+    """Where it fails, with the end of what it said."""
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
     found = subprocess.run(
-        ["taskset", "-c", str(core), *command], cwd=folder, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        [*pinned, *command], cwd=folder, capture_output=True, text=True, check=False
+    )
     if found.returncode not in fine:
         said = (found.stdout + found.stderr)[-1500:]
         raise RuntimeError(f"{Path(command[0]).name} ended with {found.returncode}: {said}")
 
 
-def headrace(turn: Turn, core: int) -> Figures:
+def headrace(turn: Turn, core: int | None) -> Figures:
     prompts, saved = turn.folder / "prompts.jsonl", turn.folder / "saved.json"
     prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in turn.prompts))
     _run(
@@ -93,7 +93,7 @@ def headrace(turn: Turn, core: int) -> Figures:
     )
 
 
-def aiperf(turn: Turn, core: int, peers: Path) -> Figures:
+def aiperf(turn: Turn, core: int | None, peers: Path) -> Figures:
     prompts, out = turn.folder / "prompts.jsonl", turn.folder / "out"
     prompts.write_text("".join(json.dumps({"text": each}) + "\n" for each in turn.prompts))
     _run(
@@ -130,7 +130,7 @@ def tokenizer(folder: Path) -> Path:
     return made
 
 
-def guidellm(turn: Turn, core: int, peers: Path) -> Figures:
+def guidellm(turn: Turn, core: int | None, peers: Path) -> Figures:
     """Its `time_per_output_token` includes TTFT; its `inter_token_latency` is what others call
     TPOT."""
     prompts, saved = turn.folder / "prompts.jsonl", turn.folder / "saved.json"
@@ -196,7 +196,7 @@ def _model(url: str) -> str:
 
 
 def clients_of(asked: argparse.Namespace) -> dict[str, Client]:
-    core = max(os.sched_getaffinity(0))
+    core = max(os.sched_getaffinity(0)) if asked.pin else None
     found: dict[str, Client] = {"headrace": lambda turn: headrace(turn, core)}
     peers: Path | None = asked.peers
     if peers is not None and (peers / "aiperf").exists():
@@ -271,6 +271,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="the folder of aiperf and guidellm")
     parser.add_argument("--url", help="an endpoint that is there already")
     parser.add_argument("--serve", action="store_true", help="headrace serve, on one core")
+    parser.add_argument("--pin", action="store_true", help="clients have one core, the last")
     parser.add_argument("--port", type=int, default=8123)
     parser.add_argument("--first", type=float, default=0.1, help="seconds, of the paced endpoint")
     parser.add_argument("--gap", type=float, default=0.02, help="seconds, of the paced endpoint")

@@ -15,6 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PATHS = (
     # Processes: servers, commands, documents that are run, benchmarks.
     "tests/attacks",
+    "tests/bench/test_compare.py",
+    "tests/bench/test_interval.py",
+    "tests/bench/test_session.py",
+    "tests/bench/test_traps.py",
     "tests/benchmarks",
     "tests/cli/test_batch.py",
     "tests/cli/test_commands.py",

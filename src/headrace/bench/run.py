@@ -29,7 +29,7 @@ _SPIN_S = 0.0012  # timers are late by a millisecond: the last part is waited fo
 _AHEAD_S = 1.0
 _TICK_S = 0.1
 _TICKS_SHOWN = 5  # every half second
-_DUE_S = 1e-9
+_DUE_S, _SHORT_S = 1e-9, 1e-6
 _IDLE_S = 0.002  # so long before the next request there is time to prepare another
 _MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
 SPENT = "the spend limit is reached"
@@ -77,7 +77,6 @@ class _Due:
     number: int
     ask: Ask = field(compare=False)
     request: bytes = field(compare=False)
-    is_timed: bool = field(compare=False)  # it has a time of its own: the next such one is read
 
 
 class Run:
@@ -112,6 +111,7 @@ class Run:
         self._is_over = False
         self._taken = 0
         self._read_s = 0.0  # up to this time requests are prepared
+        self._is_all_read = False
         self._sent: deque[Ask] = deque()  # of clients whose next request is not prepared yet
         self._ready: dict[Ask, tuple[int, bytes]] = {}  # prepared before their time
         self.progress = Progress()
@@ -122,7 +122,8 @@ class Run:
         """In order of the scheduled times."""
         with _without_collector():
             self._began_s = self._clock()
-            self._next_timed(feed, stop)
+            while self._may_read():
+                self._read(feed, stop)
             self._began_s = self._clock()  # what is sent first was prepared before the start
             self.began_unix_s = time.time()
             self.pulse.start()
@@ -154,10 +155,10 @@ class Run:
     async def _step(self, feed: Feed, stop: Stop) -> bool:
         """Sends one request, or waits. False: the run is over."""
         left_s = self._left_s()
-        if self._sent and left_s > _IDLE_S:
+        if left_s > _IDLE_S and (self._sent or self._may_read()):
             await asyncio.sleep(0)  # what was dispatched goes out first
             if self._left_s() > _IDLE_S:
-                self._prepare_next(feed)
+                self._prepare_one(feed, stop)
             return True
         if not self._heap:
             if not self._tasks:
@@ -166,7 +167,7 @@ class Run:
             return True
         if left_s > _DUE_S:
             if left_s > self._spin_s:
-                await self._pause(left_s - self._spin_s)
+                await self._pause(min(left_s - self._spin_s, self._until_read_s()))
             else:
                 await asyncio.sleep(0)
             return True
@@ -178,8 +179,6 @@ class Run:
         self._tasks.add(task)
         task.add_done_callback(self._has_ended)
         self.progress.sent += 1
-        if due.is_timed:
-            self._next_timed(feed, stop)
         self._sent.append(due.ask)
         return True
 
@@ -223,24 +222,36 @@ class Run:
     def _left_s(self) -> float:
         return self._heap[0].at_s - self._now() if self._heap else math.inf
 
-    def _prepare_next(self, feed: Feed) -> None:
-        """While nothing is due: what a client sends next, so that it goes out at once when the
-        answer is there."""
+    def _prepare_one(self, feed: Feed, stop: Stop) -> None:
+        """While nothing is due: a request that has a time, or what a client of a closed loop sends
+        next, so that it goes out at once when its time comes."""
+        if self._may_read():
+            self._read(feed, stop)
+            return
         ask = feed.next_of(self._sent.popleft())
         if ask is not None and not self._is_over:
             number = next(self._numbers)
             self._ready[ask] = (number, self._sender.prepare(ask, number))
 
-    def _next_timed(self, feed: Feed, stop: Stop) -> None:
-        """Prepares what is due within the next second, and at least one request, so that those of
-        a burst go out together."""
-        while not self._is_over and self._read_s <= self._now() + _AHEAD_S:
-            found = feed.timed()
-            if found is None or not self._push(found, stop, is_timed=True):
-                return
+    def _may_read(self) -> bool:
+        """Requests of the next second, and at least one, are prepared before their time, so that
+        those of a burst go out together."""
+        is_open = not self._is_over and not self._is_all_read
+        return is_open and self._read_s <= self._now() + _AHEAD_S
+
+    def _until_read_s(self) -> float:
+        if self._is_over or self._is_all_read:
+            return math.inf
+        return max(_SHORT_S, self._read_s - _AHEAD_S - self._now())
+
+    def _read(self, feed: Feed, stop: Stop) -> None:
+        found = feed.timed()
+        if found is None or not self._push(found, stop):
+            self._is_all_read = True
+        else:
             self._read_s = max(self._read_s, found[0])
 
-    def _push(self, found: tuple[float, Ask] | None, stop: Stop, *, is_timed: bool = False) -> bool:
+    def _push(self, found: tuple[float, Ask] | None, stop: Stop) -> bool:
         if found is None or self._is_over:
             return False
         at_s, ask = found
@@ -254,7 +265,7 @@ class Run:
         else:
             number = next(self._numbers)
             request = self._sender.prepare(ask, number)
-        heapq.heappush(self._heap, _Due(at_s, number, ask, request, is_timed))
+        heapq.heappush(self._heap, _Due(at_s, number, ask, request))
         return True
 
     async def _tick(self) -> None:

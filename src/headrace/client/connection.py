@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -69,13 +70,19 @@ def parse_address(url: str) -> Address:
     return Address(scheme=parts.scheme, host=parts.hostname, port=port or default, path=parts.path)
 
 
+@cache
+def _version() -> str:
+    """Looked up once: that takes a millisecond, and requests are made while others are timed."""
+    return headrace_version()
+
+
 def request_bytes(address: Address, path: str, body: bytes | None, key: str | None = None) -> bytes:
     """A whole request: POST with a body, GET without."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     lines = [
         f"{'GET' if body is None else 'POST'} {address.path}{path} HTTP/1.1",
         f"Host: {host}:{address.port}",
-        f"User-Agent: headrace/{headrace_version()}",
+        f"User-Agent: headrace/{_version()}",
         "Accept: text/event-stream, application/json",
     ]
     if key:
