@@ -26,8 +26,8 @@ from doctor_load import Served, Traffic, Users
 from doctor_servers import ENGINES, Engine, fixed, start
 from headrace.doctor.endpoint import Endpoint
 
-MEASURED_S = 12.0
-WARM_UP_S = 3.0
+MEASURED_S = 8.0
+WARM_UP_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,40 +59,40 @@ LONG = Traffic(users=8, prompt_words=40, answer_tokens=96)
 LLAMA = ("-c", "16384")
 CASES = (
     Case(name="one place", engine="headrace", rule=4, flags=("--max-sequences", "1")),
-    Case(name="two places", engine="headrace", rule=4, flags=("--max-sequences", "2")),
-    Case(name="two places, with a profile", engine="headrace", rule=4,
-         flags=("--max-sequences", "2"), profiled=True),
-    Case(name="two places, 12 users", engine="headrace", rule=4, flags=("--max-sequences", "2"),
-         traffic=CHAT, probes=False),
-    Case(name="two places, 12 users, with a profile", engine="headrace", rule=4,
-         flags=("--max-sequences", "2"), traffic=CHAT, profiled=True, probes=False),
     Case(name="starved KV pool", engine="headrace", rule=3, flags=("--kv-tokens", "256")),
-    Case(name="starved KV pool, 8 users", engine="headrace", rule=3, flags=("--kv-tokens", "384"),
-         traffic=LONG, probes=False),
     Case(name="prefix cache off", engine="headrace", rule=19, flags=("--no-prefix-cache",)),
-    Case(name="prefix cache off, 2 users, one prefix", engine="headrace", rule=19,
-         flags=("--no-prefix-cache",), traffic=SHARED, shows="TTFT"),
     Case(name="slow grammar: a schema with patterns", engine="headrace", rule=34, schema=PATTERNS,
          simpler=PLAIN),
+    Case(name="two places, 12 users, with a profile", engine="headrace", rule=4,
+         flags=("--max-sequences", "2"), traffic=CHAT, profiled=True, probes=False),
+    Case(name="two places, 12 users", engine="headrace", rule=4, flags=("--max-sequences", "2"),
+         traffic=CHAT, probes=False),
+    Case(name="healthy, idle", engine="headrace", rule=None),
+    Case(name="healthy, busy (4 users)", engine="headrace", rule=None,
+         traffic=replace(CHAT, users=4)),
+    Case(name="healthy, saturated (96 users)", engine="headrace", rule=None,
+         traffic=replace(CHAT, users=96), probes=False),
+    Case(name="starved KV pool, 8 users", engine="headrace", rule=3, flags=("--kv-tokens", "384"),
+         traffic=LONG, probes=False),
+    Case(name="prefix cache off, 2 users, one prefix", engine="headrace", rule=19,
+         flags=("--no-prefix-cache",), traffic=SHARED, shows="TTFT"),
+    Case(name="two places, with a profile", engine="headrace", rule=4,
+         flags=("--max-sequences", "2"), profiled=True),
+    Case(name="two places", engine="headrace", rule=4, flags=("--max-sequences", "2")),
     Case(name="slow grammar, 2 users", engine="headrace", rule=34,
          traffic=replace(SCHEMAS, schema=PATTERNS), after=replace(SCHEMAS, schema=PLAIN),
          probes=False),
     Case(name="one slot", engine="llama.cpp", rule=4, flags=(*LLAMA, "-np", "1")),
     Case(name="one slot, 12 users", engine="llama.cpp", rule=4, flags=(*LLAMA, "-np", "1"),
          traffic=CHAT, probes=False),
-    Case(name="one place", engine="vllm", rule=4, flags=("--max-num-seqs", "1")),
-    Case(name="prefix cache off", engine="vllm", rule=19,
-         flags=("--max-num-seqs", "16", "--no-enable-prefix-caching")),
-    Case(name="healthy, idle", engine="headrace", rule=None),
-    Case(name="healthy, busy (4 users)", engine="headrace", rule=None,
-         traffic=replace(CHAT, users=4)),
-    Case(name="healthy, saturated (96 users)", engine="headrace", rule=None,
-         traffic=replace(CHAT, users=96), probes=False),
     Case(name="healthy, idle", engine="llama.cpp", rule=None, flags=(*LLAMA, "-np", "8")),
     Case(name="healthy, busy (4 users)", engine="llama.cpp", rule=None,
          flags=(*LLAMA, "-np", "8"), traffic=replace(CHAT, users=4)),
     Case(name="healthy, saturated (24 users)", engine="llama.cpp", rule=None,
          flags=(*LLAMA, "-np", "16"), traffic=replace(CHAT, users=24), probes=False),
+    Case(name="one place", engine="vllm", rule=4, flags=("--max-num-seqs", "1")),
+    Case(name="prefix cache off", engine="vllm", rule=19,
+         flags=("--max-num-seqs", "16", "--no-enable-prefix-caching")),
     Case(name="healthy, idle", engine="vllm", rule=None, flags=("--max-num-seqs", "16")),
     Case(name="healthy, saturated (32 users)", engine="vllm", rule=None,
          flags=("--max-num-seqs", "16"), traffic=replace(CHAT, users=32), probes=False),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.doctor.cases import HEALTHY, answer, but, lengths, serial, times, together
 
 from headrace.doctor.calibrated import steps_of_profile
-from headrace.doctor.floor import base_name, row_ratio
+from headrace.doctor.floor import base_name, long_ratio, row_ratio
 from headrace.doctor.gains import burst_s, gain_in_burst, gain_of_places
 from headrace.doctor.observation import EngineId, MeasuredSteps, Observation
 from headrace.doctor.rules import RULES
@@ -135,10 +135,8 @@ def test_a_profile_gives_a_gain_without_a_probe() -> None:
     found = RULES[4](replace(busy, probe=None, steps=steps))
     assert found is not None
     # 2 → 8 sequences: prompts of the mean request are work at any batch size.
-    prompt = busy.mean("prompt_length") * (1 - 0.6)  # type: ignore[operator]
-    tokens = busy.mean("generation_length")
-    assert tokens is not None
-    work = [0.0005 * prompt + tokens * step / n for n, step in ((2, 0.011), (8, 0.017))]
+    share = 20_000 * 0.4 / 5000
+    work = [0.0005 * share + step / n for n, step in ((2, 0.011), (8, 0.017))]
     assert found.gain.middle == pytest.approx(work[0] / work[1], rel=0.02)
     assert "profile of 2026-11-16" in found.gain.basis
 
@@ -164,14 +162,30 @@ def test_probes_beside_others_requests_do_not_tell_steps() -> None:
                                    "prompt_length": lengths(200, of=80)},
                 deltas={"prefix_queries": 0.0, "prefix_hits": 0.0})  # fmt: skip
     (steps,) = steps_of_traffic(seen)
-    # A prompt token takes 0.1 s / 200, and so does a row: 10 ms at 2 is 9.5 at 1, 15 at 12.
-    assert steps.decode(2) == pytest.approx(0.010, rel=0.02)
-    assert steps.decode(12) == pytest.approx(0.015, rel=0.02)
+    # A prompt's token takes (100 - 10) ms / 200, and so does a row: 10 ms at 2 is 14.5 at 12.
+    assert steps.decode(2) == pytest.approx(0.010)
+    assert steps.decode(12) == pytest.approx(0.0145)
+    # Steps with prompts take at most twice as long as those without: half of the 100 ms is others'.
+    (low, high) = steps_of_traffic(but(seen, config={"max_step_growth": 2.0}))
+    assert low.decode(12) == pytest.approx(0.010 + 10 * 0.05 / 200)
+    assert high.decode(12) == pytest.approx(0.0145)
     blind = replace(seen, histograms={})
     assert steps_of_traffic(blind) == ()
     gain = gain_of_places(blind, 2, 12)
     assert gain.low is None
     assert "beside others" in gain.basis
+
+
+def test_llama_cpp_tells_what_prompts_take() -> None:
+    """No histograms: two counters give the time of a prompt's token, and of an answer's."""
+    engine = EngineId(name="llama.cpp", label="llama.cpp")
+    one = {"tpot": times(0.010, of=100), "prompt_token_time": times(0.002, of=100)}
+    seen = replace(busy(1, 7, engine=engine), histograms=one, probe=None,
+                   deltas={"generation_tokens": 500.0, "prompt_tokens": 500.0})  # fmt: skip
+    gain = gain_of_places(seen, 1, 8)
+    # 2 ms of prompt for each token: 12 ms alone; 2 + (10 + 7 × 2) / 8 ms with eight.
+    assert gain.low == pytest.approx(12 / 5)
+    assert gain.high == pytest.approx(12 / 5)
 
 
 def test_the_pool_is_predicted_from_how_many_fit() -> None:
@@ -202,6 +216,18 @@ def test_the_ledger_knows_what_the_output_layer_adds() -> None:
     assert row_ratio("SmolLM2-135M-Instruct.Q4_1.gguf") == pytest.approx(1 + 49_152 * 576 / inner)
     assert row_ratio("nobody-knows-this") is None
     assert row_ratio(None) is None
+
+
+def test_attention_to_a_long_prompt_is_no_fault_of_the_kernel() -> None:
+    """The model's own ratio, known without a GPU: a small model's attention weighs more."""
+    small = long_ratio("SmolLM2-135M-Instruct.Q4_1.gguf", (512, 2048))
+    large = long_ratio("meta-llama/Llama-3.1-8B-Instruct", (512, 2048))
+    assert small is not None
+    assert large is not None
+    assert small > large > 1
+    steep = but(floor=None, probe_long=(answer(2.1, n=4, prompt=2000),) * 2)
+    assert RULES[5](steep) is not None
+    assert RULES[5](replace(steep, long_ratio=1.2)) is None
 
 
 # Grammars.

@@ -16,7 +16,7 @@ from headrace.doctor.calibrated import steps_of_profile
 from headrace.doctor.endpoint import Endpoint, EndpointError
 from headrace.doctor.engine_config import Told, ask_config
 from headrace.doctor.exposition import read_page
-from headrace.doctor.floor import floor_of, row_ratio
+from headrace.doctor.floor import floor_of, long_ratio, row_ratio
 from headrace.doctor.local import gpus_now, links_here
 from headrace.doctor.observation import CHAT, Earlier, Observation, Probe, tpot_of
 from headrace.doctor.probe import Prober
@@ -135,6 +135,7 @@ def _completed(
         seen = replace(seen, notes=(*seen.notes, note))
     return replace(
         seen, floor=floor, row_ratio=row_ratio(wanted.model or seen.model),
+        long_ratio=long_ratio(wanted.model or seen.model, lengths),
         earlier=wanted.earlier, about=wanted.about,
     )  # fmt: skip
 

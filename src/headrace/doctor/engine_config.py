@@ -99,7 +99,7 @@ def told_by_headrace(version: object) -> _Read:
     fields = {
         name: engine.get(name)
         for name in ("max_sequences", "max_batch_tokens", "kv_dtype", "quantization", "policy",
-                     "device", "prefix_cache")
+                     "device", "prefix_cache", "max_step_growth")
     }  # fmt: skip
     identity = _object(told.get("identity"))
     fields = {name: value for name, value in fields.items() if value not in (None, "none")}

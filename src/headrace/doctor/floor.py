@@ -15,7 +15,7 @@ from headrace.doctor.observation import Floor
 from headrace.hardware.gpus import Gpu
 from headrace.models.known import find_known
 from headrace.models.precision import PRECISIONS
-from headrace.plan.fit_work import floors, work_of
+from headrace.plan.fit_work import Work, floors, work_of
 
 _CONTEXT_TOKENS = 256  # about what the probes' short answers hold
 # Of a GGUF file's name: what its weights are kept in.
@@ -26,13 +26,27 @@ _SMS = 108  # where the table does not have them; only buffers depend on it
 def row_ratio(model: str | None) -> float | None:
     """Matrix products of a token that is decoded over those of a prompt's token: the output layer
     is there for the last token of a prompt alone."""
-    try:
-        spec = find_known(base_name(model or "")).spec
-    except HeadraceError:
+    work = _work(model)
+    if work is None:
         return None
-    work = work_of(spec, {})
     inner = work.attention_values + work.mlp_values
     return (inner + work.output_values) / inner
+
+
+def long_ratio(model: str | None, prompts: tuple[int, int]) -> float | None:
+    """Operations of a token in the longer of two prompts over those in the shorter one."""
+    work = _work(model)
+    if work is None:
+        return None
+    medium, long = (work.prompt_flops(tokens) / tokens for tokens in prompts)
+    return long / medium
+
+
+def _work(model: str | None) -> Work | None:
+    try:
+        return work_of(find_known(base_name(model or "")).spec, {})
+    except HeadraceError:
+        return None
 
 
 def base_name(model: str) -> str:

@@ -17,11 +17,13 @@ from headrace.doctor.step_curve import (
     alone_s,
     burst_rate,
     computed_prompt,
+    prompt_share,
     steps_of_burst,
     steps_of_traffic,
 )
 
 _PIECE_TOKENS = 512  # of prompts in one step, where the engine does not tell
+_PROMPT_TOKENS = 64.0  # where nothing tells how long prompts are
 _NEEDS_PROBE = "needs a probe or a profile, for the time of a step at several batch sizes"
 _NEEDS_QUIET = (
     "the probes ran beside others' requests, and this engine does not tell what prompts take: give "
@@ -67,7 +69,7 @@ def gain_in_burst(seen: Observation, then: float, now: float | None = None) -> G
         return no_gain(_NEEDS_PROBE)
     answers = tuple(a for burst in probe.bursts for a in burst if a.is_good)
     asked, tokens = max(len(b) for b in probe.bursts), statistics.median(a.tokens for a in answers)
-    prompt = prompt_of(answers) or 0.0
+    prompt, then = prompt_of(answers) or 0.0, min(then, asked)
     measured = statistics.median(rates)
     gains = []
     for steps in readings:
@@ -93,15 +95,13 @@ def gain_of_places(seen: Observation, now: float, then: float) -> Gain:
     if not readings:
         return no_gain(_NEEDS_QUIET if seen.probe is not None else _NEEDS_PROBE)
     now, then = max(now, 1.0), max(then, 1.0)
-    prompt, answer = computed_prompt(seen), seen.mean("generation_length")
+    length, share = computed_prompt(seen) or _PROMPT_TOKENS, prompt_share(seen) or 0.0
 
-    def request_s(steps: Steps, together: float) -> float:
-        each = steps.decode(together) / together
-        if prompt is None or not answer:
-            return each
-        return steps.prompt(prompt) + answer * each
+    def token_s(steps: Steps, together: float) -> float:
+        """Of an answer, with its share of the prompts."""
+        return share * steps.prompt(length) / length + steps.decode(together) / together
 
-    gains = [request_s(steps, now) / request_s(steps, then) for steps in readings]
+    gains = [token_s(steps, now) / token_s(steps, then) for steps in readings]
     return _band(gains, "output tokens/s", f"{readings[0].basis}; {now:.3g} → {then:.3g} sequences")
 
 

@@ -246,7 +246,11 @@ steps = n_decode_total
         "tpot": (
             Source(name="llamacpp:tokens_predicted_seconds_total"),
             Source(name="llamacpp:tokens_predicted_total"),
-        )
+        ),
+        "prompt_token_time": (
+            Source(name="llamacpp:prompt_seconds_total"),
+            Source(name="llamacpp:prompt_tokens_total"),
+        ),
     },
     absent={
         "kv_usage": "llama.cpp has no gauge of its KV cache; /slots lists what is busy",

@@ -178,6 +178,7 @@ class Observation:
     direct: Probe | None = None  # the same probes past the proxy
     floor: Floor | None = None
     steps: MeasuredSteps | None = None
+    long_ratio: float | None = None  # work of a token in the long prompt / in the medium one
     row_ratio: float | None = (
         None  # products of a decoded token / of a prompt's token, by the ledger
     )

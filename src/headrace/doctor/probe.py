@@ -92,8 +92,8 @@ class Prober:
                 ("sizes", plan.size_repeats * (sum(plan.sizes) + 20), self._sizes),
                 ("prefix", 2 * plan.prefix_pairs * (plan.prefix_tokens + 40), self._prefix),
                 ("stream", plan.stream_tokens + plan.long_tokens + 120, self._stream),
-                ("long", plan.long_repeats * (plan.medium_tokens + plan.long_tokens), self._long),
                 ("compared", 4 * plan.compared * 110, self._compared),
+                ("long", plan.long_repeats * (plan.medium_tokens + plan.long_tokens), self._long),
             )
             for name, tokens, stage in stages:
                 reason = self._no_room(tokens)

@@ -75,21 +75,41 @@ def steps_of_traffic(seen: Observation) -> tuple[Steps, ...]:
     busy = (seen.highest("running") or 0) + (seen.highest("waiting") or 0) >= 1
     if not busy:
         return steps_of_burst(seen)
-    gap, running = seen.mean("itl") or seen.mean("tpot"), seen.level("running")
-    work, tokens = seen.mean("prefill_time"), computed_prompt(seen)
-    if gap is None or not running or work is None or not tokens:
+    gap, running = seen.mean("itl") or seen.mean("tpot"), _running(seen)
+    costs = _prompt_costs(seen, gap, running)
+    if gap is None or not running or not costs:
         return ()
-    each = work / tokens
-    base = gap - (running - 1) * each
-    ratio = seen.row_ratio or 1.0
+    # A row never takes more than its share of a step in which there are several.
+    costs = {min(cost, gap / max(running, 1.0)) for cost in costs}
+    shown = f"{gap * 1e3:.3g} ms a step at {running:.3g} sequences and its prompts' times"
     return tuple(
-        Steps(decode=Line({1: max(gap - (running - 1) * cost, base / 2, 1e-9), running + 1:
-                           gap + cost}),
-              prompt=Line({0: 0.0, 1: each}),
-              basis=f"{gap * 1e3:.3g} ms a step at {running:.3g} sequences and {each * 1e3:.3g} ms "
-              "a prompt token, by its own histograms")
-        for cost in sorted({each, ratio * each})
+        Steps(decode=Line({1: gap - (running - 1) * cost, running + 1: gap + cost}),
+              prompt=Line({0: 0.0, 1: cost}), basis=shown)
+        for cost in sorted(costs)
     )  # fmt: skip
+
+
+def _running(seen: Observation) -> float | None:
+    """Sequences of a step, on average: a sample of none is one between two steps."""
+    some = [level for level in seen.levels.get("running", ()) if level >= 1]
+    return statistics.fmean(some) if some else None
+
+
+def _prompt_costs(seen: Observation, gap: float | None, running: float | None) -> set[float]:
+    """What a token of a prompt adds to a step, by what the engine exports: at least and at most."""
+    work, tokens = seen.mean("prefill_time"), computed_prompt(seen)
+    if work is None or not tokens or gap is None or not running:
+        each = seen.mean("prompt_token_time")  # llama.cpp
+        return set() if each is None else {each, (seen.row_ratio or 1.0) * each}
+    # The time of a prompt's steps has that of others' tokens in it: one step's at least, and where
+    # steps with prompts may take `growth` times as long as those without, a share of all of them.
+    growth = seen.number("max_step_growth")
+    costs = {max(0.0, work - gap) / tokens}
+    if growth is not None and growth > 1 and running > 1:
+        costs.add(work * (1 - 1 / growth) / tokens)
+    elif seen.row_ratio is not None:
+        costs.add(seen.row_ratio * max(costs))
+    return costs
 
 
 def _profiled(found: MeasuredSteps, alone: float | None) -> Steps:
@@ -202,8 +222,24 @@ def computed_prompt(seen: Observation) -> float | None:
     length = seen.mean("prompt_length")
     if length is None:
         return None
+    return length * _missed(seen)
+
+
+def prompt_share(seen: Observation) -> float | None:
+    """Prompt tokens that are computed for each token of an answer, in the endpoint's own traffic:
+    by counters, which see requests that have not ended yet; else by a mean request."""
+    made, asked = seen.deltas.get("generation_tokens"), seen.deltas.get("prompt_tokens")
+    computed = seen.deltas.get("computed_prompt_tokens")
+    if made and (computed is not None or asked is not None):
+        return (computed if computed is not None else (asked or 0.0) * _missed(seen)) / made
+    length, answer = computed_prompt(seen), seen.mean("generation_length")
+    return length / answer if length is not None and answer else None
+
+
+def _missed(seen: Observation) -> float:
+    """The share of prompts that the prefix cache does not have."""
     hits, asked = seen.deltas.get("prefix_hits"), seen.deltas.get("prefix_queries")
-    return length * (1 - hits / asked) if hits is not None and asked else length
+    return 1 - hits / asked if hits is not None and asked else 1.0
 
 
 def _adds(burst: tuple[Answer, ...], alone: float) -> Iterator[float]:

@@ -77,7 +77,7 @@ def pool_too_small(seen: Observation) -> Finding | None:
         return None
     held = _burst_fits(seen)
     if load.is_full and load.most_waiting >= 1:
-        now, wanted = load.most_running, load.most_running + load.most_waiting
+        now, wanted = load.most_running, load.most_wanted
         shown, is_burst = load.shown, load.is_burst
     elif held is not None:
         (now, wanted, shown), is_burst = held, True

@@ -30,7 +30,7 @@ def steep_attention(seen: Observation) -> Finding | None:
             return None  # too short to tell
         costs.append(((ttft - base) / (tokens - first), tokens, ttft))
     (low, some, _), (high, many, slow) = costs
-    wanted = seen.floor.long_ratio if seen.floor and seen.floor.long_ratio else 1.0
+    wanted = (seen.floor and seen.floor.long_ratio) or seen.long_ratio or 1.0
     if high / low < _STEEP * wanted:
         return None
     return Finding(

@@ -28,7 +28,7 @@ def too_few_places(seen: Observation) -> Finding | None:
     if not queued and not narrow:
         return None
     now = load.most_running if queued else together
-    wanted = now + load.most_waiting if queued else float(asked)
+    wanted = max(now, load.most_wanted) if queued else float(asked)
     at_limit = limit is None or now >= 0.9 * limit or narrow
     is_burst = load.is_burst or not queued
     gain = (

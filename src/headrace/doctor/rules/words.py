@@ -46,6 +46,13 @@ class Load:
         return max(self.waiting, default=0.0)
 
     @property
+    def most_wanted(self) -> float:
+        """Those that run and those that wait, at one time."""
+        if len(self.running) != len(self.waiting):
+            return self.most_running + self.most_waiting
+        return max((r + w for r, w in zip(self.running, self.waiting, strict=True)), default=0.0)
+
+    @property
     def mean_waiting(self) -> float:
         return statistics.fmean(self.waiting) if self.waiting else 0.0
 
