@@ -37,6 +37,7 @@ class Served:
     requests: int
     failed: int
     why: str  # the first failure
+    alone_tokens_s: float = 0.0  # of one user, measured apart
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doctor.cases import HEALTHY, answer, but, lengths, serial, times, together
+from tests.doctor.cases import HEALTHY, IDLE, answer, but, lengths, serial, times, together
 
 from headrace.doctor.calibrated import steps_of_profile
 from headrace.doctor.floor import base_name, long_ratio, row_ratio
@@ -246,7 +246,7 @@ def test_masks_that_take_long_in_the_endpoints_own_traffic() -> None:
 
 def test_a_slow_schema_is_predicted_from_a_small_one() -> None:
     slow, small = (tuple(answer(0.06, tpot) for _ in range(3)) for tpot in (0.033, 0.011))
-    finding = RULES[34](but(probe_grammar=slow, probe_grammar_small=small))
+    finding = RULES[34](but(IDLE, probe_grammar=slow, probe_grammar_small=small))
     assert finding is not None
     assert finding.gain.low == pytest.approx(3)
     assert finding.gain.high == pytest.approx(3.3)

@@ -72,6 +72,22 @@ def test_a_prediction_is_compared_with_what_came() -> None:
     assert not kept.within
 
 
+def test_a_prefix_is_compared_with_a_new_one_of_the_same_run() -> None:
+    """The machine became twice as fast in between: a prefix that is found is no better for that."""
+    off = but(probe_warm=CASES[19][0]().probe.warm, config={"prefix_cache": False})  # type: ignore[union-attr]
+    before = report(jittered(off, 1))
+    same = compare(before, report(jittered(off, 2, 0.5)))
+    rows = {row.name: row for row in same}
+    assert rows["TTFT of a repeated prefix"].verdict is Verdict.BETTER
+    assert rows["a prefix again, over new"].verdict is Verdict.INCONCLUSIVE
+    after = report(jittered(HEALTHY, 3, 0.5))
+    rows = {row.name: row for row in compare(before, after)}
+    assert rows["a prefix again, over new"].ratio == pytest.approx(0.55 / 0.07, rel=0.1)
+    (kept,) = [each for each in promises(before, after, tuple(rows.values())) if each.rule == 19]
+    assert kept.measured is not None
+    assert kept.measured.name == "a prefix again, over new"
+
+
 def test_a_report_without_probes_is_refused() -> None:
     bare = report(replace(HEALTHY, probe=None))
     with pytest.raises(ConfigError, match="has no probes"):

@@ -94,6 +94,7 @@ class Probe:
     long: tuple[Answer, ...] = ()
     cold: tuple[Answer, ...] = ()  # a prefix for the first time,
     warm: tuple[Answer, ...] = ()  # and the same again, in the same order
+    beside: tuple[Answer, ...] = ()  # a short prompt just before each of these pairs
     bursts: tuple[tuple[Answer, ...], ...] = ()
     references: tuple[Answer, ...] = ()  # one stream just before each burst
     stream: Answer | None = None  # one long answer; halfway through, `intruder` arrives
@@ -117,7 +118,7 @@ class Probe:
     @property
     def answers(self) -> tuple[Answer, ...]:
         one = [each for each in (self.stream, self.intruder) if each is not None]
-        groups = (self.short, self.medium, self.long, self.cold, self.warm, self.plain,
+        groups = (self.short, self.medium, self.long, self.cold, self.warm, self.beside, self.plain,
                   self.grammar, self.grammar_small, self.grammar_new,
                   self.sizes, self.penalty, self.references,
                   *self.bursts, one)  # fmt: skip

@@ -229,6 +229,7 @@ class Prober:
         before = self._read()
         for _ in range(self._plan.prefix_pairs):
             prefix = self._prompt(self._plan.prefix_tokens)
+            self._ask("beside", self._prompt(self._plan.short_tokens), 4)
             for name in ("cold", "warm"):
                 self._ask(name, f"{prefix} Question: {self._random.random()}?", 4)
         after = self._read()

@@ -32,7 +32,7 @@ from headrace.doctor.step_curve import burst_rate, overlap
 SCHEMA = "headrace-doctor/1"
 _WIDTH = 100
 _GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "grammar_small",
-           "grammar_new", "penalty", "sizes", "references")  # fmt: skip
+           "grammar_new", "penalty", "sizes", "beside", "references")  # fmt: skip
 _SHOWN = {"grammar_new": "new text", "grammar_small": "small"}  # of the grammar
 
 
@@ -109,7 +109,7 @@ def _reading_lines(seen: Observation) -> Iterator[str]:
 
 def _probe_lines(probe: Probe) -> Iterator[str]:
     yield f"  probes   {probe.spent_tokens:,} tokens in {probe.spent_s:.1f} s"
-    for name in _GROUPS[:-2]:  # sizes and references are there for steps and bursts
+    for name in _GROUPS[:-3]:  # the last three are there for steps and bursts
         answers: tuple[Answer, ...] = getattr(probe, name)
         ttft, tpot, prompt = ttft_of(answers), tpot_of(answers), prompt_of(answers)
         if ttft is None:

@@ -21,6 +21,8 @@ from headrace.core.ratio import RISK, Verdict, ratio_of_means, verdict_of
 # A burst as a multiple of one stream just before it: what is left of it when the machine's own
 # speed moves. For fixes that let more run together and leave one stream as it is.
 _STREAMS = "burst over one stream"
+# A prefix for the first time over the same again, pair by pair: the machine's speed falls out.
+_AGAIN = "a prefix again, over new"
 _TOGETHER = frozenset({2, 3, 4, 15, 17, 20, 32})
 _NEAR = 1.3  # a prediction that is kept: within 30% of its band
 
@@ -97,6 +99,7 @@ _QUANTITIES = (
     (_STREAMS, "streams", False),
     ("TTFT in a burst", "s", True),
     ("TTFT of a repeated prefix", "s", True),
+    (_AGAIN, "times", False),
     ("time per token with a grammar", "s", True),
     ("TTFT with a new schema", "s", True),
     ("time per token with penalties", "s", True),
@@ -106,7 +109,7 @@ _SHOWN_BY = {
     "output tokens/s": "burst tokens/s",
     "tokens/s of one stream": "time per token, one stream",
     "speed of a stream": "time per token, one stream",
-    "TTFT of a repeated prefix, as speed,": "TTFT of a repeated prefix",
+    "TTFT of a repeated prefix, as speed,": _AGAIN,
     "TTFT, as speed,": "TTFT of a short prompt",
     "speed of answers with a JSON schema": "time per token with a grammar",
     "TTFT with a new schema, as speed,": "TTFT with a new schema",
@@ -135,7 +138,15 @@ def _values(probe: dict[str, Any], name: str) -> list[float]:
             if (ttfts := [a["ttft_s"] for a in burst if not a.get("error") and a.get("ttft_s")])
         ],
         "TTFT of a repeated prefix": lambda: field("warm", "ttft_s"),
-        "time per token with a grammar": lambda: field("grammar", "tpot_s"),
+        _AGAIN: lambda: [
+            cold["ttft_s"] / warm["ttft_s"]
+            for cold, warm in zip(probe.get("cold", ()), probe.get("warm", ()), strict=False)
+            if cold.get("ttft_s") and warm.get("ttft_s")
+            and not cold.get("error") and not warm.get("error")
+        ],
+        "time per token with a grammar": lambda: [
+            *field("grammar", "tpot_s"), *field("grammar_new", "tpot_s")
+        ],
         "TTFT with a new schema": lambda: field("grammar_new", "ttft_s"),
         "time per token with penalties": lambda: field("penalty", "tpot_s"),
     }

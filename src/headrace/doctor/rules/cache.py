@@ -18,7 +18,8 @@ def _times(seen: Observation) -> tuple[float, float, float] | None:
     probe = seen.probe
     if probe is None:
         return None
-    cold, warm, short = ttft_of(probe.cold), ttft_of(probe.warm), ttft_of(probe.short)
+    cold, warm = ttft_of(probe.cold), ttft_of(probe.warm)
+    short = ttft_of(probe.beside) or ttft_of(probe.short)
     tokens = prompt_of(probe.cold)
     if cold is None or warm is None or short is None or len(probe.warm) < 2:
         return None

@@ -13,6 +13,7 @@ from headrace.doctor.step_curve import token_cost_s
 
 _STEEP = 1.8  # a token of the long prompt against one of the medium prompt
 _STALL = 5.0
+_HELD = 0.4  # of the long prompt's time to its first token
 
 
 def steep_attention(seen: Observation) -> Finding | None:
@@ -158,7 +159,9 @@ def _probe_stall(seen: Observation) -> tuple[float, float, float] | None:
     if len(before) < 8 or not during:
         return None
     usual, worst = statistics.median(before), max(during)
-    if worst < _STALL * usual or worst < 2 * (pace or 0.05):
+    stops = [gap for gap in during if gap >= _STALL * usual and gap >= 2 * (pace or 0.05)]
+    # One late token is the machine's; a prefill that holds up others fills its own time with it.
+    if sum(stops) < _HELD * probe.intruder.ttft_s:
         return None
     return usual, worst, float(prompt)
 

@@ -121,16 +121,19 @@ def queueing(seen: Observation) -> Finding | None:
     limit, pace = seen.objective.ttft_s, seen.objective.tpot_s
     if limit is None or first <= limit or wait < 0.5 * first:
         return None
-    if tpot is not None and pace is not None and tpot > pace:
-        return None
+    is_slow = tpot is not None and pace is not None and tpot > pace
     load = load_of(seen)
     more = (load.most_running + load.most_waiting) / max(load.most_running, 1.0)
     return Finding(
         rule=11,
         kind=Kind.LIMIT,
-        symptom="TTFT is the wait in the queue; tokens then come fast enough",
+        symptom="saturated: requests wait, and those that run get their tokens late"
+        if is_slow
+        else "TTFT is the wait in the queue; tokens then come fast enough",
         evidence=(
             f"mean TTFT {ms(first)}, of which {ms(wait)} waiting (objective {ms(limit)})",
+            *((f"time per token {ms(tpot)} (objective {ms(pace)})",)
+              if is_slow and tpot is not None and pace is not None else ()),
             f"TTFT p95: {spread(seen.histograms.get('ttft'), 0.95)}", load.shown,
         ),
         cause="more requests come than this engine serves",
