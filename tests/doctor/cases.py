@@ -240,7 +240,8 @@ CASES: dict[int, tuple[Make, Make]] = {
          lambda: queued(10, 0, 0.5, config={"kv_dtype": "bfloat16"})),
     33: (lambda: but(deltas={"process_cpu_s": 4.95}, gpus=(replace(GPU, busy_share=0.5),)),
          lambda: but(deltas={"process_cpu_s": 4.95})),
-    34: (lambda: but(IDLE, probe_grammar=tuple(answer(0.06, 0.05) for _ in range(3))), lambda: HEALTHY),
+    34: (lambda: but(IDLE, probe_grammar=tuple(answer(0.06, 0.05) for _ in range(3))),
+         lambda: HEALTHY),
     35: (lambda: but(config={"adapters": True}),
          lambda: but(config={"adapters": True}, levels={"adapters_pool": (0.5,)})),
     36: (lambda: but(probe_warm=PREFIX_OFF, config={"block_tokens": 528}),
@@ -290,7 +291,8 @@ MORE: list[tuple[int, bool, Make]] = [
                            config={"context_tokens": 131_072, "reserves_context": True})),
     # Beside others' requests plain answers may have met fewer of them.
     (34, False, lambda: but(probe_penalty=tuple(answer(0.05, 0.04) for _ in range(3)))),
-    (34, False, lambda: but(IDLE, probe_grammar=tuple(answer(0.06, t) for t in (0.05, 0.05, 0.01)))),
+    (34, False, lambda: but(IDLE, probe_grammar=tuple(answer(0.06, t)
+                                                      for t in (0.05, 0.05, 0.01)))),
     # One late token while a long prompt is computed in pieces.
     (18, False, lambda: but(probe_stream=stream([0.01] * 50 + [0.16] + [0.01] * 40))),
     # Saturated: requests wait, and those that run are slow.

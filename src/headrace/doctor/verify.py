@@ -141,11 +141,14 @@ def _values(probe: dict[str, Any], name: str) -> list[float]:
         _AGAIN: lambda: [
             cold["ttft_s"] / warm["ttft_s"]
             for cold, warm in zip(probe.get("cold", ()), probe.get("warm", ()), strict=False)
-            if cold.get("ttft_s") and warm.get("ttft_s")
-            and not cold.get("error") and not warm.get("error")
+            if cold.get("ttft_s")
+            and warm.get("ttft_s")
+            and not cold.get("error")
+            and not warm.get("error")
         ],
         "time per token with a grammar": lambda: [
-            *field("grammar", "tpot_s"), *field("grammar_new", "tpot_s")
+            *field("grammar", "tpot_s"),
+            *field("grammar_new", "tpot_s"),
         ],
         "TTFT with a new schema": lambda: field("grammar_new", "ttft_s"),
         "time per token with penalties": lambda: field("penalty", "tpot_s"),
