@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import finalize
 
 from headrace.backends.backend import Backend
 from headrace.backends.registry import choose_backend
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
+from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
+from headrace.core.speculation import Speculator
 from headrace.core.step import Runner
+from headrace.draft_loader import (
+    DraftFiles,
+    check_vocabulary,
+    load_draft,
+    open_draft,
+    size_with_draft,
+)
 from headrace.engine.loop import Engine
 from headrace.fetch.catalog import Progress, silent
 from headrace.fetch.resolve import resolve_model
@@ -56,11 +66,13 @@ class Assembled:
     ledger: Ledger  # predicted before anything was loaded
     allocated: Allocated | None  # as measured by the backend; None: it does not measure
     notes: tuple[str, ...]  # what a user might not expect
+    draft: Draft | None = None  # a second model, which guesses tokens
+    speculator: Speculator | None = None  # the engine's
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
     _closed: finalize[..., Assembled] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._closed = finalize(self, _close, self.runner, self.file)
+        self._closed = finalize(self, _close, self.runner, self.file, self.draft)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -84,9 +96,17 @@ class Assembled:
         self._closed()  # once, however often it is called
 
 
-def _close(runner: Runner, file: WeightsFile) -> None:
+class Draft(NamedTuple):
+    runner: Runner
+    files: DraftFiles
+
+
+def _close(runner: Runner, file: WeightsFile, draft: Draft | None) -> None:
     runner.close()
     file.close()
+    if draft is not None:
+        draft.runner.close()
+        draft.files.file.close()
 
 
 def assemble(
@@ -105,21 +125,27 @@ def assemble(
     path = resolve_model(model, offline=offline, progress=progress)
     if config.load_format is not LoadFormat.DUMMY:
         checked = check_model(path, again=config.verify, before=checked, progress=progress)
-    file = open_weights(path, config.load_format)
-    try:
+    with ExitStack() as undo:  # if anything fails
+        file = open_weights(path, config.load_format)
+        undo.callback(file.close)
         sampling_defaults = read_sampling_defaults(path, file, config.generation_config)
-        spec, weights, sizing = plan_memory(file, backend, config)
+        draft_files = find_draft(config, backend, offline=offline, progress=progress)
+        if draft_files is not None:
+            undo.callback(draft_files.file.close)
+        spec, weights, sizing = plan_memory(file, backend, config, draft_files)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
+        if draft_files is not None:
+            check_draft(path, file, draft_files, config)
         runner, allocated = backend.load(spec, weights, sizing, config, file.release)
-    except BaseException:
-        file.close()
-        raise
-    try:
+        undo.callback(runner.close)
+        draft = None
+        if draft_files is not None:
+            draft = Draft(load_draft(draft_files, sizing, backend, config), draft_files)
+            undo.callback(draft.runner.close)
         if checked is not None:
             checked.confirm()
-    except BaseException:
-        _close(runner, file)
-        raise
+        speculator = _speculator(config, runner, spec, draft)
+        undo.pop_all()
     notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
@@ -134,20 +160,72 @@ def assemble(
         config=config,
         backend=backend,
         runner=runner,
-        engine=Engine(runner, eos_ids, paced),
+        engine=Engine(runner, eos_ids, paced, speculator=speculator),
         ledger=sizing.ledger,
         allocated=allocated,
         notes=notes,
+        draft=draft,
+        speculator=speculator,
     )
 
 
 def plan_memory(
-    file: OpenFile, backend: Backend, config: EngineConfig
+    file: OpenFile, backend: Backend, config: EngineConfig, draft: DraftFiles | None = None
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
     """The model and the memory it would take. Loads no weight."""
     spec, refs = describe_file(file, config.context_tokens)
     weights = find_weights(refs, file)
-    return spec, weights, size_pool(backend.footprint(spec, weights, config), config)
+    footprint = backend.footprint(spec, weights, config)
+    if draft is not None:
+        return spec, weights, size_with_draft(footprint, draft, config)
+    return spec, weights, size_pool(footprint, config)
+
+
+def find_draft(
+    config: EngineConfig,
+    backend: Backend,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> DraftFiles | None:
+    """The draft model that the settings ask for, described and not loaded."""
+    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    if drafter.method is not Method.DRAFT:
+        return None
+    path = resolve_model(drafter.model, offline=offline, progress=progress)
+    if config.load_format is not LoadFormat.DUMMY:
+        check_model(path, again=config.verify, progress=progress)
+    return open_draft(drafter.model, path, backend, config)
+
+
+def check_draft(path: Path, file: WeightsFile, draft: DraftFiles, config: EngineConfig) -> None:
+    """Refuses a draft model that does not have the model's vocabulary."""
+    ours, theirs = (
+        None if _lacks_tokenizer(each, config) else read_tokenizer(each)
+        for each in (file, draft.file)
+    )
+    check_vocabulary(path.name, ours, draft.name, theirs)
+
+
+def _speculator(
+    config: EngineConfig, runner: Runner, spec: ModelSpec, draft: Draft | None
+) -> Speculator | None:
+    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    if drafter.method is Method.OFF:
+        return None
+    from headrace.speculate.draft_model import DraftModel
+    from headrace.speculate.speculator import TimedSpeculator
+    from headrace.speculate.synthetic import SyntheticDrafter
+
+    model = synthetic = None
+    if draft is not None:
+        shared = min(spec.vocab_size, draft.files.spec.vocab_size)
+        model = DraftModel(draft.runner, shared)
+    if drafter.method is Method.SYNTHETIC:
+        synthetic = SyntheticDrafter(drafter.rate)
+    return TimedSpeculator(
+        drafter.method, most_tokens=config.max_draft_tokens, model=model, synthetic=synthetic
+    )
 
 
 def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:

@@ -98,9 +98,11 @@ class AsyncEngine(Closes):
         cache_salt: str = "",
         timeout_s: float | None = None,
         grammar: GrammarSpec | None = None,
+        speculate: str | None = None,
     ) -> AsyncIterator[TokenEvent]:
         """Continue a prompt; yields the events of all its continuations as they arrive. With a
-        `grammar` each of them matches it, unless max_tokens cuts it off."""
+        `grammar` each of them matches it, unless max_tokens cuts it off. `speculate` as in
+        LLM.generate."""
         request = make_request(
             self._assembled.tokenizer,
             self._assembled.spec.vocab_size,
@@ -112,6 +114,7 @@ class AsyncEngine(Closes):
             cache_salt=cache_salt,
             timeout_s=timeout_s,
             grammar=grammar,
+            speculate=speculate,
         )
         if params is None:
             request.params = default_params(

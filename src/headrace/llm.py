@@ -126,14 +126,24 @@ class LLM(Closes):
         priority: int = 0,
         cache_salt: str = "",
         grammar: GrammarSpec | None = None,
+        speculate: str | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; all are computed together. `params` is one for all, or one each;
         what it leaves open comes from the model's `sampling_defaults`, as in the server and
         `headrace run`. With a `grammar` every answer matches it, unless max_tokens cuts it off. A
-        max_tokens that does not fit the context is refused; None continues to the context's end."""
+        max_tokens that does not fit the context is refused; None continues to the context's end.
+        `speculate` says who guesses tokens ahead (auto, off, ngram, suffix, draft), if not as the
+        engine's own setting; answers are the same."""
         listed = _list_prompts(prompts)
         requests = [
-            self._request(prompt, param, priority=priority, cache_salt=cache_salt, grammar=grammar)
+            self._request(
+                prompt,
+                param,
+                priority=priority,
+                cache_salt=cache_salt,
+                grammar=grammar,
+                speculate=speculate,
+            )
             for prompt, param in zip(listed, _list_params(params, len(listed)), strict=True)
         ]
         for request in requests if params is None else ():
@@ -262,6 +272,7 @@ class LLM(Closes):
         cache_salt: str = "",
         grammar: GrammarSpec | None = None,
         embed: bool = False,
+        speculate: str | None = None,
     ) -> GenerateRequest:
         return make_request(
             self.tokenizer,
@@ -274,6 +285,7 @@ class LLM(Closes):
             cache_salt=cache_salt,
             grammar=grammar,
             embed=embed,
+            speculate=speculate,
         )
 
 

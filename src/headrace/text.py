@@ -7,9 +7,11 @@ neither engine nor backend.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import cast
 
 from headrace.core.bounds import shown
 from headrace.core.constraint import GrammarSpec
+from headrace.core.drafter import Method
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.core.request import (
     BeamParams,
@@ -44,6 +46,7 @@ def make_request(
     timeout_s: float | None = None,
     grammar: GrammarSpec | None = None,
     embed: bool = False,
+    speculate: str | None = None,
     bad_ids: Sequence[Sequence[int]] | None = None,
 ) -> GenerateRequest:
     """A request for the engine, with every token id checked against the vocabulary. `bad_ids` are
@@ -67,6 +70,7 @@ def make_request(
         timeout_s=timeout_s,
         grammar=grammar,
         embed=embed,
+        speculate=cast("Method | None", speculate),  # its rule reads the word
     )
 
 

@@ -16,8 +16,8 @@ from headrace.cli.commands import app
 from headrace.hardware.profile import Profile, load_profile
 
 KEYS = {"requests", "refused", "verdict", "output_tokens_s", "input_tokens_s", "requests_s",
-        "cached_share", "steps", "preemptions", "latency", "slo", "saturation", "is_good",
-        "impossible", "deployment", "fleet", "band"}  # fmt: skip
+        "cached_share", "steps", "preemptions", "draft_tokens", "accepted_tokens", "latency",
+        "slo", "saturation", "is_good", "impossible", "deployment", "fleet", "band"}  # fmt: skip
 LIGHT = ("--input", "64", "--output", "16", "--rate", "2", "--requests", "120")
 
 
@@ -46,6 +46,18 @@ def test_a_light_load_is_stable_and_the_same_by_seed(path: Path) -> None:
 def test_an_objective_decides_the_exit_code(path: Path) -> None:
     assert ": met" in shown(path, *LIGHT, "--slo", "ttft=2s,tpot=200ms,share=90%")
     assert "not met" in shown(path, *LIGHT, "--slo", "ttft=1ms", exit_code=1)
+
+
+def test_guesses_are_simulated(path: Path) -> None:
+    alone = ("--input", "32", "--output", "60", "--arrivals", "closed:1", "--requests", "20")
+    plain, guessed = (
+        json.loads(shown(path, *alone, "--json", *more)) for more in ((), ("--acceptance", "0.9"))
+    )
+    assert plain["draft_tokens"] == 0
+    assert 0.3 < guessed["accepted_tokens"] / guessed["draft_tokens"] < 1
+    assert guessed["output_tokens_s"] > 1.1 * plain["output_tokens_s"]
+    assert "guesses" in shown(path, *alone, "--acceptance", "0.9")
+    assert "expected 0 to 1" in shown(path, *alone, "--acceptance", "2", exit_code=2)
 
 
 def test_beyond_saturation_there_are_no_latencies(path: Path) -> None:

@@ -35,6 +35,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
         return st.booleans()
     if setting.name == "gpu_memory":
         return st.sampled_from(["0.5", "1", "60GiB", "70000 MiB"])
+    if setting.name == "speculate":
+        return st.sampled_from(["auto", "ngram", "draft:a/b", "synthetic:0.5"])
     if setting.is_list:
         items = {
             "cors_origin": ["http://a", "https://b.example:1", "*"],

@@ -83,7 +83,7 @@ MATRIX: dict[int, tuple[set[str], Values, Values, set[str]]] = {
     27: ({"draft_tokens"}, page({}, counters={"draft_tokens": 100, "accepted_tokens": 10,
                                               "drafts": 20}),
          page({}, counters={"draft_tokens": 100, "accepted_tokens": 80, "drafts": 20}),
-         {"vllm", "llama.cpp", "trtllm"}),
+         {"vllm", "llama.cpp", "trtllm", "headrace"}),
     30: ({"waiting", "running"}, page({"waiting": 90}), page({"waiting": 8}), ALL),
 }  # fmt: skip
 

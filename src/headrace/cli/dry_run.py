@@ -6,6 +6,7 @@ Prints only; fetches and loads nothing. An error comes after everything that was
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any
 
@@ -34,7 +35,7 @@ def show_dry_run(settings: Settings, *, as_json: bool) -> None:
 
 
 def _examine(settings: Settings, report: dict[str, Any]) -> None:
-    from headrace.assemble import plan_memory
+    from headrace.assemble import check_draft, find_draft, plan_memory
     from headrace.backends.registry import choose_backend
     from headrace.server.access.keys_file import read_keys
     from headrace.server.access.operators import operator_warnings
@@ -49,15 +50,17 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] += operator_warnings(settings.server, keys)
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path, settings.engine.load_format)
-    file = open_weights(path, settings.engine.load_format)
-    try:
+    with ExitStack() as opened:
+        file = opened.enter_context(closing(open_weights(path, settings.engine.load_format)))
         if _may_use_a_gpu(settings.engine.device):
             report["gpu"] = gpu_facts()  # also for a GPU that is not used, with the reason
         backend = choose_backend(settings.engine)
         _show_sizes(settings, report, backend.defaults)
-        _, _, sizing = plan_memory(file, backend, settings.engine)
-    finally:
-        file.close()
+        draft = find_draft(settings.engine, backend, offline=True)
+        if draft is not None:
+            opened.callback(draft.file.close)
+            check_draft(path, file, draft, settings.engine)
+        _, _, sizing = plan_memory(file, backend, settings.engine, draft)
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes

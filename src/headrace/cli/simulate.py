@@ -111,6 +111,10 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(help="How many; default: 300, or more until a verdict is clear.")
     ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(help="Guess tokens, of which this share is right: docs/speculation.md."),
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Such as ttft=500ms,tpot=50ms,share=99%.")] = None,
     saturation: Annotated[
         bool, typer.Option("--saturation", help="Also find the rate at which the queue grows.")
@@ -127,7 +131,7 @@ def simulate(
     objective is met (or none is given and the server keeps up), 1 if not, 2 for bad input.
     """
     from headrace.cli.simulate_asked import AskedFleet, AskedWorkload, make_fleet
-    from headrace.cli.simulate_machine import AskedGpu
+    from headrace.cli.simulate_machine import AskedGpu, guessing
     from headrace.cli.simulate_text import answer_facts, explained, lines
 
     asked = AskedWorkload(
@@ -143,6 +147,8 @@ def simulate(
     )  # fmt: skip
     if requests is not None and not 1 <= requests <= MOST_REQUESTS:
         raise ConfigError(f"--requests is {requests}; expected 1 to {MOST_REQUESTS}.")
+    if acceptance is not None and not 0 <= acceptance <= 1:
+        raise ConfigError(f"--acceptance is {acceptance}; expected 0 to 1.", "Give a share.")
     if gpu is not None and gpu.lower() in THIS_MACHINE:
         gpu = None
     on_gpu = None
@@ -169,6 +175,8 @@ def simulate(
     described, objective, machine = _machine(
         model, profile or DEFAULT_OUT, on_gpu, asked, slo, fleet, seed
     )
+    if acceptance is not None:
+        machine = guessing(machine, acceptance)
     answer = _answer(machine, fleet, described, objective, requests, seed, saturation=saturation)
     if as_json:
         typer.echo(json.dumps(answer_facts(answer), indent=2))

@@ -63,6 +63,14 @@ class Machine:
     impossible: str | None = None  # the bound that rules the objective out, whatever the load
 
 
+def guessing(machine: Machine, acceptance: float) -> Machine:
+    """The same machine with speculation, where this share of the guesses is right."""
+    return replace(
+        machine,
+        setup=lambda slowness: replace(machine.setup(slowness), acceptance=acceptance),
+    )
+
+
 def fleet_setup(machine: Machine, fleet: Fleet, slowness: float, seed: int, slo: Slo) -> FleetSetup:
     from headrace.simulate.fleet import DecodePool, FleetSetup
 

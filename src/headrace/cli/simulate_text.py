@@ -132,6 +132,8 @@ def run_facts(run: Run, slo: Slo | None) -> dict[str, Any]:
         "cached_share": report.cached_share,
         "steps": report.steps,
         "preemptions": report.preemptions,
+        "draft_tokens": report.draft_tokens,
+        "accepted_tokens": report.accepted_tokens,
         "latency": None
         if report.saturated
         else {name: None if one is None else asdict(one) for name, one in run.latencies()},
@@ -184,6 +186,9 @@ def lines(answer: Answer) -> Iterator[str]:
         f"{report.output_tokens_s:,.1f} tokens/s out, {report.input_tokens_s:,.1f} in, "
         f"{report.requests_s:.3g} requests/s",
     )
+    if report.draft_tokens:
+        share = report.accepted_tokens / report.draft_tokens
+        yield from _row("guesses", f"{report.draft_tokens:,} tokens, {share:.0%} of them right")
     yield from _row("from cache", f"{report.cached_share:.1%} of prompt tokens")
     if report.saturated:
         yield from _row(

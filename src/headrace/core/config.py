@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Self, cast
 
 from headrace.core.checks import RULE, Choice, check_fields, rule_of, within
+from headrace.core.drafter import MOST_DRAFT_TOKENS, DrafterText
 from headrace.core.errors import ConfigError
 from headrace.core.sizes import Share, Size
 
@@ -54,6 +55,19 @@ class SchedulerConfig:
             "computed in it too; default: 2, on a GPU 24."
         )
         | within(at_least=1, at_most=10**9),
+    )
+    speculate: str = field(
+        default="off",
+        metadata=flag(
+            "Guess tokens and check several in one step; answers stay the same: auto, ngram, "
+            "suffix, draft:MODEL or off."
+        )
+        | {RULE: DrafterText()},
+    )
+    max_draft_tokens: int = field(
+        default=16,
+        metadata=flag("Most tokens guessed for a sequence in one step.")
+        | within(at_least=1, at_most=MOST_DRAFT_TOKENS),
     )
     debug_invariants: bool = field(
         default=False, metadata=flag("Check the pool's integrity after every step.")

@@ -26,6 +26,7 @@ from headrace.core.checks import (
     within,
 )
 from headrace.core.constraint import GrammarSpec
+from headrace.core.drafter import DrafterWord, Method
 from headrace.core.errors import InvalidRequestError
 from headrace.core.sampling import (
     FILTERS,
@@ -198,6 +199,8 @@ class GenerateRequest:
     tenant: str = ""
     # The tenant's weight: twice the weight, twice the share.
     weight: int = field(default=1, metadata=within(at_least=1))
+    # Who guesses tokens for it; None: as the engine's own setting says.
+    speculate: Method | None = field(default=None, metadata={RULE: DrafterWord()})
     grammar: GrammarSpec | None = None  # what the output must match; goes with a Constraint
     # Compute only the prompt: the result is one SampledToken with an `embedding` and no token.
     embed: bool = False

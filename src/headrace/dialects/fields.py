@@ -7,7 +7,7 @@ SGLang's chunk can be off, speculation is spread over several flags.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from headrace.core.foreign.speculation import Speculation
@@ -28,7 +28,11 @@ def to_deployment(engine: Engine, values: dict[str, object]) -> tuple[Deployment
     """The deployment, and notes on what is different from what one might expect."""
     found: dict[str, Any] = dict(values)
     notes: list[str] = []
-    found["speculation"] = found.get("speculation") or _speculation(engine, found)
+    if isinstance(said := found.get("speculation"), Speculation):
+        tokens = found.pop("speculation.tokens", None)
+        found["speculation"] = said if tokens is None else replace(said, tokens=tokens)
+    elif engine.name != "headrace":  # its bound on drafts is a bound alone
+        found["speculation"] = _speculation(engine, found)
     if (chunk := found.pop("chunk_tokens", None)) is not None:
         if chunk > 0:
             found["max_batch_tokens"] = chunk

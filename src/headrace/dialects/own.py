@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from headrace.core.drafter import Method, read_drafter
+from headrace.core.errors import ConfigError
+from headrace.core.foreign.speculation import Speculation
 from headrace.core.foreign.values import COUNT, OFF, ON, SHARE, TEXTS, Names
 from headrace.core.foreign.words import Engine, Word, sets
 from headrace.core.settings import all_settings
@@ -34,6 +37,35 @@ class Size:
         return str(value)
 
 
+class OwnSpeculation:
+    """--speculate: ngram, suffix, draft:MODEL and so on."""
+
+    def read(self, value: object) -> Speculation | None:
+        drafter = read_drafter(str(value), "speculate", ConfigError)
+        if drafter.method is Method.OFF:
+            return None
+        return Speculation(method=drafter.method, draft=drafter.model or None)
+
+    def write(self, value: object) -> str | None:
+        assert isinstance(value, Speculation)
+        if value.method == Method.DRAFT:
+            return None if value.draft is None else f"draft:{value.draft}"
+        words = (Method.AUTO, Method.NGRAM, Method.SUFFIX)
+        return value.method if value.method in words and value.draft is None else None
+
+
+class OwnDraftTokens:
+    """--max-draft-tokens, where the method can be said too."""
+
+    def read(self, value: object) -> object:
+        return COUNT.read(value)
+
+    def write(self, value: object) -> str | None:
+        assert isinstance(value, Speculation)
+        says = OwnSpeculation().write(value) is not None and value.tokens is not None
+        return str(value.tokens) if says else None
+
+
 _FIELDS = (
     sets("--model -m", "model"),
     sets("--context-tokens", "context_tokens", COUNT),
@@ -49,6 +81,9 @@ _FIELDS = (
     sets("--prefix-cache", "prefix_cache", ON),
     sets("--no-prefix-cache", "prefix_cache", OFF),
     sets("--graphs", "eager", Names({"off": True, "start": False, "lazy": False})),
+    sets("--speculate", "speculation", OwnSpeculation()),
+    sets("--max-draft-tokens", "speculation.tokens", COUNT, written=False),
+    sets("--max-draft-tokens", "speculation", OwnDraftTokens()),
     sets("--load-format", "load_format", Names({"auto": None, "dummy": "dummy"})),
     sets("--served-model-name", "served_model_name", TEXTS),
     sets("--host", "host"),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from headrace.core.errors import ConfigError
 from headrace.core.foreign.engines import ENGINES
 from headrace.core.foreign.speculation import SpeculationJson
-from headrace.core.foreign.values import COUNT, TEXT, Kind
 from headrace.core.foreign.words import Engine, Word
 from headrace.dialects.deployment import Deployment
 from headrace.dialects.fields import to_deployment
@@ -203,12 +202,12 @@ class _Found:
             self.others.append((flag, "" if value is None else str(value)))
             return
         field, kind = word.field, word.kind
-        part = flag.partition(".")[2].replace("-", "_")
-        if part and isinstance(kind, SpeculationJson):
-            if part not in _PARTS:
+        if "." in flag and isinstance(kind, SpeculationJson):
+            part = kind.part(flag)
+            if part is None:
                 self.others.append((flag, str(value)))
                 return
-            field, kind = _PARTS[part], kind.methods if part == "method" else _PART_KINDS[part]
+            field, kind = part
         try:
             read = kind.read(value)
         except ValueError as error:
@@ -219,14 +218,6 @@ class _Found:
             self.others.append((flag, "***"))
         else:
             self.values[field] = read
-
-
-_PARTS = {
-    "method": "speculation.method",
-    "model": "speculation.draft",
-    "num_speculative_tokens": "speculation.tokens",
-}
-_PART_KINDS: dict[str, Kind] = {"model": TEXT, "num_speculative_tokens": COUNT}
 
 
 def _is_flag(token: str) -> bool:

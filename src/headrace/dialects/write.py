@@ -65,7 +65,7 @@ _INSTEAD = {
     ("headrace", "revision"): "write it into the model's name: org/name@revision",
     ("headrace", "tensor_parallel"): "this version runs a model on one GPU",
     ("headrace", "pipeline_parallel"): "this version runs a model on one GPU",
-    ("headrace", "speculation.method"): "this version has no speculative decoding",
+    ("headrace", "speculation"): "it guesses by ngram, suffix or draft:MODEL",
     ("llama.cpp", "quantization"): "the type is that of the GGUF file",
     ("ollama", "quantization"): "the type is that of the GGUF file, or of ollama create --quantize",
     ("", "replicas"): "start that many servers behind a router",

@@ -47,6 +47,7 @@ WORDS: dict[tuple[str, str], str] = {
     ("ollama", "attention"): "$OLLAMA_FLASH_ATTENTION=1",
     ("vllm", "capture"): "--max-cudagraph-capture-size 64",
     ("sglang", "capture"): "--cuda-graph-max-bs-decode 64",
+    ("headrace", "speculation"): "start it with --speculate off",
     ("vllm", "speculation"): "leave --speculative-config out",
     ("sglang", "speculation"): "leave --speculative-algorithm out",
     ("llama.cpp", "speculation"): "leave --spec-type and -md out",

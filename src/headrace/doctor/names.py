@@ -122,6 +122,7 @@ grammar_processes = grammar_processes
     counters=_table(
         "headrace:",
         _VLLM_COUNTERS
+        + _VLLM_SPECULATION.lstrip()
         + """
 computed_prompt_tokens = computed_prompt_tokens_total
 preempted_tokens = preempted_tokens_total
@@ -139,7 +140,6 @@ engine_restarts = engine_restarts_total
         "prefix_misses": (Source(name="headrace:prefix_cache_misses_total"), "reason"),
     },
     histograms=_table("headrace:", _VLLM_HISTOGRAMS),
-    absent={"drafts": "this version of Headrace has no speculative decoding"},
 )
 SGLANG = EngineNames(
     engine="sglang",

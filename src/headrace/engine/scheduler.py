@@ -13,6 +13,7 @@ from collections import deque
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
+from headrace.core.drafter import check_asked
 from headrace.core.errors import ConfigError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken
 from headrace.core.speculation import Speculator
@@ -135,7 +136,7 @@ class Scheduler:
 
     def add(self, request: GenerateRequest, constraint: Constraint | None = None) -> None:
         """Queue a request, or refuse it now. A queued request will run."""
-        room = check_request(request, self.limits, self._requests)
+        room = self.check(request)
         check_constraint(request, constraint)
         beams = None if request.beam is None else BeamGroup(request.beam)
         sequence = start_sequence(
@@ -155,9 +156,11 @@ class Scheduler:
         self._next_order += 1
         self._roster.enter(sequence)
 
-    def check(self, request: GenerateRequest) -> None:
-        """Refuse a request that can never run."""
-        check_request(request, self.limits, self._requests)
+    def check(self, request: GenerateRequest) -> int:
+        """The most tokens that a request may generate. Refuses one that can never run."""
+        is_beam_search = request.beam is not None
+        check_asked(request.speculate, self.config.speculate, is_beam_search=is_beam_search)
+        return check_request(request, self.limits, self._requests)
 
     def end_one(self, request_id: str, index: int, reason: FinishReason) -> None:
         """End one continuation of a request, if it has begun. Creates no event."""

@@ -96,11 +96,12 @@ class Ledger:
     block_tokens: int
     max_batch_tokens: int
     graphs_bytes: int = 0  # launches captured on a GPU: an estimate
+    draft_bytes: int = 0  # a draft model: its weights, activations, keys and values
     available_bytes: int | None = None  # None: not known
 
     @property
     def total_bytes(self) -> int:
-        return self.fixed_bytes + self.kv_pool_bytes
+        return self.fixed_bytes + self.kv_pool_bytes + self.draft_bytes
 
     @property
     def fixed_bytes(self) -> int:
@@ -129,6 +130,7 @@ class Ledger:
             ("KV pool", self.kv_pool_bytes, pool),
             ("activations", self.activations_bytes, f"{self.max_batch_tokens:,} tokens per step"),
             *([("graphs", self.graphs_bytes, "at most: an estimate")] if self.graphs_bytes else []),
+            *([("draft model", self.draft_bytes, "weights, KV pool")] if self.draft_bytes else []),
             ("runtime", self.runtime_bytes, "interpreter, tokenizer, code: an estimate"),
         ]
 

@@ -295,6 +295,8 @@ class _Fleet:
             served=tuple(self._served),
             steps=sum(each.steps for each in stats),
             preemptions=sum(each.preemptions for each in stats),
+            draft_tokens=sum(each.drafts.draft_tokens for each in stats),
+            accepted_tokens=sum(each.drafts.accepted_tokens for each in stats),
             busy_s=math.fsum(each.compute_s for each in stats),
             replica_s=self._scale.replica_s(end_s) + second_s,
             sizes=tuple(self._scale.sizes),

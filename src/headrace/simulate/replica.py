@@ -21,6 +21,7 @@ from headrace.engine.loop import Engine
 from headrace.engine.stats import EngineStats
 from headrace.policies.queue import QueueBounds, Ticket
 from headrace.simulate.cost import Cost
+from headrace.simulate.guesses import simulated_speculator
 from headrace.simulate.handover import Room, receive
 from headrace.simulate.intake import Intake
 from headrace.simulate.lean import LeanRunner
@@ -78,6 +79,7 @@ class Setup:
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
     edge: Edge = field(default_factory=Edge)
     queue: QueueLimits = field(default_factory=QueueLimits)
+    acceptance: float | None = None  # tokens are guessed, and this share of them is right
 
 
 class Replica:
@@ -91,15 +93,20 @@ class Replica:
     ) -> None:
         self.setup = setup
         self._clock = VirtualClock(start_s)
+        guesses = None
+        limits = setup.limits
+        if setup.acceptance is not None:
+            guesses = simulated_speculator(setup.acceptance, self._clock)
+            limits = replace(limits, draws_drafts=True)
         runner = make_runner(
-            setup.limits,
+            limits,
             cost=setup.cost,
             clock=self._clock,
             host=setup.host,
             result=setup.result,
         )
         config = replace(setup.config, remembered_evictions=0)
-        self._engine = Engine(runner, frozenset(), config, self._clock)
+        self._engine = Engine(runner, frozenset(), config, self._clock, guesses)
         self._prompts = prompts or Prompts()
         self._queue_s = start_s  # what the queue takes for now
         self._queue = QueueBounds(

@@ -78,6 +78,8 @@ class Report:
     served: tuple[Served, ...]
     steps: int = 0
     preemptions: int = 0
+    draft_tokens: int = 0  # guessed
+    accepted_tokens: int = 0  # of them right
     busy_s: float = 0.0  # of all devices together
     warm_share: float = WARM_SHARE
     drain_share: float = DRAIN_SHARE

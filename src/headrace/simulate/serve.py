@@ -37,6 +37,8 @@ def serve(asks: Iterable[Ask], setup: Setup) -> Report:
         served=tuple(served),
         steps=stats.steps,
         preemptions=stats.preemptions,
+        draft_tokens=stats.drafts.draft_tokens,
+        accepted_tokens=stats.drafts.accepted_tokens,
         busy_s=stats.compute_s,
     )
 

@@ -83,6 +83,18 @@ def test_only_what_few_tokens_have_is_beside_the_columns() -> None:
     assert [extra for _, (*_, extra) in message.rows()] == [None, message.extras[1], None]
 
 
+def test_guesses_come_with_their_request() -> None:
+    tokens = [
+        SampledToken("a", 1, 0.0, drafted=(2, 1)),
+        SampledToken("a", 2, 0.0),
+        SampledToken("b", 3, 0.0, drafted=(0, 4)),
+        SampledToken("c", 4, 0.0, drafted=(1, 1)),
+    ]
+    message = wire.Tokens.of(tokens, [], NUMBERS)
+    assert message.drafted == [(NUMBERS["a"], 2, 1), (NUMBERS["b"], 0, 4)]
+    assert not message.extras
+
+
 def test_what_waits_unread_counts_every_score() -> None:
     extra = wire.Extra(top=[(1, -1.0)], prompt_scores=[(-1.0, [(1, -1.0), (2, -2.0)]), (-2.0, [])])
     assert extra.entries == 1 + 3 + 1
@@ -121,4 +133,4 @@ def test_a_column_has_one_type(place: int, wrong: object) -> None:
 
 
 def test_a_message_has_no_more_fields_than_are_known() -> None:
-    assert "at most length 7" in refused([], [], [], [], [], {}, [], "more")
+    assert "at most length 8" in refused([], [], [], [], [], {}, [], [], "more")

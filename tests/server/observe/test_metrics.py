@@ -136,7 +136,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
     }
     fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
     fields["grammar_outcomes"] = {}
-    fields["tenants"] = {}
+    fields |= {"tenants": {}, "accepted_at": []}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -444,3 +444,19 @@ def test_bounds_suit_what_is_measured() -> None:
     for value in (1.0, 1.5, 2.0, 99.0):
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 1), ("2.0", 3), ("+Inf", 4)]
+
+
+def test_guesses_are_counted_under_vllms_names_too() -> None:
+    metrics = Metrics(FakeEngine())
+    metrics.on_snapshot(snapshot(drafts=3, draft_tokens=9, accepted_tokens=4, accepted_at=[3, 1]))
+    metrics.on_snapshot(
+        snapshot(2, drafts=1, draft_tokens=2, accepted_tokens=2, accepted_at=[1, 1])
+    )
+    scrape = Scrape(metrics)
+    for prefix in ("headrace:", "vllm:"):
+        name = f"{prefix}spec_decode_num"
+        assert scrape(f"{name}_drafts_total") == 4
+        assert scrape(f"{name}_draft_tokens_total") == 11
+        assert scrape(f"{name}_accepted_tokens_total") == 6
+        assert scrape(f"{name}_accepted_tokens_per_pos_total", position="0") == 4
+        assert scrape(f"{name}_accepted_tokens_per_pos_total", position="1") == 2

@@ -105,6 +105,9 @@ def test_what_is_no_object_in_json(server: RunningServer, body: bytes, says: str
         ({"timeout_s": 0}, "timeout_s"),
         ({"priority": "high"}, "priority"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"speculate": "sufix"}, "speculate"),
+        ({"speculate": "draft:x"}, "speculate"),
+        ({"speculate": 3}, "speculate"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ],
 )

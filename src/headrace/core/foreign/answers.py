@@ -18,6 +18,7 @@ from headrace.core.config import KvDtype, Policy, Quantization
 from headrace.core.errors import ConfigError
 from headrace.core.foreign.engines import ENGINES
 from headrace.core.foreign.llama_cpp import LLAMA_CPP
+from headrace.core.foreign.speculation import Speculation, SpeculationJson
 from headrace.core.foreign.topics import NEEDLESS, OWN_ANSWERS, TOPICS
 from headrace.core.foreign.values import Fixed, Names
 from headrace.core.foreign.words import Engine, Word, plain
@@ -79,17 +80,22 @@ def understand(word: Word, value: object, written: str) -> Settings:
         raise _answer(written, *OWN_ANSWERS[word.name])
     if not word.field:
         raise _answer(written, *TOPICS[word.topic])
-    if word.field.startswith("speculation") and value is not None:
-        raise _answer(written, *TOPICS["speculation"])
+    field, kind = word.field, word.kind
+    flag = written.split()[0].partition("=")[0]
+    if "." in flag and isinstance(kind, SpeculationJson):
+        part = kind.part(flag)
+        if part is None:
+            raise _answer(written, *TOPICS["speculation"])
+        field, kind = part
     try:
-        read = word.kind.read(value)
+        read = kind.read(value)
     except ValueError as error:
         raise ConfigError(
             f"{written}: the value is {value!r}; expected {error}.",
             "Correct it.",
             param=word.name,
         ) from error
-    return settle(word.field, read, written)
+    return settle(field, read, written)
 
 
 def shared_value(name: str, value: object, written: str) -> Settings | None:
@@ -210,6 +216,32 @@ def _load_format(value: str, written: str) -> Settings:
     raise _answer(written, *TOPICS["loading"])
 
 
+def _speculation(value: Speculation, written: str) -> Settings:
+    """All that vLLM's JSON says."""
+    tokens = {} if value.tokens is None else {"max_draft_tokens": value.tokens}
+    if value.method == "draft" and value.draft is not None:
+        return {"speculate": f"draft:{value.draft}", **tokens}
+    return {**_speculation_method(value.method, written), **tokens}
+
+
+def _speculation_method(value: str, written: str) -> Settings:
+    if value in ("ngram", "suffix"):
+        return {"speculate": value}
+    if value == "none":
+        return {"speculate": "off"}
+    if value == "draft":
+        raise _answer(
+            written,
+            "Headrace takes the draft model with the method.",
+            "Use --speculate draft:MODEL (speculate).",
+        )
+    raise _answer(
+        written,
+        "Headrace guesses from text that it has seen, or with a draft model, and has no heads.",
+        "Use --speculate auto, ngram, suffix or draft:MODEL (speculate).",
+    )
+
+
 def _log_level(value: str, written: str) -> Settings:
     return {"log_level": {"trace": "debug", "critical": "error"}.get(value.lower(), value.lower())}
 
@@ -228,6 +260,11 @@ _RULES: Mapping[str, Callable[[Any, str], Settings]] = {
     "policy": _policy,
     "load_format": _load_format,
     "log_level": _log_level,
+    "speculation": _speculation,
+    "speculation.method": _speculation_method,
+    "speculation.draft": lambda value, written: {"speculate": f"draft:{value}"},
+    "speculation.tokens": lambda value, written: {"max_draft_tokens": value},
+    "speculation.window": lambda value, written: {"max_draft_tokens": max(1, value - 1)},
     "eager": lambda value, written: {"graphs": "off"} if value else {},
     "shares_context": lambda value, written: {},
 }

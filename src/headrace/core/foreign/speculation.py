@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.core.foreign.values import Names
+from headrace.core.foreign.values import COUNT, TEXT, Kind, Names
 
 _TOKENS = "num_speculative_tokens"
 
@@ -56,6 +56,17 @@ class SpeculationJson:
         return Speculation(
             method=str(method), draft=None if draft is None else str(draft), tokens=tokens
         )
+
+    def part(self, flag: str) -> tuple[str, Kind] | None:
+        """The field and the kind of a part that has a flag of its own, as in
+        --speculative-config.method; None where the part has no field here."""
+        name = flag.partition(".")[2].replace("-", "_")
+        found: dict[str, tuple[str, Kind]] = {
+            "method": ("speculation.method", self.methods),
+            "model": ("speculation.draft", TEXT),
+            _TOKENS: ("speculation.tokens", COUNT),
+        }
+        return found.get(name)
 
     def write(self, value: object) -> str | None:
         assert isinstance(value, Speculation)

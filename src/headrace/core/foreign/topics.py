@@ -94,8 +94,9 @@ TOPICS: dict[str, Answer] = {
         "Use --max-batch-tokens, --max-sequences, --max-step-growth and --policy.",
     ),
     "speculation": (
-        "Headrace has no speculative decoding yet.",
-        _LEAVE,
+        "Headrace decides by measured time how many tokens to guess, and has few settings for it.",
+        "Leave it out; --speculate auto, ngram, suffix or draft:MODEL (speculate) says who "
+        "guesses, and --max-draft-tokens (max_draft_tokens) how many tokens at most.",
     ),
     "structured": (
         "Headrace takes a JSON schema, a regex or a grammar from each request.",

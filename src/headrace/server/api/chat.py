@@ -162,6 +162,7 @@ async def make_chat_request(
         priority=sent.priority or 0,
         cache_salt=cache_salt_of(sent),
         timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+        speculate=sent.speculate,
         grammar=use.grammar,
         bad_ids=await encode_bad_words(service, params),
     )

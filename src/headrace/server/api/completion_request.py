@@ -127,6 +127,7 @@ async def ask_for(service: Service, call: Call, sent: CompletionRequest) -> Aske
             priority=sent.priority or 0,
             cache_salt=cache_salt,
             timeout_s=service.config.timeout_s if sent.timeout_s is None else sent.timeout_s,
+            speculate=sent.speculate,
             grammar=grammar,
             bad_ids=bad_ids,
         )

@@ -49,6 +49,7 @@ class RequestStream:
         self.number = number
         self.request = request
         self.on_start = on_start  # called when it leaves the engine's queue
+        self.right_guesses = self.wrong_guesses = 0  # of tokens, that were checked so far
         self._arrived: list[wire.Row] = []
         self._error: HeadraceError | None = None
         self._news = asyncio.Event()
@@ -243,6 +244,10 @@ class EngineLink:
             for number, waited_s, cached_tokens in message.started:
                 if stream := self._streams.get(number):
                     stream.on_start(waited_s, cached_tokens)
+            for number, right, wrong in message.drafted:
+                if stream := self._streams.get(number):
+                    stream.right_guesses += right
+                    stream.wrong_guesses += wrong
             for number, token in message.rows():
                 if stream := self._streams.get(number):  # else it was ended meanwhile
                     stream.push(token)

@@ -56,6 +56,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     grammar_s: float = 0.0  # spent compiling and following grammars
     step_s: dict[str, float]  # by part: schedule, compute, sample, commit, publish
     tenants: dict[str, TenantSnapshot] = {}
+    drafts: int = 0  # rows of steps that had guessed tokens
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of them
+    accepted_at: list[int] = []  # by place in the draft
 
 
 def take_snapshot(
@@ -104,6 +108,10 @@ def take_snapshot(
             )
             for turn in stats.turns.known
         },
+        drafts=stats.drafts.drafts,
+        draft_tokens=stats.drafts.draft_tokens,
+        accepted_tokens=stats.drafts.accepted_tokens,
+        accepted_at=list(stats.drafts.accepted_at),
     )
 
 
@@ -116,6 +124,7 @@ def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[
         "activations": ledger.activations_bytes,
         "runtime": ledger.runtime_bytes,
         **({"graphs": ledger.graphs_bytes} if ledger.graphs_bytes else {}),
+        **({"draft_model": ledger.draft_bytes} if ledger.draft_bytes else {}),
     }
     if allocated is None:
         return {"predicted": predicted}

@@ -139,6 +139,7 @@ class Tokens(Message, tag="tokens", frozen=True):
     finish_reasons: list[FinishReason | None]
     extras: dict[int, Extra] = {}  # by row
     started: list[tuple[int, float, int]] = []  # left the queue: number, waited_s, cached_tokens
+    drafted: list[tuple[int, int, int]] = []  # guesses checked: number, right ones, wrong ones
 
     def __post_init__(self) -> None:
         size = len(self.requests)
@@ -160,7 +161,7 @@ class Tokens(Message, tag="tokens", frozen=True):
         numbers: Mapping[str, int],
     ) -> Tokens:
         """`numbers` are request numbers by id; tokens of requests without one are dropped."""
-        found = cls([], [], [], [], [], {}, [])
+        found = cls([], [], [], [], [], {}, [], [])
         for token in tokens:
             number = numbers.get(token.request_id)
             if number is None:
@@ -173,6 +174,8 @@ class Tokens(Message, tag="tokens", frozen=True):
             ):
                 extra = Extra(token.top, token.error, token.prompt_scores, token.embedding)
                 found.extras[len(found.requests)] = extra
+            if token.drafted is not None:
+                found.drafted.append((number, *token.drafted))
             found.requests.append(number)
             found.indexes.append(token.index)
             found.token_ids.append(token.token_id)

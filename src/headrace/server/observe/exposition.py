@@ -57,6 +57,7 @@ class _Families(Collector):
         yield from self._times()
         yield from self._cache()
         yield from self._engine()
+        yield from self._speculation()
         yield from self._grammars()
         yield from self._http()
         yield from self._facts()
@@ -250,6 +251,29 @@ class _Families(Collector):
             "engine_resident_memory_bytes",
             "Resident memory of the engine process.",
             now.resident_bytes if now else 0,
+        )
+
+    def _speculation(self) -> Iterator[Metric]:
+        engine, make = self._metrics.engine, self._make
+        yield from make.counter(
+            "spec_decode_num_drafts",
+            "Drafts that were checked: of one sequence in one step.",
+            engine.total("drafts"),
+        )
+        yield from make.counter(
+            "spec_decode_num_draft_tokens",
+            "Tokens that were guessed and checked.",
+            engine.total("draft_tokens"),
+        )
+        yield from make.counter(
+            "spec_decode_num_accepted_tokens",
+            "Guessed tokens that were right.",
+            engine.total("accepted_tokens"),
+        )
+        yield from make.counter(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guessed tokens that were right, by their place in the draft.",
+            [({"position": place}, n) for place, n in engine.by_label("accepted_at").items()],
         )
 
     def _grammars(self) -> Iterator[Metric]:

@@ -29,6 +29,8 @@ class RequestRecord:
     last_token_s: float | None = None
     output_tokens: int = 0
     reserved_tokens: int = 0  # reserved of its key's limit for tokens yet to be generated
+    right_guesses: int = 0  # tokens that were guessed and checked in a step (speculate/)
+    wrong_guesses: int = 0
     continuation_tokens: dict[int, int] = field(default_factory=dict)  # of each, where n > 1
     ended_s: float | None = None
     finish_reason: str | None = None  # of the last continuation; "error", "abort" too

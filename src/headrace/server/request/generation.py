@@ -58,6 +58,8 @@ async def generate(
         with ticket, service.supervisor.engine.stream(request, on_start) as stream:
             while not text.is_complete:
                 tokens = await stream.tokens()
+                record.right_guesses = stream.right_guesses
+                record.wrong_guesses = stream.wrong_guesses
                 _watch_tokens(service, record, tokens)
                 events: list[TokenEvent] = []
                 for token in tokens:

@@ -45,6 +45,7 @@ class SamplingFields(StructuredFields, kw_only=True, forbid_unknown_fields=True)
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
+    speculate: str | None = None  # ours: who guesses tokens (core/drafter.py)
     # llama.cpp's names.
     n_predict: int | None = None  # max_tokens
     repeat_penalty: float | None = None  # repetition_penalty

@@ -56,6 +56,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
+    speculate: str | None = None
 
 
 _IGNORED = {
@@ -67,7 +68,7 @@ IGNORED[CountTokensRequest] = frozenset(
 )
 IGNORED[MessagesRequest] = frozenset(_IGNORED)
 
-_SAME = ("stream", "cache_salt", "priority", "timeout_s")
+_SAME = ("stream", "cache_salt", "priority", "timeout_s", "speculate")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

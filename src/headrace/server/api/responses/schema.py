@@ -57,6 +57,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     cache_salt: str | None = None
     priority: int | None = None
     timeout_s: float | None = None
+    speculate: str | None = None
     chat_template_kwargs: JsonObject | None = None
 
 
@@ -70,7 +71,7 @@ IGNORED[ResponsesRequest] = frozenset(
 
 _SAME = (
     *("model", "parallel_tool_calls", "cache_salt", "priority", "timeout_s", "user"),
-    *("chat_template_kwargs", "stream"),
+    *("chat_template_kwargs", "stream", "speculate"),
 )
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
