@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli.batch_file import MAX_LINE_BYTES, done_before, outline_of, requests_of
+from headrace.cli.batch_send import Sender
 from headrace.cli.commands import app
 from headrace.core.errors import ConfigError
 
@@ -131,6 +132,26 @@ def test_a_second_run_asks_only_for_what_is_missing(tmp_path: Path, service: Ser
     before = out.read_bytes()
     assert run(source, out, "--url", "127.0.0.1:9")[0] == 0, "all was answered: nobody is asked"
     assert out.read_bytes() == before
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = written(tmp_path / "in.jsonl", 10), tmp_path / "out.jsonl"
+    count = Sender._count
+
+    def stopped(sender: Sender, found: Any, file: Any) -> None:
+        if sender.sums.answered == 4:
+            raise KeyboardInterrupt
+        count(sender, found, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sender, "_count", stopped)
+        code, said = run(source, out, "--url", service.url)
+    assert code == 130
+    assert f"stopped: {out} has 4 of 10 answers; run the same again to go on" in said
+    assert run(source, out, "--url", service.url)[0] == 0
+    assert len(answers(out)) == 10
 
 
 @pytest.mark.parametrize("status", [429, 503, 0])

@@ -63,7 +63,10 @@ def batch(
     todo = (each for each in requests_of(source) if each.custom_id not in done)
     whole = sum(1 for each in requests_of(source) if each.custom_id not in done)
     began_s = time.monotonic()
-    with _server(url, model, key_variable, outline, is_needed=whole > 0) as endpoint:
+    with (
+        _told_if_stopped(target, outline.requests),
+        _server(url, model, key_variable, outline, is_needed=whole > 0) as endpoint,
+    ):
         sender = Sender(
             endpoint=endpoint, concurrency=concurrency, attempts=attempts, timeout_s=timeout
         )
@@ -76,6 +79,20 @@ def batch(
     _report(sender.sums, outline, len(done), whole, time.monotonic() - began_s, as_json=as_json)
     if sender.sums.left:
         raise typer.Exit(EXIT_LEFT)
+
+
+@contextlib.contextmanager
+def _told_if_stopped(target: Path, whole: int) -> Iterator[None]:
+    """A Ctrl-C says what is kept and how to go on."""
+    from headrace.cli.batch_file import done_before
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = len(done_before(target))
+        line = f"stopped: {target} has {kept:,} of {whole:,} answers; run the same again to go on"
+        typer.echo(line, err=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -171,6 +171,8 @@ def test_the_stop_button_ends_an_answer(browser: Browser, server: RunningServer)
         ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
         ("**b** and `c`", "<p><strong>b</strong> and <code>c</code></p>"),
         ("# T\n- x\n- y", "<h3>T</h3><ul><li>x</li><li>y</li></ul>"),
+        ("- x\n  - y\n- z", "<ul><li>x<ul><li>y</li></ul></li><li>z</li></ul>"),
+        ("3. x\n4. y", '<ol start="3"><li>x</li><li>y</li></ol>'),
         ("```\n<b>\n```", '<pre tabindex="0"><code>&lt;b&gt;</code></pre>'),
     ],
 )

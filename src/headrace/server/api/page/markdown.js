@@ -21,13 +21,26 @@ function inline(text) {
 
 const BLOCKS = {
   heading: /^(#{1,6})\s+(.*)$/,
-  item: /^\s*(?:[-*+]|(\d+)[.)])\s+(.*)$/,
+  item: /^(\s*)(?:[-*+]|(\d+)[.)])\s+(.*)$/, // its indent, its number, its words
   quote: /^>\s?(.*)$/,
   row: /^\s*\|(.+)\|\s*$/,
   fence: /^\s*(```|~~~)/,
   rule: /^\s*(?:-{3,}|\*{3,}|_{3,})\s*$/,
 };
 const startsBlock = (line) => Object.values(BLOCKS).some((pattern) => pattern.test(line));
+
+// What is indented further belongs to the item before it.
+function listOf(items) {
+  const [, indent, start] = items[0];
+  const box = make(start === undefined ? "ul" : "ol", { start });
+  for (let at = 0; at < items.length;) {
+    const item = make("li", {}, ...inline(items[at][3])), from = at + 1;
+    for (at = from; at < items.length && items[at][1].length > indent.length + 1;) at += 1;
+    if (at > from) item.append(listOf(items.slice(from, at)));
+    box.append(item);
+  }
+  return box;
+}
 
 function markdown(text) {
   const lines = text.split("\n"), found = [];
@@ -53,10 +66,7 @@ function markdown(text) {
       found.push(make("hr"));
       at += 1;
     } else if (BLOCKS.item.test(line)) {
-      const items = takeWhile(BLOCKS.item);
-      const isNumbered = items[0][1] !== undefined;
-      found.push(make(isNumbered ? "ol" : "ul", isNumbered ? { start: items[0][1] } : {},
-        ...items.map((item) => make("li", {}, ...inline(item[2])))));
+      found.push(listOf(takeWhile(BLOCKS.item)));
     } else if (BLOCKS.quote.test(line)) {
       found.push(make("blockquote", {}, ...inline(takeWhile(BLOCKS.quote).map((each) => each[1]).join(" "))));
     } else if (BLOCKS.row.test(line)) {
