@@ -21,10 +21,12 @@ HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, TypeVar
@@ -47,6 +49,7 @@ T = TypeVar("T")
 MAX_MULTIPLE = 100_000
 MAX_GBNF_CHARACTERS = 8192
 STACK_BYTES = 256 << 20
+LOOK_S = 0.005  # of CPU time for looking ahead: usually enough for a hundred tokens
 LIMITS = {
     "initial_lexer_fuel": 200_000,
     "step_lexer_fuel": 100_000,
@@ -204,31 +207,34 @@ class Matched:
         return self._seen
 
     def look_ahead(self, token_ids: Sequence[int], forced: int) -> Foreseen:
-        """As `foresee` says. A grammar that can't be followed that far is followed as far as it
-        can be: it is not the request's fault that someone looks ahead."""
+        """As `foresee` says. A grammar that can't be followed that far, or not within LOOK_S, is
+        followed as far as it can be: it is not the request's fault that someone looks ahead."""
         if self.is_stopped:
             return Foreseen()
+        if not token_ids:
+            token_ids, forced = self._matcher.compute_ff_tokens()[:forced], 0
+        if not token_ids or not _allows(self.mask(), token_ids[0]):
+            return Foreseen()  # as at most places, without a copy
         ahead = self.fork()  # a matcher that failed once can't be used again
         masks: list[bytes] = []
-        found: list[int] = []
-        try:
-            if ahead._follow(token_ids, found, masks) and forced:
-                ahead._follow(ahead._matcher.compute_ff_tokens()[:forced], found, masks)
-        except HeadraceError:
-            del found[len(masks) :]
-        return Foreseen(found, masks)
+        until_s = time.thread_time() + LOOK_S
+        with contextlib.suppress(HeadraceError):
+            if ahead._follow(token_ids, masks, until_s) and forced:
+                more = ahead._matcher.compute_ff_tokens()[:forced]
+                token_ids = [*token_ids, *more]
+                ahead._follow(more, masks, until_s)
+        return Foreseen(token_ids[: len(masks)], masks)
 
-    def _follow(self, token_ids: Sequence[int], found: list[int], masks: list[bytes]) -> bool:
-        """Advance while the tokens are allowed and something may follow them; whether all are."""
+    def _follow(self, token_ids: Sequence[int], masks: list[bytes], until_s: float) -> bool:
+        """Advance while the tokens are allowed and something may follow them; whether all are.
+        Adds the mask after each."""
         for token_id in token_ids:
-            if not _allows(self.mask(), token_id):
+            if time.thread_time() > until_s or not _allows(self.mask(), token_id):
                 return False
             self._accept(token_id)
             if self.is_stopped:
                 return False
-            mask = self.mask()
-            found.append(token_id)
-            masks.append(mask)
+            masks.append(self.mask())
         return True
 
     def fork(self) -> Matched:

@@ -212,11 +212,7 @@ class Sequence:
     def next_uniform(self) -> float:
         """The random number for the token that follows all known ones and those in flight. Not for
         greedy draws."""
-        return self.uniform_at(self.generated_tokens + self.draws_in_flight)
-
-    def uniform_at(self, place: int) -> float:
-        """The random number for the token of the output at this index."""
-        run, at = divmod(place, RUN)
+        run, at = divmod(self.generated_tokens + self.draws_in_flight, RUN)
         if run != self._run_number:
             self._run_number, self._run = run, uniforms(self.seed, run)
         return self._run[at]
@@ -241,7 +237,10 @@ class Sequence:
         draws, first = self.draws, self.generated_tokens + 1
         drafts = Drafts(uniforms=[0.0] * len(guesses), masks=masks)
         if draws.params.temperature:
-            drafts.uniforms = [self.uniform_at(first + at) for at in range(len(guesses))]
+            runs: list[float] = []
+            for run in range(first // RUN, (first + len(guesses) - 1) // RUN + 1):
+                runs += self._run if run == self._run_number else uniforms(self.seed, run)
+            drafts.uniforms = runs[first % RUN : first % RUN + len(guesses)]
         if draws.limits:
             tokens, least = list(self.token_ids), self.request.params.min_tokens
             banned = []

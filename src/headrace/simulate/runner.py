@@ -152,7 +152,7 @@ class SimulatedRunner:
         places: list[RowExtra] | None,
     ) -> RowResult | None:
         """Puts the drawn tokens into the result; returns the row's other results, if any. `places`
-        are its extras if it has drafts."""
+        are the extras of its draws, if it has drafts and any."""
         table, start = plan.tables[row], plan.starts[row]
         asked = plan.extras.get(row, NO_EXTRA)
         if plan.sequence_ids[row] in self._failing:
@@ -171,7 +171,8 @@ class SimulatedRunner:
                 float(sum(value >> 16 * place & 0xFFFF for value in hashes)) for place in range(4)
             ]
         if plan.draws[row] is not None:
-            self._draw(plan, row, hashes, places or [asked], result, found)
+            places = places or [asked] * (1 + len(plan.drafts.get(row, ())))
+            self._draw(plan, row, hashes, places, result, found)
         return None if asked is NO_EXTRA and found.error is None else found
 
     def _draw(

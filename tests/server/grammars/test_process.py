@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.assemble import read_tokenizer
-from headrace.core.constraint import Allowed, GrammarKind, GrammarSpec
+from headrace.core.constraint import Allowed, Foreseen, GrammarKind, GrammarSpec
 from headrace.core.errors import HeadraceError, InvalidRequestError
 from headrace.grammar import GrammarCompiler
 from headrace.server.grammars.host import Host, RemoteWalk, Starter
@@ -117,6 +117,53 @@ def test_a_walk_allows_what_the_compiler_in_this_process_allows(
     walk.close()
     assert host.is_idle
     host.close()
+
+
+def foreseen(walk: RemoteWalk, *token_ids: int, forced: int = 0) -> Foreseen:
+    walk.foresee(*token_ids, forced=forced)
+    until(lambda: walk.foreseen(0.05) is not None)
+    found = walk.foreseen()
+    assert found is not None
+    return found
+
+
+def test_a_walk_foresees_what_the_compiler_in_this_process_foresees(
+    starter: Starter, tokenizer: Tokenizer
+) -> None:
+    spec = spec_of("json_schema", PERSON)
+    local = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(spec)
+    host = start(starter, spec)
+    walk = host.open()
+    tokens = tokenizer.encode('{"name":"Joe","age":33}', add_bos=False)
+    for at in range(len(tokens)):
+        for ahead, forced in ((tokens[at : at + 4], 0), ([*tokens[at : at + 2], 5, 6], 0), ([], 8)):
+            local.foresee(*ahead, forced=forced)
+            expected = local.foreseen()
+            assert expected is not None
+            found = foreseen(walk, *ahead, forced=forced)
+            assert list(found.token_ids) == list(expected.token_ids)
+            assert list(found.masks) == list(expected.masks)
+        local.accept(tokens[at])
+        walk.foresee(5)  # its answer comes after the next token, and is dropped
+        walk.accept(tokens[at])
+        until(lambda: walk.allowed(0.05) is not None)
+        assert walk.allowed() == local.allowed()
+        assert walk.foreseen() is None
+    several = host.open()
+    several.accept(*tokens[:6])
+    several.foresee(*tokens[6:9])
+    until(lambda: several.allowed(0.05) is not None)
+    until(lambda: several.foreseen(0.05) is not None)
+    one_by_one = host.open()
+    for token in tokens[:6]:
+        found_next = go_on(one_by_one, token)
+    assert several.allowed() == found_next
+    ahead_of_it = several.foreseen()
+    assert ahead_of_it is not None
+    assert list(ahead_of_it.token_ids) == tokens[6:9]
+    several.foresee(*tokens[6:9])
+    host.close()
+    assert several.foreseen(0.05) is None
 
 
 def test_forks_go_their_own_way_and_many_answers_come_together(

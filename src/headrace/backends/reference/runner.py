@@ -201,11 +201,12 @@ def _answer(
     token: int,
     places: list[RowExtra] | None,
 ) -> None:
-    """What the logits after a row's token say. `places` are its extras if it has drafts."""
+    """What the logits after a row's token say. `places` are the extras of its draws, if it has
+    drafts and any."""
     asked, params = plan.extras.get(row, NO_EXTRA), plan.draws[row]
     found = result.extras.get(row, RowResult())
     place = token - _first_place(plan, row)
-    if found.error is not None and places is not None:
+    if found.error is not None and row in plan.drafts:
         return  # a place behind one that failed
     try:
         top = top_log_probabilities(values, asked.top_logprobs) if asked.top_logprobs else []
@@ -221,7 +222,7 @@ def _answer(
             result.logprobs[row].append(logprob)
             found.tops = [*found.tops, top] if asked.top_logprobs else []
     except HeadraceError as error:  # fails this row only, or the place if it has drafts
-        if places is None:
+        if row not in plan.drafts:
             result.tokens[row], result.logprobs[row] = [], []
         found.error, found.is_own_fault = error.cause, isinstance(error, InvalidRequestError)
         result.extras[row] = found

@@ -1,6 +1,7 @@
 """The places at which a row draws: after its last known token, and after each of its drafts.
 
-What a draw depends on besides the logits, for one place at a time. Knows plans; no logits.
+What a draw depends on besides its parameters and the logits, for one place at a time. Knows plans;
+no logits.
 """
 
 from __future__ import annotations
@@ -8,40 +9,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate
 
-from headrace.core.step import NO_EXTRA, DrawParams, RowExtra, StepPlan
-
-NO_PLACES: dict[int, list[RowExtra]] = {}
+from headrace.core.step import NO_EXTRA, Drafts, DrawParams, RowExtra, StepPlan
 
 
 def place_extras(plan: StepPlan) -> dict[int, list[RowExtra]]:
-    """For each row with drafts, an extra for each of its places; the first is the row's own."""
-    if not plan.drafts:
-        return NO_PLACES
-    ends = list(accumulate(plan.counts))
-    return {row: _places_of(plan, row, ends[row]) for row in sorted(plan.drafts)}
-
-
-def _places_of(plan: StepPlan, row: int, end: int) -> list[RowExtra]:
-    drafts, own = plan.drafts[row], plan.extras.get(row, NO_EXTRA)
-    params = plan.draws[row]
-    history = own.history
-    found = [own]
-    for at in range(len(drafts)):
+    """For each row with drafts, an extra for each of its places, of which the first is the row's
+    own. Rows without any extra are left out."""
+    found: dict[int, list[RowExtra]] = {}
+    ends: list[int] = []
+    for row, drafts in plan.drafts.items():
+        own, params = plan.extras.get(row, NO_EXTRA), plan.draws[row]
+        if own is NO_EXTRA and not (drafts.banned or drafts.masks):
+            continue
+        guesses: list[int] = []
         if params is not None and params.penalizes:
-            history = [
-                *own.history,
-                *plan.token_ids[end - len(drafts) : end - len(drafts) + at + 1],
-            ]
-        found.append(
+            ends = ends or list(accumulate(plan.counts))
+            guesses = plan.token_ids[ends[row] - len(drafts) : ends[row]]
+        found[row] = _places_of(own, drafts, guesses)
+    return found
+
+
+def _places_of(own: RowExtra, drafts: Drafts, guesses: list[int]) -> list[RowExtra]:
+    """`guesses` are the drafts if penalties apply to them, else none."""
+    places = [own]
+    for at in range(len(drafts)):
+        places.append(
             RowExtra(
                 banned=drafts.banned[at] if drafts.banned else (),
                 mask=drafts.masks[at] if drafts.masks else None,
-                history=history,
+                history=[*own.history, *guesses[: at + 1]] if guesses else own.history,
                 prompt_tokens=own.prompt_tokens,
                 top_logprobs=own.top_logprobs,
             )
         )
-    return found
+    return places
 
 
 def draws_of(plan: StepPlan) -> Iterator[tuple[int, int, DrawParams, RowExtra]]:
@@ -54,4 +55,6 @@ def draws_of(plan: StepPlan) -> Iterator[tuple[int, int, DrawParams, RowExtra]]:
             for place, extra in enumerate(places[row]):
                 yield row, place, params, extra
         else:
-            yield row, 0, params, plan.extras.get(row, NO_EXTRA)
+            extra = plan.extras.get(row, NO_EXTRA)
+            for place in range(1 + len(plan.drafts.get(row, ()))):
+                yield row, place, params, extra

@@ -68,10 +68,12 @@ class Wanted:
         self.drawn_at = np.where(drawing, ends - 1 - behind, -1)
         count = int(ends[-1]) if len(ends) else 0
         self.rows = np.zeros(count, np.int32)
-        self.rows[self.drawn_at[drawing]] = (lasts - behind)[drawing]
-        for row, drafts in plan.drafts.items():
-            first, after = int(self.drawn_at[row]), int(self.rows[self.drawn_at[row]])
-            self.rows[first : first + len(drafts) + 1] = range(after, after + len(drafts) + 1)
+        # A row's draws are its last wanted rows, after its last tokens.
+        draws = drawing + behind
+        numbers = np.arange(int(draws.sum()), dtype=np.int32)
+        numbers -= np.repeat((np.cumsum(draws) - draws).astype(np.int32), draws)  # in their rows
+        at = np.repeat(self.drawn_at, draws) + numbers
+        self.rows[at] = np.repeat(lasts - behind, draws) + numbers
         self.targets = np.full(count, -1, np.int32)
         self.tops = np.zeros(count, np.int32)
         for row, targets in scores.items():
