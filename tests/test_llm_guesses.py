@@ -35,8 +35,7 @@ def complete(llm: LLM, engine: Engine, params: SamplingParams) -> CompletionOutp
     return output.outputs[0]
 
 
-@pytest.mark.parametrize("kind", ["long", "mixed", "wrong"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kind", "temperature"), [("long", 0.8), ("mixed", 0.0), ("wrong", 0.8)])
 def test_an_answer_ends_where_a_plain_one_does(llm: LLM, kind: str, temperature: float) -> None:
     params = SamplingParams(
         temperature=temperature, seed=4, max_tokens=TOKENS, logprobs=2, ignore_eos=True

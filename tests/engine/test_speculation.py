@@ -92,7 +92,7 @@ def check(setting: Setting, arrivals: list[Arrival], kind: str, seed: int) -> Gu
 
 
 guessing = settings(
-    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "30")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
