@@ -35,6 +35,7 @@ class Run:
 
     seconds: float = 0.0  # of generating answers to prompts that are in the prefix cache
     tokens: int = 0
+    contexts: list[float] = field(default_factory=list)  # mean tokens before those of an answer
     answers: list[list[int]] = field(default_factory=list)
     steps: int = 0
     drafts: int = 0
@@ -72,6 +73,7 @@ def run(llm: LLM, workload: Workload, streams: int, temperature: float, salt: st
             texts[stream] = prompts[stream] + best.text
             done.answers.append(list(best.token_ids))
             done.tokens += len(best.token_ids)
+            done.contexts.append(len(output.prompt_token_ids) + len(best.token_ids) / 2)
     return done
 
 
@@ -101,8 +103,9 @@ def predicted_gain(curve: TimedSpeculator, plain: Run, guessed: Run, streams: in
         return None
     rows = min(streams, max(1, round(plain.tokens / plain.steps)))
     more = guessed.draft_tokens / guessed.steps
-    before_s = curve.curve.step_s(rows, 0)
-    after_s = curve.curve.step_s(round(rows + more), 0)
+    context = statistics.mean(plain.contexts)
+    before_s = curve.curve.step_s(rows, rows * context)
+    after_s = curve.curve.step_s(round(rows + more), (rows + more) * context)
     if before_s is None or after_s is None:
         return None
     return plain.steps * before_s / (guessed.steps * after_s)

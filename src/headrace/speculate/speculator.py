@@ -31,6 +31,8 @@ from headrace.speculate.step_curve import StepCurve
 from headrace.speculate.synthetic import Synthetic
 
 DEFAULT_TOKENS = 16  # most guesses for a sequence in a step
+PLAIN_EVERY = 32  # steps with guesses, one without: to measure it
+SURE_GAIN = 1.3  # above which that is needed eight times less
 LOOK_AGAIN_STEPS = 16  # after which it is asked again whether any guess can pay
 # Of a prompt, so many tokens before the answer are kept with it: they find its beginning.
 LEAD_TOKENS = 8
@@ -58,6 +60,8 @@ class TimedSpeculator:
         self._pool = AnswerPool()
         self._guessing: dict[int, Guessing] = {}
         self._is_on = False  # whether the last step that could have guesses had some
+        self._guessed_steps = 0  # in a row
+        self._gain = 1.0  # that the last choice promised
         self._own_s = 0.0  # what `propose` itself takes
         # Whether any guess can pay is asked again after so many steps, if it can not or if it can.
         self._resting = self._trusted = 0
@@ -80,7 +84,7 @@ class TimedSpeculator:
     ) -> Sequence[Sequence[int]]:
         began_s = self._clock.now_s()
         guesses: Sequence[Sequence[int]] = [Nothing] * len(sequences)
-        if self._may_pay(room):
+        if self._may_pay(room) and not self._is_time_for_plain():
             guesses = self._choose(sequences, most, room)
             self._is_on = any(guesses)
             now_s = self._clock.now_s()
@@ -186,7 +190,21 @@ class TimedSpeculator:
         margin = STAY_MARGIN if self._is_on else BEGIN_MARGIN
         # A draft model's time is `draft_s` already.
         added_s = self._host_s if self._pipelines else 0.0 if draft_s else self._own_s
-        return choose(step, self._step_s, margin=margin, draft_s=draft_s, added_s=added_s).counts
+        found = choose(step, self._step_s, margin=margin, draft_s=draft_s, added_s=added_s)
+        self._gain = found.gain
+        return found.counts
+
+    def _is_time_for_plain(self) -> bool:
+        """While every step has guesses, nobody sees what a step without them takes. One is planned
+        now and then: the more often, the less guesses gain, since a small error then decides."""
+        if not self._is_on:
+            self._guessed_steps = 0
+            return False
+        self._guessed_steps += 1
+        if self._guessed_steps < (PLAIN_EVERY if self._gain < SURE_GAIN else 8 * PLAIN_EVERY):
+            return False
+        self._guessed_steps = 0
+        return True
 
     def _look(self, sequence: Draftable, method: Method) -> Guessing:
         """What is hoped for next, looked up if nothing is."""

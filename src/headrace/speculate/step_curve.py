@@ -17,6 +17,7 @@ FADE = 0.98  # of what is known about attention's cost, with each step
 OUTLIER = 3.0
 # Before any larger step was seen: the fixed part of a step costs as much as so many rows.
 GUESSED_ROWS = 8.0
+MOST_ATTENTION = 0.7  # of the time of a step, in any cell
 KEPT_STEPS = 2048  # a cell that was not seen in so many steps is forgotten
 _FINE = 16  # up to here every number has its own cell, then there are eight to a doubling
 
@@ -39,6 +40,7 @@ class StepCurve:
         self._steps = 0
         self._spread = self._together = 0.0  # sums of squares and products of deviations
         self._bare_s: list[float] = []  # times without attention; empty: to be computed
+        self._each_s = 0.0  # what was taken off for each attended token
 
     def __len__(self) -> int:
         """Cells that were seen."""
@@ -77,17 +79,22 @@ class StepCurve:
     @property
     def attended_s(self) -> float:
         """What one more attended token adds to a step."""
-        return max(0.0, self._together / self._spread) if self._spread > 0 else 0.0
+        if self._spread <= 0:
+            return 0.0
+        # A machine that gets slower while contexts grow looks like dear attention.
+        pairs = zip(self._times_s, self._attended, strict=True)
+        most_s = min((time_s / attended for time_s, attended in pairs if attended > 0), default=0.0)
+        return max(0.0, min(self._together / self._spread, MOST_ATTENTION * most_s))
 
     def step_s(self, rows: int, attended: float) -> float | None:
         """The expected time of a step; None before any was seen."""
         if not self._cells:
             return None
-        each_s = self.attended_s
         if not self._bare_s:
+            each_s = self._each_s = self.attended_s
             pairs = zip(self._times_s, self._attended, strict=True)
             self._bare_s = [time_s - each_s * attended for time_s, attended in pairs]
-        bare_s, known = self._bare_s, self._rows
+        bare_s, known, each_s = self._bare_s, self._rows, self._each_s
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
             found_s = bare_s[at]
