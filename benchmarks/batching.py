@@ -26,6 +26,7 @@ from pathlib import Path
 from headrace.assemble import Assembled, assemble
 from headrace.core.config import SchedulerConfig
 from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.core.speculation import Speculator
 from headrace.engine.loop import Engine
 
 SHORTEST, LONGEST = 20, 400
@@ -66,10 +67,14 @@ def run_all(engine: Engine, requests: list[GenerateRequest]) -> int:
 
 
 def new_engine(
-    assembled: Assembled, *, prefix_cache: bool = False, max_step_growth: float = 2.0
+    assembled: Assembled,
+    *,
+    prefix_cache: bool = False,
+    max_step_growth: float = 2.0,
+    speculator: Speculator | None = None,
 ) -> Engine:
     config = SchedulerConfig(prefix_cache=prefix_cache, max_step_growth=max_step_growth)
-    return Engine(assembled.runner, frozenset(), config)
+    return Engine(assembled.runner, frozenset(), config, speculator=speculator)
 
 
 def continuous(assembled: Assembled, jobs: list[Job]) -> tuple[float, int]:

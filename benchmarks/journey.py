@@ -12,9 +12,9 @@ static       transformers' generate on padded batches; a batch takes as long as 
 continuous   Headrace on the same float32 weights: requests join and leave at every step
 prefix       and the shared beginning is computed once
 quantized    and weights of 4 bits (the GGUF that the float32 ones were made from)
+speculative  and `--speculate auto`: guesses are checked in the step, as many as pay
 
-Speculative decoding is the sixth of the seeds' steps; this engine does not have it yet, so that it
-is not in the table. Needs torch and transformers, and the default model on this machine.
+Needs torch and transformers, and the default model on this machine.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Transformers:
 
 def engine_run(assembled: Assembled, jobs: list[Job], *, prefix_cache: bool) -> None:
     """A new engine, whose prefix cache is empty."""
-    engine = new_engine(assembled, prefix_cache=prefix_cache)
+    engine = new_engine(assembled, prefix_cache=prefix_cache, speculator=assembled.speculator)
     run_all(engine, [request(i, job.prompt, job.output_tokens) for i, job in enumerate(jobs)])
 
 
@@ -103,6 +103,7 @@ def stops(
         naive = Transformers(floats, threads)
         plain = assemble(str(floats), threads=threads, **_SIZES)
         packed = assemble(str(gguf), threads=threads, **_SIZES)
+        guessing = assemble(str(gguf), threads=threads, speculate="auto", **_SIZES)
         jobs = jobs_of(plain.spec.vocab_size)
         yield {
             "jobs": jobs,
@@ -111,6 +112,7 @@ def stops(
             "continuous": lambda: engine_run(plain, jobs, prefix_cache=False),
             "prefix": lambda: engine_run(plain, jobs, prefix_cache=True),
             "quantized": lambda: engine_run(packed, jobs, prefix_cache=True),
+            "speculative": lambda: engine_run(guessing, jobs, prefix_cache=True),
         }
 
 
