@@ -258,6 +258,20 @@ def test_products_and_bytes_are_worked_out_from_steps_and_tokens() -> None:
     assert watched.history.rate("model_flops", 10.0) == 20e6
 
 
+def test_what_an_engine_does_before_the_first_sample_counts() -> None:
+    """The history begins before there is an engine, and a quick request may end before a beat."""
+    engine = FakeEngine()
+    history = History(metrics := Metrics(engine))
+    engine.facts = msgspec.structs.replace(FACTS, work={"token_flops": 1e6, "step_bytes": 1000.0})
+    metrics.on_snapshot(snapshot(steps=4, generated_tokens=10))
+    history.sample(1.0, WALL_S)
+    assert history.columns("5m")["model_flops"] == [10e6]
+    assert history.columns("5m")["model_bytes"] == [4000]
+    engine.facts = None
+    history.sample(2.0, WALL_S + 1)
+    assert history.columns("5m")["model_flops"] == [10e6, 0]
+
+
 def test_a_mixture_of_experts_has_no_bytes() -> None:
     watched = Watched(work={"token_flops": 1e6, "block_bytes": 10.0})
     watched.beat(steps=4, generated_tokens=10, used_blocks=5)

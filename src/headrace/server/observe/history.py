@@ -95,6 +95,7 @@ class History:
     ) -> None:
         self._metrics = metrics
         self._device = device
+        self._work_done = (0.0, 0.0)  # FLOPs and bytes of all steps so far
         self._kv_bytes = 0.0  # read by all steps so far
         self._steps = 0.0
         self._objective = objective
@@ -221,17 +222,19 @@ class History:
 
     def _worked(self) -> tuple[float, float]:
         """FLOPs of all tokens so far, and bytes read: the weights once a step, and once a step the
-        KV blocks that were in use when this was called."""
+        KV blocks that were in use when this was called. As last known while there is no engine:
+        nothing is computed then, and what comes first after it counts."""
         facts, now, total = self._metrics.engine_facts, self._metrics.snapshot, self._metrics.engine
         if facts is None:
-            return NOTHING, NOTHING
+            return self._work_done
         tokens = total.total("computed_prompt_tokens") + total.total("generated_tokens")
         steps, work = total.total("steps"), facts.work
         used = 0 if now is None else now.used_blocks
         self._kv_bytes += (steps - self._steps) * used * work.get("block_bytes", 0.0)
         self._steps = steps
         read = steps * work.get("step_bytes", NOTHING) + self._kv_bytes
-        return tokens * work.get("token_flops", NOTHING), read
+        self._work_done = tokens * work.get("token_flops", NOTHING), read
+        return self._work_done
 
     def rate(self, name: str, seconds: float) -> float:
         """A counter's mean rate over about the last so many seconds; not a number without any."""
