@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 PLACES = 64  # of each replica on the ring: more places, more even shares
 BOUND = 1.25  # a replica may have this many times the mean
@@ -31,6 +32,12 @@ class Routing(StrEnum):
     LEAST_PENDING = "least-pending"  # the fewest pending tokens; ties at random
     PREFIX = "prefix"  # to where the prompt's beginning is cached, within bounds
     SESSION = "session"  # to where the session was, within bounds
+
+
+class Pending(Protocol):
+    """Pending tokens by replica number: a list or a dict."""
+
+    def __getitem__(self, replica: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +79,14 @@ class Ring:
                 yield owner
 
 
-def least_pending(replicas: Sequence[int], pending: Sequence[int], tie: float) -> int:
+def least_pending(replicas: Sequence[int], pending: Pending, tie: float) -> int:
     """`pending` is by replica number. `tie` in [0, 1) decides between equals."""
     least = min(pending[replica] for replica in replicas)
     equals = [replica for replica in replicas if pending[replica] == least]
     return equals[int(tie * len(equals))]
 
 
-def bounded(ring: Ring, key: int, tokens: int, pending: Sequence[int], bound: float = BOUND) -> int:
+def bounded(ring: Ring, key: int, tokens: int, pending: Pending, bound: float = BOUND) -> int:
     """The first replica after the key that stays within `bound` times the mean with the request."""
     whole = sum(pending[replica] for replica in ring.replicas) + tokens
     most = math.ceil(bound * whole / len(ring.replicas))
@@ -98,7 +105,7 @@ def route(
     wanted: Wanted,
     *,
     ring: Ring,
-    pending: Sequence[int],
+    pending: Pending,
     turn: int,
     tie: float,
     bound: float = BOUND,

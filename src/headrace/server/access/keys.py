@@ -115,6 +115,10 @@ class Keys:
             call.reply_headers.update(use.headers(now_s))
         return places
 
+    def use_of(self, key_name: str | None) -> Use | None:
+        """The usage of a key; None where there is no such key."""
+        return None if key_name is None else self._uses.get(key_name)
+
     def cache_salt(self, key_name: str | None, sent: str) -> str:
         """The cache salt of a key: keys do not share cached prefixes, because timing would reveal
         another key's prompts. With a single key all requests belong to one tenant."""

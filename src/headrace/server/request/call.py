@@ -15,16 +15,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.core.errors import (
-    AuthenticationError,
-    ContextLengthError,
-    HeadraceError,
-    ModelNotFoundError,
-    RetryLaterError,
-    TooManyRequestsError,
-)
+from headrace.core.errors import AuthenticationError, HeadraceError, RetryLaterError
 from headrace.server.access.limits import Reservation
 from headrace.server.observe.record import RequestRecord
+from headrace.server.request.error_payload import error_payload, retry_after
 from headrace.server.request.service import Service
 
 SANE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
@@ -162,27 +156,12 @@ def take_request_id(call: Call, sent: str | None) -> None:
         call.warn("request_id is not valid in a header and was ignored")
 
 
-def error_payload(error: HeadraceError, **more: object) -> dict[str, dict[str, object]]:
-    """In OpenAI's shape, with a remedy beside the message."""
-    kind, code = _kind(error)
-    return {
-        "error": {
-            "message": str(error),
-            "type": kind,
-            "param": error.param,
-            "code": code,
-            "remedy": error.remedy or None,
-            **more,
-        }
-    }
-
-
 def error_reply(
     error: HeadraceError, shape: ErrorShape = OPENAI_ERRORS, request_id: str = ""
 ) -> Reply:
     reply = json_reply(shape.payload(error, request_id), error.status)
     if isinstance(error, RetryLaterError):
-        reply.headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
+        reply.headers["retry-after"] = retry_after(error)
     if isinstance(error, AuthenticationError):
         reply.headers["www-authenticate"] = "Bearer"
     if isinstance(error, MethodError):
@@ -193,20 +172,3 @@ def error_reply(
 def error_event(error: HeadraceError) -> bytes:
     """The last event of a stream that fails: its status line was sent long before."""
     return b"data: " + encode_json(error_payload(error, status=error.status)) + b"\n\n"
-
-
-def _kind(error: HeadraceError) -> tuple[str, str | None]:
-    """OpenAI's `type` and `code`."""
-    if isinstance(error, ContextLengthError):
-        return "invalid_request_error", "context_length_exceeded"
-    if isinstance(error, ModelNotFoundError):
-        return "invalid_request_error", "model_not_found"
-    if isinstance(error, AuthenticationError):
-        return "authentication_error", "invalid_api_key"
-    if isinstance(error, TooManyRequestsError):
-        return "rate_limit_error", "rate_limit_exceeded"
-    if isinstance(error, RetryLaterError):
-        return "service_unavailable", "unavailable"
-    if error.status < 500:
-        return "invalid_request_error", None
-    return "server_error", None

@@ -1,0 +1,120 @@
+"""`headrace route URL…`: one address in front of several replicas. Reads flags and starts it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.core.errors import ConfigError
+from headrace.core.server_config import LogFormat, LogLevel
+from headrace.core.sizes import parse_bytes
+from headrace.policies.routing import BOUND, Routing
+
+if TYPE_CHECKING:
+    from headrace.router.versions import Version
+
+
+def route(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="URL…", help="Replicas of one model, such as http://10.0.0.1:8000."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8080,
+    policy: Annotated[
+        Routing, typer.Option(help="How a replica is chosen; see docs/router.md.")
+    ] = Routing.PREFIX,
+    bound: Annotated[
+        float,
+        typer.Option(help="A replica may have this many times the mean of pending tokens."),
+    ] = BOUND,
+    prefix_bytes: Annotated[
+        int, typer.Option(help="How many bytes of a prompt decide where it goes.", min=1)
+    ] = 1024,
+    session_header: Annotated[
+        str, typer.Option(help="The header that names a session, before the body's `user`.")
+    ] = "x-session-id",
+    internal_key_variable: Annotated[
+        str | None,
+        typer.Option(
+            help="The environment variable with the key that replicas get instead of the client's.",
+        ),
+    ] = None,
+    heartbeat: Annotated[
+        float,
+        typer.Option(help="Seconds between heartbeats, and for an answer to one."),
+    ] = 1.0,
+    connect: Annotated[float, typer.Option(help="Seconds for a connection.")] = 2.0,
+    first_byte: Annotated[
+        float,
+        typer.Option(help="Seconds until an answer begins, else 504."),
+    ] = 300.0,
+    deadline: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 3600.0,
+    drain: Annotated[
+        float,
+        typer.Option(help="Seconds for running requests to end after SIGTERM.", min=0),
+    ] = 30.0,
+    tries: Annotated[
+        int, typer.Option(help="How many replicas one request may be sent to.", min=1)
+    ] = 8,
+    max_connections: Annotated[int, typer.Option(help="Most clients at one time.", min=1)] = 4096,
+    max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "8MiB",
+    log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
+    log_format: Annotated[LogFormat, typer.Option(help="How.")] = LogFormat.AUTO,
+) -> None:
+    """Send requests to several replicas: Headrace, vLLM, SGLang or llama-server.
+
+    Requests with the same beginning go to the same replica, within bounds, where it is cached. A
+    replica that dies is out with its next heartbeat, and requests that had no answer yet go to
+    another one. Exit status: 0 after a normal stop, 2 for settings that can't work or if no replica
+    answers.
+    """
+    from headrace.router.run import serve_router
+    from headrace.router.settings import RouterSettings
+    from headrace.server.edge.listen import bind
+    from headrace.server.observe.logs import set_up_logging
+
+    versions = _versions(urls or [])
+    settings = RouterSettings(
+        routing=policy,
+        bound=bound,
+        prefix_bytes=prefix_bytes,
+        session_header=session_header.lower(),
+        heartbeat_s=heartbeat,
+        connect_s=connect,
+        first_byte_s=first_byte,
+        whole_s=deadline,
+        drain_s=drain,
+        tries=tries,
+        max_connections=max_connections,
+        max_body_bytes=parse_bytes(max_body, "max_body"),
+        internal_key=_variable("--internal-key-variable", internal_key_variable),
+    )
+    set_up_logging(log_level, log_format)
+    with bind(host, port) as sock:
+        status = serve_router(versions, settings, sock, say=lambda line: typer.echo(line, err=True))
+    raise typer.Exit(status)
+
+
+def _versions(urls: list[str]) -> tuple[Version, ...]:
+    from headrace.client.connection import parse_address
+    from headrace.router.versions import Version, check_versions
+
+    if not urls:
+        raise ConfigError("No replica is given.", "Give URLs: headrace route http://HOST:PORT …")
+    return check_versions([Version(name="", addresses=tuple(map(parse_address, urls)))])
+
+
+def _variable(flag: str, name: str | None) -> str | None:
+    if name is None:
+        return None
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"${name} is not set.", f"Set it, or leave {flag} out.")
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f"${name} can't be sent in a header.", "Use printable ASCII.")
+    return value

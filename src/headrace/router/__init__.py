@@ -1,0 +1,1 @@
+"""A router: one address in front of several replicas of a model."""

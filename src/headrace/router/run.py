@@ -1,0 +1,160 @@
+"""Starts a router, runs it until a signal, and stops it without losing a request.
+
+Knows the order of things: replicas are asked once, then the port listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from headrace.core.errors import HeadraceError
+from headrace.router.fleet import Fleet
+from headrace.router.front import SWEEP_S, ClientConnection, Edge
+from headrace.router.heartbeat import Heart
+from headrace.router.router import Router
+from headrace.router.settings import RouterSettings
+from headrace.router.versions import Version
+from headrace.server.access.keys import Keys
+from headrace.server.edge.descriptors import plan_connections
+from headrace.server.edge.listen import listen, url_of
+
+BACKLOG = 2048
+LOOK_S = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class NoReplicaError(HeadraceError):
+    """None of the replicas answers."""
+
+    status = 503
+
+
+def serve_router(
+    versions: Sequence[Version],
+    settings: RouterSettings,
+    sock: socket.socket,
+    *,
+    keys: Keys | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Until a signal; returns the exit status."""
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        return runner.run(_run(versions, settings, sock, keys, say))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _run(
+    versions: Sequence[Version],
+    settings: RouterSettings,
+    sock: socket.socket,
+    keys: Keys | None,
+    say: Callable[[str], None],
+) -> int:
+    fleet = Fleet(versions, settings)
+    router = Router(fleet, settings, keys=keys)
+    heart = Heart(fleet, settings)
+    await heart.first()
+    check_start(fleet)
+    for line in start_lines(fleet):
+        say(line)
+    plan = plan_connections(2 * settings.max_connections, BACKLOG)
+    if plan.note:
+        say(plan.note)
+    listen(sock, BACKLOG)
+    async with serving(router, sock) as edge:
+        heart.follow()
+        say(f"routing at {url_of(sock)} by {settings.routing}; Ctrl-C stops")
+        stopped = asyncio.Event()
+        _on_signals(router, stopped)
+        await stopped.wait()
+        await _drain(router, edge, settings.drain_s)
+        heart.stop()
+    return 0
+
+
+def check_start(fleet: Fleet) -> None:
+    """Raises where no replica answers, or those of one version are not the same."""
+    fleet.check_mixed()
+    if not fleet.takes_requests():
+        why = "; ".join(f"{r.url}: {r.why_out}" for r in fleet.replicas)
+        raise NoReplicaError(f"No replica answers. {why}.", "Start one, or check the URLs.")
+
+
+def start_lines(fleet: Fleet) -> list[str]:
+    lines = []
+    for group in fleet.groups.values():
+        version = group.version
+        name = f"{version.name}: " if version.name else ""
+        share = f", shadow of {version.shadow:.0%}" if version.shadow is not None else ""
+        for replica in group.replicas.values():
+            seen = replica.identity
+            found = f"out: {replica.why_out}" if seen is None else seen.shown
+            lines.append(f"{name}{replica.url}  {found}{share}")
+    return lines
+
+
+@contextlib.asynccontextmanager
+async def serving(router: Router, sock: socket.socket) -> AsyncIterator[Edge]:
+    """Accepts connections on a socket that listens."""
+    edge = Edge(settings=router.settings, handler=router)
+    router.open_connections = lambda: len(edge.connections)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: ClientConnection(edge), sock=sock)
+    sweeping = asyncio.create_task(_sweep(edge))
+    try:
+        yield edge
+    finally:
+        sweeping.cancel()
+        server.close()
+        for connection in list(edge.connections):
+            connection.close()
+
+
+async def _sweep(edge: Edge) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        edge.sweep(time.monotonic())
+
+
+def _on_signals(router: Router, stopped: asyncio.Event) -> None:
+    def on_signal(number: signal.Signals) -> None:
+        if stopped.is_set():
+            log.warning("a second signal: stopped at once", extra={"event": "stopped"})
+            os._exit(128 + number)
+        router.is_draining = True
+        stopped.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+
+
+async def _drain(router: Router, edge: Edge, limit_s: float) -> None:
+    """Running requests end; connections without one are closed."""
+    edge.is_closing = True
+    log.info(
+        "stopping: %d requests running, given up to %g s; a second signal stops at once",
+        router.counts.open_requests,
+        limit_s,
+        extra={"event": "drain"},
+    )
+    for connection in list(edge.connections):
+        connection.close_if_idle()
+    end_s = time.monotonic() + limit_s
+    while router.counts.open_requests and time.monotonic() < end_s:
+        await asyncio.sleep(LOOK_S)
