@@ -24,6 +24,7 @@ from typing import Any
 from headrace import LLM, SamplingParams
 from headrace.engine.stats import EngineStats
 from headrace.speculate.speculator import TimedSpeculator
+from headrace.speculate.step_curve import GUESS_ATTENDS
 from speculation_workloads import WORKLOADS, Conversation, Workload
 
 Counts = tuple[int, int, int, int]  # steps, drafts, tokens of drafts, right ones
@@ -105,7 +106,7 @@ def predicted_gain(curve: TimedSpeculator, plain: Run, guessed: Run, streams: in
     more = guessed.draft_tokens / guessed.steps
     context = statistics.mean(plain.contexts)
     before_s = curve.curve.step_s(rows, rows * context)
-    after_s = curve.curve.step_s(round(rows + more), (rows + more) * context)
+    after_s = curve.curve.step_s(round(rows + more), (rows + GUESS_ATTENDS * more) * context)
     if before_s is None or after_s is None:
         return None
     return plain.steps * before_s / (guessed.steps * after_s)

@@ -72,9 +72,9 @@ def test_nothing_is_guessed_where_a_row_costs_what_a_token_gives() -> None:
 
 def test_a_long_context_makes_guesses_dear() -> None:
     step = Candidates(
-        rows=2, attended=10_000, gains=[[0.9], [0.9]], contexts=[9_000, 1_000], most_rows=9
+        rows=2, attended=20_000, gains=[[0.2], [0.2]], contexts=[10_000, 10_000], most_rows=9
     )
-    assert choose(step, line(0.01, 0.001), margin=0.0).counts == [1, 1]
+    assert choose(step, line(0.02, 0.0001), margin=0.0).counts == [1, 1]
     assert choose(step, line(0.001, 0.0001, 1e-6), margin=0.0).counts == [0, 0]
 
 

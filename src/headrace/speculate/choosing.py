@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.speculate.step_curve import cell_of
+from headrace.speculate.step_curve import GUESS_ATTENDS, cell_of
 
 # Guesses must promise to be so much faster than none, since estimates are noisy: more to begin with
 # them than to go on.
@@ -86,7 +86,7 @@ def _best_within(
     for taken, (gain, minus_at) in enumerate(ranked, start=1):
         counts[-minus_at] += 1
         tokens += gain
-        attended += step.contexts[-minus_at]
+        attended += GUESS_ATTENDS * step.contexts[-minus_at]
         rows = step.rows + taken
         if taken < last and cell_of(rows) == cell_of(rows + 1):
             continue  # the curve does not tell these apart
@@ -100,7 +100,7 @@ def needed_chance(rows: int, attended: float, step_s: StepTime, most_rows: int) 
     """The mean chance that guesses need at least to pay in a step of so many rows. Above 1: none
     can, however good."""
     plain_s = step_s(rows, attended)
-    each = attended / max(rows, 1)
+    each = GUESS_ATTENDS * attended / max(rows, 1)
     least, more = float("inf"), 1
     while more <= most_rows:
         grown = step_s(rows + more, attended + more * each) / plain_s

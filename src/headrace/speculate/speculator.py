@@ -27,7 +27,7 @@ from headrace.speculate.draft import Draft, model_kind
 from headrace.speculate.draft_model import DraftModel
 from headrace.speculate.guessing import Guessing
 from headrace.speculate.matching import draft_agreed, draft_last
-from headrace.speculate.step_curve import StepCurve
+from headrace.speculate.step_curve import GUESS_ATTENDS, StepCurve
 from headrace.speculate.synthetic import Synthetic
 
 DEFAULT_TOKENS = 16  # most guesses for a sequence in a step
@@ -105,7 +105,7 @@ class TimedSpeculator:
         if plan.drafts:
             for row, drafts in plan.drafts.items():
                 rows += len(drafts)
-                attended += len(drafts) * plan.starts[row]
+                attended += GUESS_ATTENDS * len(drafts) * plan.starts[row]
         if plan.batch_tokens == rows:  # no prompts
             self.curve.learn(rows, attended, result.compute_s)
 

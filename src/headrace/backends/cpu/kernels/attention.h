@@ -164,8 +164,8 @@ HEADRACE_INLINE void score_blocks(const Span& span, int q, int b) {
   for (int i = 0; i < B; ++i)
     for (int p = 0; p < PARTS; ++p)
       for (int j = 0; j < Q; ++j) sums[i][p][j] = splat_register(0.0f);
-  // A single row is bound by memory: prefetch its values, and the keys of the next blocks.
-  const bool ahead = span.a.rows == 1;
+  // Few rows are bound by memory: prefetch their values, and the keys of the next blocks.
+  const bool ahead = span.a.is_first && q == 0;
   constexpr int line = 64 / (BLOCK_TOKENS * sizeof(T));  // dimensions in a cache line
   const T* values[B];
   const T* next[B];

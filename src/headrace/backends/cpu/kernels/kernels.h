@@ -98,6 +98,7 @@ struct Attend {
   float scale;
   float softcap;          // 0: none
   float* scratch;         // [QUERIES_TOGETHER][head_dim + positions rounded out to blocks]
+  bool is_first;          // of its sequence in this step: nobody has read these keys and values yet
   // The task whose keys are needed next: prefetched while this one's values are added. Null: none.
   const int32_t* next_table;
   size_t next_key_offset;

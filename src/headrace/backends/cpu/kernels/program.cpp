@@ -13,7 +13,8 @@ namespace headrace {
 constexpr int ATTENTION_PARTS = 4;
 
 // A part of a step's attention, one of so many. Rows of one sequence at consecutive positions go together
-// as far as attended_rows() allows; shares are even in positions seen, not in rows.
+// as far as attended_rows() allows, in tasks of about the same size; shares are even in positions seen,
+// not in rows.
 class Program::AttentionShare {
  public:
   AttentionShare(const Step& step, const AttentionShape& shape, int part, int parts)
@@ -42,17 +43,24 @@ class Program::AttentionShare {
   }
 
  private:
+  // A head's keys and values are read for all rows of a sequence before the next head's: they stay in
+  // the cache.
   template <typename See>
   void visit(See see) const {
     int64_t before = 0;
-    for (int r = 0, rows; r < step_.rows; r += rows) {
-      rows = rows_together(r);
-      int64_t work = 0;
-      for (int i = 0; i < rows; ++i) work += seen(r + i);
-      for (int head = 0; head < shape_.kv_heads; ++head, before += work) {
-        const int64_t middle = before + work / 2;
-        if (middle >= from_ && middle < to_) see(Task{r, rows, head});
-      }
+    for (int first = 0, rows; first < step_.rows; first += rows) {
+      rows = rows_in_order(first);
+      const int tasks = (rows + most_ - 1) / most_;
+      for (int head = 0; head < shape_.kv_heads; ++head)
+        for (int task = 0, r = first; task < tasks; ++task) {
+          const int end = first + static_cast<int>(static_cast<int64_t>(rows) * (task + 1) / tasks);
+          int64_t work = 0;
+          for (int i = r; i < end; ++i) work += seen(i);
+          const int64_t middle = before + work / 2;
+          if (middle >= from_ && middle < to_) see(Task{r, end - r, head});
+          before += work;
+          r = end;
+        }
     }
   }
 
@@ -60,9 +68,10 @@ class Program::AttentionShare {
     const int positions = step_.positions[r] + 1;
     return shape_.window > 0 ? std::min(positions, shape_.window) : positions;
   }
-  int rows_together(int r) const {
+  // Rows of one sequence, at consecutive positions.
+  int rows_in_order(int r) const {
     int rows = 1;
-    while (rows < most_ && r + rows < step_.rows && step_.entries[r + rows] == step_.entries[r] &&
+    while (r + rows < step_.rows && step_.entries[r + rows] == step_.entries[r] &&
            step_.positions[r + rows] == step_.positions[r] + rows)
       ++rows;
     return rows;
@@ -273,14 +282,18 @@ void Program::attend(int in, int out, const AttentionShape& shape, int dtype, co
     a.scale = shape.scale;
     a.softcap = shape.softcap;
     a.scratch = scores_.floats() + share.thread * scores_stride_;
-    // Single rows read blocks that are not in the cache yet.
+    // A sequence's first rows read blocks that are not in the cache yet; more of its rows find them there.
+    const auto is_first = [&](int row) {
+      return row == 0 || step.entries[row] != step.entries[row - 1];
+    };
+    a.is_first = is_first(r);
     a.next_table = nullptr;
-    if (next && rows == 1 && next->rows == 1) {
+    if (next && is_first(next->row)) {
       const int position = step.positions[next->row];
       a.next_table = table(next->row);
       a.next_key_offset = kv_->key_offset(shape.layer, next->head);
       a.next_first = a.first_seen(position) / BLOCK_TOKENS;
-      a.next_end = position / BLOCK_TOKENS + 1;
+      a.next_end = (position + next->rows - 1) / BLOCK_TOKENS + 1;
     }
     kernels_.attend[dtype](a);
     if (share.rank == 0) pool_->advance();  // many rows with long contexts take seconds
@@ -383,8 +396,12 @@ void Program::run(const Step& step) {
   pool_->advance();
   fill_ropes(step);
   for (const Instruction& instruction : body_) perform(instruction, Extent{step, step.rows, 0});
-  for (int first = 0; first < step.wanted && logits_ >= 0; first += max_wanted_) {
-    const Extent extent{step, std::min(max_wanted_, step.wanted - first), first};
+  // As even as can be: 33 rows are 17 and 16, not 32 and one that reads all weights for itself.
+  const int parts = logits_ < 0 ? 0 : (step.wanted + max_wanted_ - 1) / max_wanted_;
+  for (int part = 0, first = 0; part < parts; ++part) {
+    const int end = static_cast<int>(static_cast<int64_t>(step.wanted) * (part + 1) / parts);
+    const Extent extent{step, end - first, first};
+    first = end;
     for (const Instruction& instruction : head_) {
       const Clock::time_point before = Clock::now();
       perform(instruction, extent);
