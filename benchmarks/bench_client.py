@@ -1,12 +1,22 @@
 """How much load `headrace bench` can make on one core, and how late it is while it does.
 
-    python benchmarks/bench_client.py --streams 256 --rate 5000
+    python benchmarks/bench_client.py --streams 256 --rate 5000 [--realtime]
 
-A stand-in for a server, in a process of its own, sends tokens to all streams at a fixed pace,
-either all at once, as an engine's steps do, or each at its own moments. The client is the real one.
-Each has a core of its own. What is printed is the client's own health: nothing here says anything
-about a server. A closed loop begins with all of its requests at once; how long these took to go out
-is a column of its own, and the delays are those of all later requests.
+A stand-in for a server, in a process of its own, sends tokens to all streams at a fixed pace. The
+client is the real one. Each has a core of its own, and with --realtime the scheduler puts nothing
+else before them. What is printed is the client's own health: nothing here says anything about a
+server. The loads:
+
+open    requests at times of their own, tokens of each stream at its own moments
+spread  a closed loop, tokens of each stream at its own moments
+steps   a closed loop, tokens of all streams at once, as an engine's steps send them; answers have
+        half of --tokens to one and a half
+waves   the same, but all answers have the same length: all streams end in the same moment, and all
+        of the next requests are due in that moment
+
+Delays count from the moment in which a request was due: in a closed loop, when the last bytes of
+the answer before it arrived. A closed loop begins with all of its requests at once; how long these
+took to go out is a column of its own, and the delays are those of all later requests.
 """
 
 from __future__ import annotations
@@ -25,7 +35,8 @@ from headrace.bench.session import Asked, Session, loop_factory, run_session
 from headrace.bench.summary import Summary
 from headrace.client.connection import parse_address
 from headrace.workload.arrivals import ClosedLoop, OpenLoop
-from headrace.workload.workload import Synthetic, fixed
+from headrace.workload.distribution import Uniform
+from headrace.workload.workload import Lengths, Synthetic, fixed
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{"data": [{"id": "stand-in"}]}'
@@ -73,17 +84,22 @@ class StandIn:
         writer.write(_HEAD)
         tokens = int(str(body["max_tokens"]))
         words = len(str(body["messages"]).split())
+        loop = asyncio.get_running_loop()
+        first_s = loop.time() + self._gap_s * self._random.random()
         for number in range(tokens):
             if self._in_steps:
                 await self._step.wait()
-            else:
-                share = self._random.random() if number == 0 else 1.0
-                await asyncio.sleep(self._gap_s * share)
+            else:  # at times that do not move: else streams that are late together stay together
+                await asyncio.sleep(first_s + number * self._gap_s - loop.time())
             writer.write(_TOKEN)
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
         usage = {"prompt_tokens": words, "completion_tokens": tokens}
         writer.write(_event(last) + _event({"choices": [], "usage": usage})
                      + _event(b"[DONE]") + b"0\r\n\r\n")  # fmt: skip
+
+
+KINDS = ("open", "spread", "steps", "waves")
+_IN_STEPS = ("steps", "waves")
 
 
 def _stand_in(port: Connection, gap_s: float, in_steps: bool, core: int) -> None:
@@ -100,11 +116,11 @@ def _stand_in(port: Connection, gap_s: float, in_steps: bool, core: int) -> None
 
 
 def measure(streams: int, rate_s: float, seconds: float, tokens: int, kind: str) -> Summary:
-    """`kind`: steps, spread, or open (spread, with requests at their own times)."""
+    """`kind` is one of KINDS."""
     gap_s, cores = streams / rate_s, os.sched_getaffinity(0)
     ours, theirs = multiprocessing.Pipe()
     server = multiprocessing.Process(
-        target=_stand_in, args=(theirs, gap_s, kind == "steps", min(cores)), daemon=True
+        target=_stand_in, args=(theirs, gap_s, kind in _IN_STEPS, min(cores)), daemon=True
     )
     server.start()
     os.sched_setaffinity(0, {max(cores)})
@@ -113,7 +129,10 @@ def measure(streams: int, rate_s: float, seconds: float, tokens: int, kind: str)
         arrivals: OpenLoop | ClosedLoop = ClosedLoop(clients=streams)
         if kind == "open":
             arrivals = OpenLoop(rate_s=rate_s / tokens)
-        workload = Synthetic(prompts=fixed(256), outputs=fixed(tokens), arrivals=arrivals)
+        outputs = fixed(tokens)
+        if kind == "steps":
+            outputs = Lengths(Uniform(tokens / 2, 1.5 * tokens))
+        workload = Synthetic(prompts=fixed(256), outputs=outputs, arrivals=arrivals)
 
         async def work() -> Summary:
             await session.open()
@@ -132,12 +151,15 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=5000.0, help="tokens a second, in all")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--realtime", action="store_true", help="SCHED_FIFO; needs the right to it")
     asked = parser.parse_args()
+    if asked.realtime:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f} before the start")
     print(f"{'':<8}{'streams':>8}{'tokens/s':>10}{'late p50':>10}{'late p99':>10}{'loop p99':>10}"
           f"{'CPU':>7}{'start':>10}")  # fmt: skip
-    for kind in ("open", "spread", "steps"):
+    for kind in KINDS:
         found = measure(asked.streams, asked.rate, asked.seconds, asked.tokens, kind)
         health = found.health
         late = sorted(one.late_s for one in found.records if one.scheduled_s > 0)

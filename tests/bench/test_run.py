@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 
 import pytest
-from tests.bench.virtual import Scripted, run_virtually
+from tests.bench.virtual import Scripted, VirtualLoop, run_virtually
 
 from headrace.bench.feed import Feed
 from headrace.bench.record import Record
@@ -176,3 +177,58 @@ def test_in_a_closed_loop_the_next_request_is_prepared_before_its_time() -> None
 
     assert run_virtually(lambda clock: work(clock, 1)) == [False, True, True, True]
     assert run_virtually(lambda clock: work(clock, 2)) == [False, False, True, False]
+
+
+def test_a_client_that_is_busy_reading_prepares_nothing_for_a_while() -> None:
+    """Tokens of a burst are stamped meanwhile. But it is put off only so long: a client that is
+    always busy still sends."""
+
+    async def work(clock: Clock) -> list[float]:
+        at_s: list[float] = []
+
+        class Busy(Scripted):
+            is_idle = False
+
+            def prepare(self, ask: Ask, number: int) -> bytes:
+                at_s.append(clock())
+                return super().prepare(ask, number)
+
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+
+        async def read() -> None:
+            while True:
+                loop.compute(0.001)
+                await asyncio.sleep(0)
+
+        workload = Synthetic(prompts=fixed(10), outputs=fixed(3), arrivals=ClosedLoop(clients=1))
+        reading = asyncio.create_task(read())
+        run = Run(Busy(clock), clock=clock, spin_s=0.0)
+        await run.run(Feed(workload.asks(), 1), Stop(requests=2))
+        reading.cancel()
+        return at_s
+
+    first_s, second_s, *_ = run_virtually(work)
+    assert first_s == 0.0
+    assert 0.02 < second_s < 0.05  # and the first answer takes 0.12 s
+
+
+def test_a_closed_loop_counts_from_the_last_bytes_of_the_answer_before() -> None:
+    """What the client takes to read an answer is its own delay, not nobody's."""
+
+    class Reading(Scripted):
+        async def send(self, record: Record, request: bytes, began_s: float) -> None:
+            await super().send(record, request, began_s)
+            record.end_s = self._clock() - began_s
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            loop.compute(0.05)
+
+    async def work(clock: Clock) -> list[Record]:
+        workload = Synthetic(prompts=fixed(10), outputs=fixed(3), arrivals=ClosedLoop(clients=1))
+        run = Run(Reading(clock), clock=clock, spin_s=0.0)
+        return await run.run(Feed(workload.asks(), 1), Stop(requests=3))
+
+    records = run_virtually(work)
+    assert [one.scheduled_s for one in records] == pytest.approx([0.0, 0.12, 0.29])
+    assert [one.late_s for one in records] == pytest.approx([0.0, 0.05, 0.05])

@@ -53,6 +53,8 @@ class Scripted:
     With `places`, requests beyond them wait in the server's queue.
     """
 
+    is_idle = True
+
     def __init__(
         self,
         clock: Callable[[], float],

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from headrace.client.answer import Answer, Failure
-from headrace.client.connection import Backlog, Exchange, parse_address, request_bytes
+from headrace.client.connection import parse_address, request_bytes
+from headrace.client.exchange import Backlog, Exchange
 from headrace.core.errors import ConfigError
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -176,3 +177,44 @@ def test_all_that_is_there_gets_its_time_before_any_of_it_is_read() -> None:
 
     now, backlog = [1.0], Backlog()
     assert [answer.times_s for answer in asyncio.run(work())] == [[1.0]] * 3
+
+
+def test_an_answer_that_ends_is_read_before_others() -> None:
+    """Its client sends the next request meanwhile. Bytes of one stream keep their order, and times
+    are those of the bytes, whenever they are read."""
+
+    class Logged(Answer):
+        def feed(self, data: bytes, at_s: float) -> None:
+            super().feed(data, at_s)
+            order.append((names[id(self)], at_s))
+
+    async def work() -> list[Answer]:
+        exchanges = [Exchange(lambda: now[0], backlog) for _ in range(2)]
+        answers = [Logged() for _ in exchanges]
+        names.update({id(answer): name for answer, name in zip(answers, "ab", strict=True)})
+        asking = []
+        for exchange, answer in zip(exchanges, answers, strict=True):
+            exchange.connection_made(cast(Any, Wire([])))
+            asking.append(asyncio.create_task(exchange.ask(b"request", answer, 60.0)))
+        await asyncio.sleep(0)
+        first, second = exchanges
+        for at_s, exchange, data in (
+            (1.0, first, HEAD + chunked(TOKEN)),
+            (2.0, second, HEAD + chunked(TOKEN)),
+            (3.0, second, chunked(LAST) + b"0\r\n\r\n"),
+        ):
+            now[0] = at_s
+            exchange.data_received(data)
+        await asking[1]
+        assert answers[1].ended_s == 3.0
+        now[0] = 4.0
+        first.data_received(chunked(LAST) + b"0\r\n\r\n")
+        await asking[0]
+        return list(answers)
+
+    now, backlog, names = [0.0], Backlog(), dict[int, str]()
+    order: list[tuple[str, float]] = []
+    answers = asyncio.run(work())
+    assert order == [("b", 2.0), ("b", 3.0), ("a", 1.0), ("a", 4.0)]
+    assert [answer.times_s for answer in answers] == [[1.0], [2.0]]
+    assert backlog.is_empty

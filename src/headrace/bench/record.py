@@ -32,7 +32,7 @@ class Record:
     scheduled_s: float
     began_s: float  # the client turned to it: later than scheduled if the client is late
     sent_s: float | None = None  # its bytes were written: later still if it had to connect
-    end_s: float = 0.0  # the answer was whole, or had failed
+    end_s: float = 0.0  # the last bytes of the answer arrived, or it failed
     answer: Answer = field(default_factory=Answer)
     retokenized: int | None = None  # the answer's tokens by a tokenizer, where there is one
     is_warm_up: bool = False

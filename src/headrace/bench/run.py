@@ -31,11 +31,17 @@ _TICK_S = 0.1
 _TICKS_SHOWN = 5  # every half second
 _DUE_S, _SHORT_S = 1e-9, 1e-6
 _IDLE_S = 0.002  # so long before the next request there is time to prepare another
+_BUSY_S = 0.02  # so long a busy client puts off to prepare one more
 _MOST_FAILED = 20  # in a row: an endpoint that died is not asked for the rest of the run
 SPENT = "the spend limit is reached"
 
 
 class Sender(Protocol):
+    @property
+    def is_idle(self) -> bool:
+        """Nothing that arrived waits to be read: there is time for other things."""
+        ...
+
     def prepare(self, ask: Ask, number: int) -> bytes:
         """A whole request. An ask that follows others is prepared after their answers."""
         ...
@@ -112,6 +118,7 @@ class Run:
         self._taken = 0
         self._read_s = 0.0  # up to this time requests are prepared
         self._is_all_read = False
+        self._idle_s = 0.0  # when there was last time to prepare a request
         self._sent: deque[Ask] = deque()  # of clients whose next request is not prepared yet
         self._ready: dict[Ask, tuple[int, bytes]] = {}  # prepared before their time
         self.progress = Progress()
@@ -156,9 +163,13 @@ class Run:
         """Sends one request, or waits. False: the run is over."""
         left_s = self._left_s()
         if left_s > _IDLE_S and (self._sent or self._may_read()):
+            sent = self.progress.sent
             await asyncio.sleep(0)  # what was dispatched goes out first
-            if self._left_s() > _IDLE_S:
-                self._prepare_one(feed, stop)
+            is_idle = self.progress.sent == sent and self._sender.is_idle
+            if is_idle or self._now() - self._idle_s > _BUSY_S:
+                self._idle_s = self._now()
+                if self._left_s() > _IDLE_S:
+                    self._prepare_one(feed, stop)
             return True
         if not self._heap:
             if not self._tasks:
@@ -172,17 +183,38 @@ class Run:
                 await asyncio.sleep(0)
             return True
         due = heapq.heappop(self._heap)
-        if not self._may_send(due.ask):
-            self.stop(SPENT)
-            return True
-        task = asyncio.create_task(self._one(due, feed, stop))
-        self._tasks.add(task)
-        task.add_done_callback(self._has_ended)
-        self.progress.sent += 1
-        self._sent.append(due.ask)
+        if self._may_go(due.ask):
+            task = asyncio.create_task(self._client(due, feed, stop))
+            self._tasks.add(task)
+            task.add_done_callback(self._has_ended)
         return True
 
-    async def _one(self, due: _Due, feed: Feed, stop: Stop) -> None:
+    def _may_go(self, ask: Ask) -> bool:
+        """Counts it as sent; False: the run is over."""
+        if not self._may_send(ask):
+            self.stop(SPENT)
+            return False
+        self.progress.sent += 1
+        self._sent.append(ask)
+        return True
+
+    async def _client(self, due: _Due | None, feed: Feed, stop: Stop) -> None:
+        """One request, and what follows it at once, without a way through the dispatcher."""
+        while due is not None:
+            record = await self._one(due)
+            self._give_up_on(record)
+            found = feed.follower(due.ask, record.end_s)
+            due = self._at_once() if self._push(found, stop) else None
+
+    def _at_once(self) -> _Due | None:
+        """What is due first, if it is due now."""
+        if self._left_s() > _DUE_S:
+            self._wake()
+            return None
+        due = heapq.heappop(self._heap)
+        return due if self._may_go(due.ask) else None
+
+    async def _one(self, due: _Due) -> Record:
         record = Record(ask=due.ask, scheduled_s=due.at_s, began_s=self._now())
         progress = self.progress
         try:
@@ -200,7 +232,7 @@ class Run:
             record.answer.fail(Failure.STOPPED, "the run was stopped")
             raise
         finally:
-            record.end_s = self._now()
+            record.end_s = record.end_s or self._now()
             progress.records.append(record)
             self._on_record(record)
             progress.done += record.is_good
@@ -208,11 +240,15 @@ class Run:
             progress.failed_in_a_row = 0 if record.is_good else progress.failed_in_a_row + 1
             progress.tokens += record.tokens if record.is_good else 0
             self._wake()
+        return record
+
+    def _give_up_on(self, record: Record) -> None:
+        """Where this failure was one too many."""
+        progress = self.progress
         if progress.failed_in_a_row >= max(_MOST_FAILED, 2 * progress.most_at_once):
             failure = f"{record.answer.failure}: {record.answer.detail}"
             progress.has_given_up = True
             self.stop(f"{progress.failed_in_a_row} requests in a row failed, the last by {failure}")
-        self._push(feed.follower(due.ask, record.end_s), stop)
 
     def _has_ended(self, task: asyncio.Task[None]) -> None:
         """Also one that was cut off before its first step."""
@@ -288,6 +324,7 @@ class Run:
             await self._waker
         finally:
             self._waker = None
+            self._idle_s = self._now()
             if timer is not None:
                 timer.cancel()
 

@@ -36,6 +36,10 @@ class EndpointSender:
         self._clock = clock
         self._answers: dict[str, str] = {}
 
+    @property
+    def is_idle(self) -> bool:
+        return self._connections.is_idle
+
     def prepare(self, ask: Ask, number: int) -> bytes:
         if self._prompts:
             messages = self._prompts[(self._first + number) % len(self._prompts)]
@@ -54,6 +58,8 @@ class EndpointSender:
         record.sent_s = self._clock() - began_s
         await one.ask(request, answer, self._timeout_s)
         self._connections.give(one)
+        if answer.ended_s is not None:
+            record.end_s = answer.ended_s - began_s
         answer.times_s = [each - began_s for each in answer.times_s]
         if answer.visible_s is not None:
             answer.visible_s -= began_s

@@ -45,6 +45,7 @@ class Answer:
     text: list[str] = field(default_factory=list)  # visible
     hidden: list[str] = field(default_factory=list)  # reasoning
     visible_s: float | None = None  # the first visible text
+    ended_s: float | None = None  # its last bytes, or those by which it failed
     token_ids: list[int] = field(default_factory=list)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

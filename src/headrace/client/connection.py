@@ -1,7 +1,7 @@
-"""Kept connections to one endpoint, over asyncio: a request goes out, an `Answer` fills.
+"""Addresses, requests as bytes, and kept connections to one endpoint.
 
-The time is taken when bytes arrive, before anything is parsed. Names are resolved once, before the
-first request. A connection is used again only after its answer was read to the end.
+Names are resolved once, before the first request. A connection is used again only after its answer
+was read to the end.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ import asyncio
 import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 from urllib.parse import urlsplit
 
-import httptools
-
-from headrace.client.answer import Answer, Failure, message_of
+from headrace.client.answer import Answer, Failure
+from headrace.client.exchange import Backlog, Clock, Exchange
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.version import headrace_version
 
-Clock = Callable[[], float]
 _HANDSHAKE_S = 10.0
-_TURN_S = 0.0002  # of reading what arrived, before requests may go out
 _REMEDY = "Give the server's URL, such as http://127.0.0.1:8000."
 
 
@@ -92,187 +86,6 @@ def request_bytes(address: Address, path: str, body: bytes | None, key: str | No
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
-class Backlog:
-    """What arrived and is not read yet, of all connections, in order. Many streams get their token
-    at the same moment: who parses one before looking at the next stamps the last one late. So
-    everything that is there gets its time first, and is then read in short turns, between which
-    requests go out."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[Callable[[bytes | None], None], float, bytes | None]] = deque()
-        self.now_s = 0.0  # when what is being read arrived
-        self._is_due = False
-
-    def add(self, read: Callable[[bytes | None], None], at_s: float, data: bytes | None) -> None:
-        """`data`: None for the end of a connection."""
-        self._items.append((read, at_s, data))
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
-
-    def _turn(self) -> None:
-        until_s = time.perf_counter() + _TURN_S
-        items = self._items
-        while items:
-            read, self.now_s, data = items.popleft()
-            read(data)
-            if items and time.perf_counter() > until_s:
-                asyncio.get_running_loop().call_soon(self._turn)
-                return
-        self._is_due = False
-
-
-class Exchange(asyncio.Protocol):
-    """One connection: bytes to an answer. One request at a time."""
-
-    def __init__(self, clock: Clock = time.perf_counter, backlog: Backlog | None = None) -> None:
-        self._clock = clock
-        self._backlog = backlog or Backlog()
-        self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._answer: Answer | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_stream = False
-        self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._error: Exception | None = None
-        self.is_free = True  # may be asked (again)
-        self.is_open = False
-
-    # What asyncio calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.is_open = True
-
-    def data_received(self, data: bytes) -> None:
-        self._backlog.add(self._read, self._clock(), data)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_open = self.is_free = False
-        self._error = error
-        self._backlog.add(self._read, self._clock(), None)
-
-    def _read(self, data: bytes | None) -> None:
-        if data is None:
-            self._lost()
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(Failure.NOT_HTTP, f"{error}: {data[:80]!r}")
-
-    def _lost(self) -> None:
-        answer = self._answer
-        if answer is None:
-            return
-        if self._is_stream and answer.is_done:
-            self._finish()
-        else:
-            said = str(self._error) if self._error else "the endpoint closed it"
-            self._fail(Failure.RESET, said)
-
-    # What the parser calls.
-
-    def on_message_begin(self) -> None:
-        self._headers, self._body, self._is_stream = {}, [], False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower().decode("latin-1")] = value.decode("latin-1")
-
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        kind = self._headers.get("content-type", "")
-        self._is_stream = 200 <= status < 300 and kind.startswith("text/event-stream")
-
-    def on_body(self, body: bytes) -> None:
-        if not self._is_stream or self._answer is None:
-            self._body.append(body)
-            return
-        self._answer.feed(body, self._backlog.now_s)
-        if self._answer.failure is not None or self._answer.is_done:
-            self._wake()
-
-    def on_message_complete(self) -> None:
-        answer = self._answer
-        if answer is not None:
-            if not self._is_stream:
-                fail_by_status(
-                    answer, self._parser.get_status_code(), self._headers, b"".join(self._body)
-                )
-            self._finish()
-        self.is_free = self.is_open and self._parser.should_keep_alive()
-        self._parser = httptools.HttpResponseParser(self)
-
-    # What a caller calls.
-
-    async def ask(self, request: bytes, answer: Answer, timeout_s: float) -> None:
-        """Until the answer is whole, or has failed. Never raises for what the endpoint does."""
-        assert self._transport is not None
-        loop = asyncio.get_running_loop()
-        self._answer, self.is_free = answer, False
-        self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        try:
-            self._transport.write(request)
-            await self._waiter
-        finally:
-            timer.cancel()
-            self._answer = self._waiter = None
-            if not self.is_free:
-                self.close()
-
-    async def get(self, request: bytes, timeout_s: float) -> tuple[int, dict[str, str], bytes]:
-        """A plain answer: status, headers, body. It has failed only where no answer came."""
-        answer = Answer()
-        await self.ask(request, answer, timeout_s)
-        if answer.failure in (Failure.RESET, Failure.TIMEOUT, Failure.NOT_HTTP):
-            raise Unreachable(f"{answer.failure.capitalize()}: {answer.detail}.")
-        return self._status, self._headers, b"".join(self._body)
-
-    def close(self) -> None:
-        self.is_free = self.is_open = False
-        if self._transport is not None:
-            self._transport.close()
-
-    _status = 0
-
-    def _expire(self, timeout_s: float) -> None:
-        detail = f"no whole answer within {timeout_s:g} s"
-        # What is there already is read first.
-        self._backlog.add(lambda _: self._fail(Failure.TIMEOUT, detail), self._clock(), None)
-
-    def _fail(self, failure: Failure, detail: str) -> None:
-        self.is_free = False
-        if self._answer is not None:
-            self._answer.fail(failure, detail)
-        self._wake()
-
-    def _finish(self) -> None:
-        if self._answer is not None:
-            self._status = self._parser.get_status_code()
-            if self._is_stream:
-                self._answer.end(self._backlog.now_s)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def fail_by_status(answer: Answer, status: int, headers: Mapping[str, str], body: bytes) -> None:
-    """What an answer that is no stream means."""
-    if status == 429:
-        answer.fail(Failure.RATE_LIMITED, message_of(body))
-    elif 300 <= status < 400:
-        answer.fail(Failure.REDIRECT, f"{status} to {headers.get('location', 'somewhere')}")
-    elif 200 <= status < 300:
-        kind = headers.get("content-type", "no content type")
-        answer.fail(Failure.NO_STREAM, f"{status} with {kind}: {message_of(body)}")
-    else:
-        answer.fail(Failure.HTTP, f"{status}: {message_of(body)}")
-
-
 class Connections:
     """All connections to one endpoint; those that are free are used again, last used first."""
 
@@ -306,6 +119,11 @@ class Connections:
             except OSError as failed:
                 last = failed
         raise unreachable(address, last)
+
+    @property
+    def is_idle(self) -> bool:
+        """Everything that arrived was read."""
+        return self._backlog.is_empty
 
     async def prepare(self, count: int) -> None:
         """So many open connections, before the clock starts."""
@@ -343,13 +161,16 @@ class Connections:
             one = await self.take()
         except OSError as error:
             raise unreachable(self.address, error) from None
-        status, headers, body = await one.get(
-            request_bytes(self.address, path, None, key), timeout_s
-        )
+        answer = Answer()
+        await one.ask(request_bytes(self.address, path, None, key), answer, timeout_s)
+        if answer.failure in (Failure.RESET, Failure.TIMEOUT, Failure.NOT_HTTP):
+            raise Unreachable(f"{answer.failure.capitalize()}: {answer.detail}.")
+        status, body = one.status, one.body
         self.give(one)
         if 300 <= status < 400:
+            where = one.headers.get("location", "somewhere")
             raise Unreachable(
-                f"{self.address.url}{path} redirects to {headers.get('location', 'somewhere')!r}.",
+                f"{self.address.url}{path} redirects to {where!r}.",
                 "Give that URL: redirects are not followed.",
             )
         return status, body
