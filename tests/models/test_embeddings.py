@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ rng = np.random.default_rng(5)
 PROMPTS = [rng.integers(0, 97, length).tolist() for length in (1, 5, 40, 23, 64)]
 
 
-def make_runner(folder: Path, backend: str, **limits: int) -> Runner:
+def make_runner(folder: Path, backend: str, **limits: Any) -> Runner:
     with SafetensorsFolder.open(folder) as file:
         spec, refs = describe_config(file.config, file.tensors, None)
         weights = find_weights(refs, file)

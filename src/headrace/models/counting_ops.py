@@ -47,6 +47,8 @@ class StepCount:
     kv_read_bytes: float = 0.0
     kv_written_bytes: float = 0.0
     state_bytes: float = 0.0  # of recurrent layers: read and written
+    reduced_bytes: float = 0.0  # summed over ranks
+    gathered_bytes: float = 0.0  # sent to the first rank, by all others together
 
     @property
     def flops(self) -> int:
@@ -114,6 +116,14 @@ class CountingOps:
     def softcap(self, x: Shape, cap: float) -> Shape:
         self._read(x)
         return self._write(x)
+
+    def reduce(self, x: Shape) -> Shape:
+        self.count.reduced_bytes += x[0] * x[1] * self._activation_value_bytes
+        return x
+
+    def gather(self, x: Shape, width: int) -> Shape:
+        self.count.gathered_bytes += x[0] * (width - x[1]) * self._activation_value_bytes
+        return x[0], width
 
     # What follows is for layers that are only counted (counted_layers.py).
 

@@ -29,6 +29,15 @@ class LayerWeights(Generic[W]):
     attn_post_norm: W | None = None
     mlp_post_norm: W | None = None
 
+    def map(self, change: Callable[[str, W], V]) -> LayerWeights[V]:
+        """Each weight changed by `change(role, weight)`: the role is the field's name."""
+        changed = {
+            field.name: None if weight is None else change(field.name, weight)
+            for field in fields(self)
+            for weight in [getattr(self, field.name)]
+        }
+        return cast("LayerWeights[V]", LayerWeights(**changed))
+
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights(Generic[W]):
@@ -39,19 +48,9 @@ class DecoderWeights(Generic[W]):
 
     def map(self, change: Callable[[str, W], V]) -> DecoderWeights[V]:
         """Each weight changed by `change(role, weight)`: the role is the field's name."""
-        layers = [
-            LayerWeights(
-                **{
-                    field.name: None if weight is None else change(field.name, weight)
-                    for field in fields(layer)
-                    for weight in [getattr(layer, field.name)]
-                }
-            )
-            for layer in self.layers
-        ]
         return DecoderWeights(
             embed=change("embed", self.embed),
-            layers=cast("list[LayerWeights[V]]", layers),
+            layers=[layer.map(change) for layer in self.layers],
             final_norm=change("final_norm", self.final_norm),
             head=change("head", self.head),
         )
@@ -59,7 +58,7 @@ class DecoderWeights(Generic[W]):
 
 def hidden_states(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W]) -> T:
     """The step's tokens through every layer -> [n, hidden]"""
-    x = ops.embed(weights.embed, spec.embed_scale)
+    x = _summed(ops, spec, ops.embed(weights.embed, spec.embed_scale))
     for attention, layer in zip(spec.attention, weights.layers, strict=True):
         x = _attend(ops, spec, attention, layer, x)
         x = _mlp(ops, spec, layer, x)
@@ -70,6 +69,8 @@ def logits(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W], x: T) ->
     """Hidden states -> logits of the rows that the step wants: [m, vocab]"""
     x = ops.norm(ops.select(x), weights.final_norm, spec.norm_eps)
     x = ops.linear(x, weights.head)
+    if spec.ranks > 1:
+        x = ops.gather(x, spec.vocab_size)
     return x if spec.final_softcap is None else ops.softcap(x, spec.final_softcap)
 
 
@@ -80,14 +81,19 @@ def _attend(
     if layer.q_norm is not None and layer.k_norm is not None:
         qkv = ops.head_norm(qkv, layer.q_norm, layer.k_norm, attention)
     qkv = ops.rope(qkv, attention)
-    out = ops.linear(ops.attention(qkv, attention), layer.attn_out)
+    out = _summed(ops, spec, ops.linear(ops.attention(qkv, attention), layer.attn_out))
     return ops.add(x, _norm(ops, spec, layer.attn_post_norm, out))
 
 
 def _mlp(ops: Ops[T, W], spec: ModelSpec, layer: LayerWeights[W], x: T) -> T:
     gate_up = ops.linear(_norm(ops, spec, layer.mlp_norm, x), layer.gate_up)
-    out = ops.linear(ops.gated(gate_up, spec.activation), layer.down)
+    out = _summed(ops, spec, ops.linear(ops.gated(gate_up, spec.activation), layer.down))
     return ops.add(x, _norm(ops, spec, layer.mlp_post_norm, out))
+
+
+def _summed(ops: Ops[T, W], spec: ModelSpec, x: T) -> T:
+    """Of something whose inputs are divided among ranks."""
+    return x if spec.ranks == 1 else ops.reduce(x)
 
 
 def _norm(ops: Ops[T, W], spec: ModelSpec, weight: W | None, x: T) -> T:

@@ -20,7 +20,8 @@ W_contra = TypeVar("W_contra", contravariant=True)  # W where it is only taken, 
 
 class Ops(Protocol[T, W_contra]):
     def embed(self, table: W_contra, scale: float) -> T:
-        """The step's tokens' rows of the table, times scale -> [n, hidden]"""
+        """The step's tokens' rows of the table, times scale -> [n, hidden]. A rank that has only
+        some of the vocabulary gives zeros for other tokens."""
         ...
 
     def norm(self, x: T, weight: W_contra, eps: float) -> T:
@@ -62,4 +63,13 @@ class Ops(Protocol[T, W_contra]):
 
     def softcap(self, x: T, cap: float) -> T:
         """cap * tanh(x / cap)"""
+        ...
+
+    def reduce(self, x: T) -> T:
+        """The sum of all ranks' x, on every rank, with the same bits: [n, d] -> [n, d]"""
+        ...
+
+    def gather(self, x: T, width: int) -> T:
+        """All ranks' columns side by side: [m, some] -> [m, width]. Only the first rank has
+        them; what the others get is not to be read."""
         ...

@@ -81,6 +81,8 @@ class ModelSpec:
     head_norm: bool = False  # Qwen3, Gemma 3: RMS norm of each query and key head
     pre_norms: bool = True  # norms before attention and before the MLP; OLMo 2 has none
     post_norms: bool = False  # Gemma, OLMo 2: norms after attention and after the MLP
+    # One of so many equal shares: heads and intermediate_size are those of the share (sharding.py).
+    ranks: int = 1
 
     # Layers of kinds that the engine has no kernels for: counted, planned for, never served.
     stack: tuple[LayerSpec, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ DIMS = Dims(
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
 
-def make_runner(total_blocks: int = 12, **limits: int) -> ReferenceRunner:
+def make_runner(total_blocks: int = 12, **limits: Any) -> ReferenceRunner:
     random = np.random.default_rng(5)
 
     def weight(_role: str, ref: WeightRef) -> Weight:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.ranks import Ranks
 from headrace.core.step import StepPlan
+from headrace.models.sharding import Span
 from headrace.models.spec import Activation, AttentionSpec, ModelSpec, RopeSpec
 from headrace.weights.dequantize import dequantize
 from headrace.weights.weight import Weight
@@ -79,6 +81,14 @@ class KvBlocks:
         return keys, values
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of a model that several compute."""
+
+    ranks: Ranks
+    vocab: Sequence[Span]  # each rank's tokens of the vocabulary
+
+
 class ReferenceOps:
     """The operations of one step. `wanted` are the rows that `select` returns."""
 
@@ -87,7 +97,9 @@ class ReferenceOps:
         blocks: KvBlocks,
         plan: StepPlan,
         advance: Callable[[], None] = lambda: None,
+        share: Share | None = None,
     ) -> None:
+        self._share = share
         self._advance = advance  # called by each operation that takes time
         self._blocks = blocks
         self._token_ids = np.array(plan.token_ids, np.int64)
@@ -106,7 +118,12 @@ class ReferenceOps:
         self.wanted: Sequence[int] = range(len(self._token_ids))
 
     def embed(self, table: ReferenceWeight, scale: float) -> Floats:
-        return table.values[self._token_ids] * np.float32(scale)
+        if self._share is None:
+            return table.values[self._token_ids] * np.float32(scale)
+        first, end = self._share.vocab[self._share.ranks.rank]
+        is_own = (self._token_ids >= first) & (self._token_ids < end)
+        found = table.values[np.where(is_own, self._token_ids - first, 0)]
+        return np.where(is_own[:, None], found * np.float32(scale), np.float32(0))
 
     def norm(self, x: Floats, weight: ReferenceWeight, eps: float) -> Floats:
         mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
@@ -128,9 +145,32 @@ class ReferenceOps:
         q, k, v = _heads(qkv, attention)
         if attention.joint_norm:
             q, k = q.reshape(len(q), -1), k.reshape(len(k), -1)
+            if self._share is not None:
+                return _joined(*self._norm_together(q, k, q_weight, k_weight, attention), v)
         q = self.norm(q, q_weight, attention.norm_eps)
         k = self.norm(k, k_weight, attention.norm_eps)
         return _joined(q, k, v)
+
+    def _norm_together(
+        self,
+        q: Floats,
+        k: Floats,
+        q_weight: ReferenceWeight,
+        k_weight: ReferenceWeight,
+        attention: AttentionSpec,
+    ) -> tuple[Floats, Floats]:
+        """A norm over heads of several ranks. Heads that several ranks have count as often in
+        the sum as in the number."""
+        assert self._share is not None
+        ranks, eps = self._share.ranks, np.float32(attention.norm_eps)
+        squares = np.stack([np.sum(np.square(x), axis=-1) for x in (q, k)], axis=1)
+        sums = ranks.sum(squares)
+
+        def normed(x: Floats, squares: Floats, weight: ReferenceWeight) -> Floats:
+            found: Floats = x / np.sqrt(squares / (ranks.count * x.shape[1]) + eps) * weight.values
+            return found
+
+        return normed(q, sums[:, :1], q_weight), normed(k, sums[:, 1:], k_weight)
 
     def rope(self, qkv: Floats, attention: AttentionSpec) -> Floats:
         q, k, v = _heads(qkv, attention)
@@ -164,6 +204,16 @@ class ReferenceOps:
     def softcap(self, x: Floats, cap: float) -> Floats:
         capped: Floats = np.tanh(x / np.float32(cap)) * np.float32(cap)
         return capped
+
+    def reduce(self, x: Floats) -> Floats:
+        assert self._share is not None
+        return self._share.ranks.sum(x)
+
+    def gather(self, x: Floats, width: int) -> Floats:
+        assert self._share is not None
+        widths = [end - first for first, end in self._share.vocab]
+        found = self._share.ranks.gather(x, widths)
+        return np.zeros((len(x), width), np.float32) if found is None else found
 
     def _cos_sin(self, rope: RopeSpec) -> tuple[Floats, Floats]:
         """[n, 1, len(inv_freq)] each. Cached for the step, as layers share a few ropes."""

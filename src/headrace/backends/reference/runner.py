@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.backends.reference.ops import KvBlocks, ReferenceOps, ReferenceWeight, prepare
+from headrace.backends.reference.ops import (
+    KvBlocks,
+    ReferenceOps,
+    ReferenceWeight,
+    Share,
+    prepare,
+)
 from headrace.backends.reference.sampling import (
     draw,
     log_probability,
@@ -30,8 +36,10 @@ from headrace.backends.shared.flight import (
 from headrace.backends.shared.places import place_extras
 from headrace.backends.shared.plan_check import check_blocks, check_draws, check_plan
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
+from headrace.core.ranks import Ranks
 from headrace.core.step import NO_EXTRA, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
+from headrace.models.sharding import vocab_spans
 from headrace.models.spec import ModelSpec
 from headrace.weights.weight import Weight
 
@@ -57,7 +65,9 @@ class ReferenceRunner:
         max_sequences: int = 64,
         context_tokens: int | None = None,
         steps_in_flight: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
+        """With `ranks`, `spec` and `weights` are this rank's share."""
         self.spec = spec
         self._limits = RunnerLimits(
             max_batch_tokens=max_batch_tokens,
@@ -70,6 +80,9 @@ class ReferenceRunner:
             draws_drafts=True,
         )
         _check_limits(self._limits, spec)
+        self._share = None
+        if ranks is not None:
+            self._share = Share(ranks=ranks, vocab=vocab_spans(spec.vocab_size, ranks.count))
         self._weights = _prepare_all(weights)
         self._blocks = KvBlocks(spec, total_blocks, block_tokens)
         self._flight: Flight[_Step] = Flight(self._limits, spec.vocab_size)
@@ -117,7 +130,7 @@ class ReferenceRunner:
         vocab]"""
         check_plan(plan, self._limits, self.spec.vocab_size)
         self._blocks.copy(plan.copies)
-        ops = ReferenceOps(self._blocks, plan)
+        ops = ReferenceOps(self._blocks, plan, share=self._share)
         x = hidden_states(ops, self.spec, self._weights)
         rows = logits(ops, self.spec, self._weights, x)
         return np.split(rows, np.cumsum(plan.counts)[:-1])
@@ -142,6 +155,8 @@ class ReferenceRunner:
         result.extras = {row: RowResult() for row in plan.extras}
         if len(plan):
             self._compute(plan, result)
+        if self._share is not None and self._limits.steps_in_flight > 1:
+            result.tokens = self._share.ranks.share(result.tokens)  # the next plan may continue
         fail_rows(result, failed)
         result.compute_s = time.perf_counter() - began
         self._before = result
@@ -149,7 +164,7 @@ class ReferenceRunner:
 
     def _compute(self, plan: StepPlan, result: StepResult) -> None:
         """Fills in the result."""
-        ops = ReferenceOps(self._blocks, plan, self._advance)
+        ops = ReferenceOps(self._blocks, plan, self._advance, self._share)
         x = hidden_states(ops, self.spec, self._weights)
         if any(extra.pool for extra in plan.extras.values()):
             _pool(plan, result, ops.norm(x, self._weights.final_norm, self.spec.norm_eps))
@@ -160,6 +175,8 @@ class ReferenceRunner:
             chunk = wanted[at : at + some]
             ops.wanted = [at for at, _, _ in chunk]
             found = logits(ops, self.spec, self._weights, x)
+            if self._share is not None and self._share.ranks.rank:
+                continue  # the first rank draws
             began = time.perf_counter()
             for values, (_, row, token) in zip(found, chunk, strict=True):
                 _answer(plan, result, values, row, token, places.get(row))

@@ -100,6 +100,16 @@ class Softcap(Instruction):
     cap: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce(Instruction):
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(Instruction):
+    pass
+
+
 class RecordingOps:
     """Implements `models.ops.Ops` over Value and Weight."""
 
@@ -159,6 +169,12 @@ class RecordingOps:
     def softcap(self, x: Value, cap: float) -> Value:
         output = Value(x.width, x.head, x.is_logits)
         return self._record(Softcap(inputs=(x,), output=output, cap=cap))
+
+    def reduce(self, x: Value) -> Value:
+        return self._record(Reduce(inputs=(x,), output=Value(x.width, x.head)))
+
+    def gather(self, x: Value, width: int) -> Value:
+        return self._record(Gather(inputs=(x,), output=Value(width, x.head, x.is_logits)))
 
 
 class Recording(NamedTuple):

@@ -1,0 +1,90 @@
+"""Ranks over torch.distributed: gloo between processes on CPUs.
+
+A sum gathers all ranks' values and adds them in the order of ranks. gloo's own all-reduce adds in
+an order that depends on a value's place in the array, so with three ranks or more the same row
+would have other bits in another batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from headrace.core.errors import DeviceLostError
+
+Values = TypeVar("Values")
+Plain = TypeVar("Plain")
+
+# Between two collectives of one step there is only computing; a rank that takes longer is stuck.
+TIMEOUT = timedelta(minutes=10)
+
+
+class GlooRanks:
+    """Until `close`. Every rank makes its own, at the same time."""
+
+    def __init__(self, rank: int, count: int, meeting: Path) -> None:
+        """`meeting` is a file that all ranks can reach and that does not exist yet."""
+        # All ranks are on this host: names of hosts need not be resolvable.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self.rank, self.count = rank, count
+        store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+        with _lost_if_it_fails():
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=count,
+                                    timeout=TIMEOUT)  # fmt: skip
+
+    def sum(self, values: Values) -> Values:
+        array: Any = np.ascontiguousarray(values)
+        own = torch.from_numpy(array)
+        found = [torch.empty_like(own) for _ in range(self.count)]
+        with _lost_if_it_fails():
+            dist.all_gather(found, own)
+        total: Any = found[0]
+        for other in found[1:]:
+            total += other
+        result: Values = total.numpy()
+        return result
+
+    def gather(self, values: Values, widths: Sequence[int]) -> Values | None:
+        array: Any = np.asarray(values)
+        wide = np.zeros((len(array), max(widths)), array.dtype)  # gloo wants equal sizes
+        wide[:, : array.shape[1]] = array
+        own, is_first = torch.from_numpy(wide), self.rank == 0
+        found = [torch.empty_like(own) for _ in range(self.count)] if is_first else None
+        with _lost_if_it_fails():
+            dist.gather(own, found, dst=0)
+        if found is None:
+            return None
+        parts = [part.numpy()[:, :width] for part, width in zip(found, widths, strict=True)]
+        joined: Any = np.concatenate(parts, axis=1)
+        result: Values = joined
+        return result
+
+    def share(self, value: Plain) -> Plain:
+        box: list[Any] = [value]
+        with _lost_if_it_fails():
+            dist.broadcast_object_list(box, src=0)
+        found: Plain = box[0]
+        return found
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _lost_if_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceLostError(
+            f"A rank is gone or stuck: {str(error).splitlines()[0][:200]}",
+            "The engine starts again with all of its ranks.",
+        ) from error

@@ -1,0 +1,79 @@
+"""The first rank's runner: every plan goes to the other ranks before it is computed here.
+
+They obey in order, and meet this rank in the collectives of the step. Followers answer nothing: if
+one is gone, a collective fails, and the runner is lost. Knows plans; no model, no backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from headrace.core.errors import DeviceLostError, HeadraceError
+from headrace.core.step import Runner, RunnerLimits, StepPlan, StepResult
+from headrace.parallel.plans import PlanReader, PlanWriter, SentPlan
+
+Order = tuple[Literal["submit"], SentPlan] | tuple[Literal["collect"]] | tuple[Literal["close"]]
+
+
+class LeadingRunner:
+    def __init__(self, runner: Runner, followers: Sequence[Connection[Any, Any]]) -> None:
+        self._runner = runner
+        self._followers = followers
+        self._writer = PlanWriter(runner.limits.max_sequences)
+
+    @property
+    def limits(self) -> RunnerLimits:
+        return self._runner.limits
+
+    @property
+    def progress(self) -> int:
+        return self._runner.progress
+
+    def submit(self, plan: StepPlan) -> None:
+        self._order(("submit", self._writer.write(plan)))
+        self._runner.submit(plan)
+
+    def collect(self) -> StepResult:
+        self._order(("collect",))
+        return self._runner.collect()
+
+    def close(self) -> None:
+        for follower in self._followers:
+            with contextlib.suppress(OSError):  # it is gone already
+                follower.send(("close",))
+            follower.close()
+        self._runner.close()
+
+    def _order(self, order: Order) -> None:
+        try:
+            for follower in self._followers:
+                follower.send(order)
+        except OSError as error:
+            raise DeviceLostError(
+                f"A rank of this engine is gone: {error}.",
+                "The engine starts again with all of its ranks.",
+            ) from error
+
+
+def follow(runner: Runner, orders: Connection[Any, Any]) -> None:
+    """What the other ranks do, until they are told to end, or the first rank is gone."""
+    reader = PlanReader(runner.limits.max_sequences)
+    while True:
+        try:
+            order: Order = orders.recv()
+        except (EOFError, OSError):
+            return
+        if order[0] == "close":
+            return
+        try:
+            if order[0] == "submit":
+                runner.submit(reader.read(order[1]))
+            else:
+                runner.collect()
+        except DeviceLostError:
+            return
+        except HeadraceError:
+            pass  # the first rank refuses the same plan, and says so
