@@ -40,6 +40,7 @@ PATHS = (
     "tests/dialects/test_real_parsers.py",
     "tests/fetch/test_catalog.py",
     "tests/fetch/test_pull_parts.py",
+    "tests/parallel/test_processes.py",
     "tests/server/access/test_operators.py",
     "tests/server/edge/test_app.py",
     "tests/server/edge/test_room.py",

@@ -14,6 +14,7 @@ from headrace.backends.registry import choose_backend
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
+from headrace.core.ranks import Ranks
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.speculation import Speculator
@@ -30,14 +31,18 @@ from headrace.fetch.catalog import Progress, silent
 from headrace.fetch.resolve import resolve_model
 from headrace.fetch.verify import Checked, check_model
 from headrace.models.decoder import DecoderWeights
+from headrace.models.sharding import share_of
 from headrace.models.spec import ModelSpec
+from headrace.parallel.leader import LeadingRunner
+from headrace.parallel.team import Size, Team, check_torch
 from headrace.plan.ledger import Allocated, Ledger
-from headrace.plan.sizing import Sizing, size_pool
+from headrace.plan.sizing import Footprint, Sizing, size_pool
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
+from headrace.weights.shard import share_weights
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # imported late: benchmarks with random weights run without these packages
@@ -133,10 +138,19 @@ def assemble(
         if draft_files is not None:
             undo.callback(draft_files.file.close)
         spec, weights, sizing = plan_memory(file, backend, config, draft_files)
+        team = ranks = None
+        if config.tensor_parallel > 1:
+            team = Team(path, config)
+            undo.callback(team.close)
+            sizing, ranks = _meet(team, sizing)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
         if draft_files is not None:
             check_draft(path, file, draft_files, config)
-        runner, allocated = backend.load(spec, weights, sizing, config, file.release)
+        release = file.release if ranks is None else lambda _: None
+        runner, allocated = backend.load(spec, weights, sizing, config, release, ranks)
+        if team is not None:
+            team.wait()
+            runner = LeadingRunner(runner, team)
         undo.callback(runner.close)
         draft = None
         if draft_files is not None:
@@ -173,12 +187,40 @@ def plan_memory(
     file: OpenFile, backend: Backend, config: EngineConfig, draft: DraftFiles | None = None
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
     """The model and the memory it would take. Loads no weight."""
-    spec, refs = describe_file(file, config.context_tokens)
-    weights = find_weights(refs, file)
-    footprint = backend.footprint(spec, weights, config)
+    spec, weights, footprint = _share(file, backend, config, rank=0)
     if draft is not None:
         return spec, weights, size_with_draft(footprint, draft, config)
     return spec, weights, size_pool(footprint, config)
+
+
+def plan_share(
+    file: OpenFile, backend: Backend, config: EngineConfig, rank: int
+) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
+    """The same for another of the ranks that compute the model together."""
+    spec, weights, footprint = _share(file, backend, config, rank)
+    return spec, weights, size_pool(footprint, config)
+
+
+def _share(
+    file: OpenFile, backend: Backend, config: EngineConfig, rank: int
+) -> tuple[ModelSpec, DecoderWeights[Weight], Footprint]:
+    whole, refs = describe_file(file, config.context_tokens)
+    ranks = config.tensor_parallel
+    spec = share_of(whole, ranks)
+    weights = share_weights(whole, find_weights(refs, file), rank, ranks)
+    return spec, weights, backend.footprint(spec, weights, config)
+
+
+def _meet(team: Team, sizing: Sizing) -> tuple[Sizing, Ranks]:
+    """A pool that fits every rank, and the first of the ranks."""
+    check_torch()
+    own = Size(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
+    size = team.agree(own)
+    from headrace.parallel.gloo import GlooRanks
+
+    ranks = GlooRanks(0, team.count, team.meeting)
+    sizing = replace(sizing, total_blocks=size.total_blocks, context_tokens=size.context_tokens)
+    return sizing, ranks
 
 
 def find_draft(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.core.config import Device, EngineConfig, StepSizes
+from headrace.core.ranks import Ranks
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -48,9 +49,11 @@ class Backend(Protocol):
         sizing: Sizing,
         config: EngineConfig,
         release: Callable[[Tensor], None],
+        ranks: Ranks | None = None,
     ) -> tuple[Runner, Allocated | None]:
         """The model ready to compute, and the memory it took (None: this backend does not measure
-        it). `release` is called with each tensor of the file that is no longer needed."""
+        it). `release` is called with each tensor of the file that is no longer needed. With
+        `ranks`, the model is this rank's share."""
         ...
 
     def facts(self, config: EngineConfig) -> dict[str, str]:

@@ -196,6 +196,11 @@ class EngineConfig(SchedulerConfig):
         metadata=flag("Most memory of the GPU to take: a fraction, or as in 60GiB.")
         | {RULE: Share()},
     )
+    tensor_parallel: int = field(
+        default=1,
+        metadata=flag("Processes, each with its GPU, that compute the model together.")
+        | within(at_least=1, at_most=64),
+    )
     quantization: Quantization = field(
         default=Quantization.NONE, metadata=flag("Quantize layers while loading them onto a GPU.")
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.step import Runner, RunnerLimits, StepPlan, StepResult
@@ -18,10 +18,17 @@ from headrace.parallel.plans import PlanReader, PlanWriter, SentPlan
 Order = tuple[Literal["submit"], SentPlan] | tuple[Literal["collect"]] | tuple[Literal["close"]]
 
 
+class Followers(Protocol):
+    @property
+    def connections(self) -> Sequence[Connection[Any, Any]]: ...
+
+    def close(self) -> None: ...
+
+
 class LeadingRunner:
-    def __init__(self, runner: Runner, followers: Sequence[Connection[Any, Any]]) -> None:
+    def __init__(self, runner: Runner, team: Followers) -> None:
         self._runner = runner
-        self._followers = followers
+        self._team, self._followers = team, team.connections
         self._writer = PlanWriter(runner.limits.max_sequences)
 
     @property
@@ -44,8 +51,8 @@ class LeadingRunner:
         for follower in self._followers:
             with contextlib.suppress(OSError):  # it is gone already
                 follower.send(("close",))
-            follower.close()
         self._runner.close()
+        self._team.close()
 
     def _order(self, order: Order) -> None:
         try:

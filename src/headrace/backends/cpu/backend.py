@@ -13,6 +13,7 @@ from headrace.backends.cpu.runner import BLOCK_TOKENS, CpuRunner
 from headrace.backends.shared import host
 from headrace.core.config import Device, EngineConfig, KvDtype, Quantization, StepSizes
 from headrace.core.errors import ConfigError
+from headrace.core.ranks import Ranks
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -53,6 +54,13 @@ class CpuBackend:
                 param="quantization",
             )
         check_kv_dtype(sizes.kv_dtype)
+        if config.tensor_parallel > 1:
+            raise ConfigError(
+                f"tensor_parallel is {config.tensor_parallel}; the CPU backend computes a model in "
+                "one process, whose threads share the work.",
+                "Leave it out and set --threads, or set --device reference to try it.",
+                param="tensor_parallel",
+            )
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
@@ -77,6 +85,7 @@ class CpuBackend:
         sizing: Sizing,
         config: EngineConfig,
         release: Callable[[Tensor], None],
+        ranks: Ranks | None = None,
     ) -> tuple[Runner, Allocated]:
         threads, why = choose_threads(config.threads)
         if config.threads is not None and threads < config.threads:

@@ -11,7 +11,8 @@ from functools import partial
 from headrace.backends.cuda import device, layout
 from headrace.backends.cuda.kv_sizes import kv_bytes_per_token
 from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
-from headrace.core.errors import DeviceError
+from headrace.core.errors import ConfigError, DeviceError
+from headrace.core.ranks import Ranks
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -42,6 +43,13 @@ class CudaBackend:
         gpu = device.find_gpu()
         layout.check_sizes(config.sizes(self.defaults))
         device.budget_bytes(gpu, config.gpu_memory)
+        if config.tensor_parallel > 1:
+            raise ConfigError(
+                f"tensor_parallel is {config.tensor_parallel}; the CUDA backend computes a model "
+                "on one GPU so far.",
+                "Leave it out, or start a replica on each GPU.",
+                param="tensor_parallel",
+            )
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
@@ -75,6 +83,7 @@ class CudaBackend:
         sizing: Sizing,
         config: EngineConfig,
         release: Callable[[Tensor], None],
+        ranks: Ranks | None = None,
     ) -> tuple[Runner, Allocated]:
         from headrace.backends.cuda.runner import CudaRunner
 

@@ -8,6 +8,7 @@ from headrace.backends.reference.runner import ReferenceRunner
 from headrace.backends.shared import host
 from headrace.core.config import Device, EngineConfig, KvDtype, Quantization, StepSizes
 from headrace.core.errors import ConfigError
+from headrace.core.ranks import Ranks
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -56,13 +57,13 @@ class ReferenceBackend:
         return Footprint(
             spec=spec,
             sizes=config.sizes(self.defaults),
-            weight_bytes=FLOAT_BYTES * spec.parameters,
+            weight_bytes=FLOAT_BYTES * _values(weights),
             kv_dtype=KvDtype.F32.value,
             kv_bytes_per_token=spec.kv_bytes_per_token(FLOAT_BYTES),
             activation_bytes=lambda tokens, context: (
                 FLOAT_BYTES * tokens * (width + heads * context)
             ),
-            available_bytes=available or None,
+            available_bytes=available // config.tensor_parallel or None,  # all on this host
         )
 
     def load(
@@ -72,6 +73,7 @@ class ReferenceBackend:
         sizing: Sizing,
         config: EngineConfig,
         release: Callable[[Tensor], None],
+        ranks: Ranks | None = None,
     ) -> tuple[Runner, None]:
         sizes = sizing.sizes
         runner = ReferenceRunner(
@@ -83,8 +85,22 @@ class ReferenceBackend:
             max_sequences=sizes.max_sequences,
             context_tokens=sizing.context_tokens,
             steps_in_flight=2 if sizes.overlap else 1,
+            ranks=ranks,
         )
         return runner, None
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
-        return {"name": self.name.value, "path": "numpy", "kv_dtype": KvDtype.F32.value}
+        ranks = config.tensor_parallel
+        path = "numpy" if ranks == 1 else f"numpy, {ranks} ranks"
+        return {"name": self.name.value, "path": path, "kv_dtype": KvDtype.F32.value}
+
+
+def _values(weights: DecoderWeights[Weight]) -> int:
+    """In memory: a tied head is the embedding again."""
+    found: dict[int, int] = {}
+
+    def count(role: str, weight: Weight) -> None:
+        found[id(weight)] = sum(part.values for part in (*weight.parts, *weight.bias))
+
+    weights.map(count)
+    return sum(found.values())
