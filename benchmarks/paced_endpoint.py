@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,13 @@ def _chunk(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
 
 
 _TOKEN = event(_chunk({"content": " word"}))
+_UNSTAMPED = b"data: " + json.dumps(_chunk({"content": " word"})).encode()[:-1]
+
+
+def stamped() -> bytes:
+    """A token that says when it was sent, by the clock that all processes of a machine share."""
+    body = _UNSTAMPED + b', "sent_s": %.6f}\n\n' % time.perf_counter()
+    return b"%x\r\n%s\r\n" % (len(body), body)
 
 
 @dataclass(slots=True)
@@ -50,8 +58,8 @@ class Sent:
 
 
 class Paced:
-    def __init__(self, first_s: float, gap_s: float) -> None:
-        self._first_s, self._gap_s = first_s, gap_s
+    def __init__(self, first_s: float, gap_s: float, *, stamps: bool = False) -> None:
+        self._first_s, self._gap_s, self._stamps = first_s, gap_s, stamps
         self._sent: list[Sent] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,7 +93,7 @@ class Paced:
         for number in range(tokens):
             due_s = sent.read_s + self._first_s + number * self._gap_s
             await asyncio.sleep(due_s - loop.time())
-            writer.write(_TOKEN)
+            writer.write(stamped() if self._stamps else _TOKEN)
             sent.times_s.append(loop.time())
         words = len(json.dumps(body.get("messages", "")).split())
         usage = {"prompt_tokens": words, "completion_tokens": tokens,
@@ -112,8 +120,9 @@ def timings(sent: list[Sent]) -> dict[str, Any]:
     }
 
 
-async def run(port: int, first_s: float, gap_s: float) -> None:
-    server = await asyncio.start_server(Paced(first_s, gap_s).serve, "127.0.0.1", port, backlog=512)
+async def run(port: int, first_s: float, gap_s: float, stamps: bool) -> None:
+    paced = Paced(first_s, gap_s, stamps=stamps)
+    server = await asyncio.start_server(paced.serve, "127.0.0.1", port, backlog=512)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
@@ -124,8 +133,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--first", type=float, default=0.05, help="seconds to the first token")
     parser.add_argument("--gap", type=float, default=0.01, help="seconds between tokens")
+    parser.add_argument("--stamp", action="store_true", help="tokens say when they were sent")
     asked = parser.parse_args()
-    asyncio.run(run(asked.port, asked.first, asked.gap))
+    asyncio.run(run(asked.port, asked.first, asked.gap, asked.stamp))
 
 
 if __name__ == "__main__":

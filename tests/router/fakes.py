@@ -195,6 +195,11 @@ class Rig:
     def fleet(self) -> Fleet:
         return self.router.fleet
 
+    async def settle(self) -> None:
+        """Until no request is open: a client may have its last byte a moment earlier."""
+        while self.router.counts.open_requests:
+            await asyncio.sleep(0.002)
+
     def seen(self, fake: FakeReplica) -> Any:
         """As the router sees it."""
         found = self.fleet.find(fake.url)

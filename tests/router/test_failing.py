@@ -33,6 +33,7 @@ def test_another_replica_answers(bad: Any) -> None:
                 assert b"two" in found.body
             assert len(two.got) == 4
             assert 0 < sum(r.router.counts.retries.values()) == len(one.got)
+            await r.settle()
             for fake in (one, two):
                 assert r.seen(fake).pending_tokens == 0
 
@@ -276,6 +277,7 @@ def test_a_lost_kept_connection_is_no_failure() -> None:
         one = FakeReplica("one", behave=once)
         async with rig(one) as r:
             assert (await ask(r.port)).status == 200
+            await r.settle()
             (kept,) = r.seen(one)._free
             # Closed by the replica, and not noticed yet.
             one.behave = fakes.answer

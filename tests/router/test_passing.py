@@ -77,8 +77,7 @@ def test_a_client_that_leaves_stops_its_replica() -> None:
             writer.transport.abort()
             while not replica.left:
                 await asyncio.sleep(0.005)
-            while r.router.counts.open_requests:
-                await asyncio.sleep(0.005)
+            await r.settle()
             seen = r.seen(replica)
             assert (seen.running, seen.pending_tokens, seen.failures) == (0, 0, 0)
             assert r.router.counts.left == 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.core.errors import ConfigError
-from headrace.core.server_config import LogFormat, LogLevel
+from headrace.core.server_config import LogFormat, LogLevel, ServerConfig
 from headrace.core.sizes import parse_bytes
 from headrace.policies.routing import BOUND, Routing
 
@@ -38,6 +39,38 @@ def route(
     session_header: Annotated[
         str, typer.Option(help="The header that names a session, before the body's `user`.")
     ] = "x-session-id",
+    version: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL,…:WEIGHT",
+            help="A version and its weight: A/B tests and canaries. Repeat it; instead of URLs.",
+        ),
+    ] = None,
+    shadow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL,…:SHARE",
+            help="A version that gets copies of this share of requests; its answers are dropped.",
+        ),
+    ] = None,
+    routes: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file of versions, weights, shadows and users; instead of those."),
+    ] = None,
+    discover: Annotated[
+        str | None,
+        typer.Option(
+            metavar="dns:NAME:PORT",
+            help="Every address of this name is a replica; looked up every 5 s.",
+        ),
+    ] = None,
+    api_keys_file: Annotated[
+        str | None, typer.Option(help="A TOML file of clients' keys with names and limits.")
+    ] = None,
+    operator_key_variable: Annotated[
+        str | None,
+        typer.Option(help="The environment variable with the key for /metrics and /drain."),
+    ] = None,
     internal_key_variable: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +95,12 @@ def route(
         int, typer.Option(help="How many replicas one request may be sent to.", min=1)
     ] = 8,
     max_connections: Annotated[int, typer.Option(help="Most clients at one time.", min=1)] = 4096,
+    path: Annotated[
+        list[str] | None, typer.Option(help="Pass this path of the replicas on too. Repeat it.")
+    ] = None,
+    max_bodies: Annotated[
+        str, typer.Option(help="Largest size of all requests' bodies together.")
+    ] = "256MiB",
     max_body: Annotated[str, typer.Option(help="Largest body of a request.")] = "8MiB",
     log_level: Annotated[LogLevel, typer.Option(help="What is logged.")] = LogLevel.INFO,
     log_format: Annotated[LogFormat, typer.Option(help="How.")] = LogFormat.AUTO,
@@ -73,12 +112,16 @@ def route(
     another one. Exit status: 0 after a normal stop, 2 for settings that can't work or if no replica
     answers.
     """
+    from headrace.router.discover import parse_discover
     from headrace.router.run import serve_router
-    from headrace.router.settings import RouterSettings
-    from headrace.server.edge.listen import bind
+    from headrace.router.settings import FORWARDED, RouterSettings
+    from headrace.server.access.keys_file import read_keys
+    from headrace.server.edge.listen import bind, is_loopback
     from headrace.server.observe.logs import set_up_logging
 
-    versions = _versions(urls or [])
+    name = None if discover is None else parse_discover(discover)
+    versions = _versions(urls or [], version or [], shadow or [], routes, is_found=name is not None)
+    keys, warnings = read_keys(ServerConfig(api_keys_file=api_keys_file))
     settings = RouterSettings(
         routing=policy,
         bound=bound,
@@ -92,21 +135,58 @@ def route(
         tries=tries,
         max_connections=max_connections,
         max_body_bytes=parse_bytes(max_body, "max_body"),
+        max_bodies_bytes=parse_bytes(max_bodies, "max_bodies"),
+        paths=FORWARDED | set(path or []),
+        operator_key=_variable("--operator-key-variable", operator_key_variable),
         internal_key=_variable("--internal-key-variable", internal_key_variable),
     )
     set_up_logging(log_level, log_format)
+    if not len(keys) and not is_loopback(host):
+        warnings.append(
+            f"{host} can be reached from other machines, and clients need no key: set "
+            "--api-keys-file"
+        )
     with bind(host, port) as sock:
-        status = serve_router(versions, settings, sock, say=lambda line: typer.echo(line, err=True))
+        for line in warnings:
+            _say(line)
+        status = serve_router(versions, settings, sock, keys=keys, discover=name, say=_say)
     raise typer.Exit(status)
 
 
-def _versions(urls: list[str]) -> tuple[Version, ...]:
-    from headrace.client.connection import parse_address
-    from headrace.router.versions import Version, check_versions
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
-    if not urls:
+
+def _versions(
+    urls: list[str],
+    versions: list[str],
+    shadows: list[str],
+    routes: Path | None,
+    *,
+    is_found: bool,
+) -> tuple[Version, ...]:
+    """`is_found`: replicas come by --discover."""
+    from headrace.client.connection import parse_address
+    from headrace.router.versions import Version, check_versions, parse_version, read_routes
+
+    ways = {
+        "URLs": bool(urls),
+        "--version": bool(versions),
+        "--routes": routes is not None,
+        "--discover": is_found,
+    }
+    given = [name for name, is_given in ways.items() if is_given]
+    if not given:
         raise ConfigError("No replica is given.", "Give URLs: headrace route http://HOST:PORT …")
-    return check_versions([Version(name="", addresses=tuple(map(parse_address, urls)))])
+    if len(given) > 1 or (shadows and routes is not None):
+        both = " and ".join(given if len(given) > 1 else ["--shadow", *given])
+        raise ConfigError(f"{both} are given.", "Keep one of them.")
+    if routes is not None:
+        return check_versions(read_routes(routes))
+    copies = [parse_version(text, is_shadow=True) for text in shadows]
+    if versions:
+        return check_versions([*map(parse_version, versions), *copies])
+    return check_versions([Version(name="", addresses=tuple(map(parse_address, urls))), *copies])
 
 
 def _variable(flag: str, name: str | None) -> str | None:

@@ -70,6 +70,7 @@ class Fleet:
         self._rings: dict[tuple[int, ...], Ring] = {}
         self._turn = 0
         self.groups = {version.name: Group(version) for version in versions}
+        self.has_shadows = any(version.shadow is not None for version in versions)
         for version in versions:
             for address in version.addresses:
                 self.add(version.name, address)

@@ -11,7 +11,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -22,13 +22,16 @@ from headrace.core.errors import (
     UnavailableError,
 )
 from headrace.core.version import headrace_version
+from headrace.policies.routing import key_of
 from headrace.router.asked import Asked, read_asked
 from headrace.router.exchange import Exchange, Way
 from headrace.router.fleet import Fleet
 from headrace.router.front import ClientConnection
 from headrace.router.metrics import CONTENT_TYPE, Counts, write_metrics
 from headrace.router.request import Request, passed_headers
+from headrace.router.salt import SALTED, Salts
 from headrace.router.settings import RouterSettings
+from headrace.router.shadow import Shadows
 from headrace.server.access.keys import Keys
 from headrace.server.access.limits import Cost, Reservation
 from headrace.server.edge.listen import is_loopback
@@ -76,6 +79,8 @@ class Router:
         self.is_draining = False
         self.open_connections: Callable[[], int] = lambda: 0
         self._clock = clock
+        self._salts = Salts(settings.internal_key)
+        self.shadows = Shadows(fleet, settings, self.counts)
         self._operator = settings.operator_key and settings.operator_key.encode("utf-8")
 
     # -- front.Handler ---------------------------------------------------------------------------
@@ -113,17 +118,33 @@ class Router:
             )
         asked = read_asked(request.body, self.settings.prefix_bytes)
         self._enter_key(client, request, key_name, asked)
-        headers = request.texts
-        session = headers.get(self.settings.session_header) or asked.user
-        way = Way(
-            wanted=self.fleet.wanted(asked, session),
-            version=self.fleet.version_for(asked, session),
-            headers=passed_headers(
-                request, drops_keys=len(self.keys) > 0, internal_key=self.settings.internal_key
-            ),
+        session = request.texts.get(self.settings.session_header) or asked.user
+        if key_name is not None and len(self.keys) > 1:
+            asked = self._keep_apart(request, asked, key_name)
+        headers = passed_headers(
+            request, drops_keys=len(self.keys) > 0, internal_key=self.settings.internal_key
         )
+        wanted = self.fleet.wanted(asked, session)
+        version = self.fleet.version_for(asked, session)
+        way = Way(wanted=wanted, version=version, headers=headers)
+        if version:
+            client.reply_headers = (
+                *client.reply_headers,
+                (b"x-headrace-version", version.encode("latin-1")),
+            )
         exchange = Exchange(self.fleet, self.settings, self.counts, client, request, way)
-        return asyncio.create_task(exchange.run())
+        task = asyncio.create_task(exchange.run())
+        if self.fleet.has_shadows:
+            self.shadows.copy(request, wanted, headers)
+        return task
+
+    def _keep_apart(self, request: Request, asked: Asked, key_name: str) -> Asked:
+        """Keys share no prefixes: neither in a replica's cache nor by where they go."""
+        if asked.is_object and request.path in SALTED:
+            request.body = self._salts.salted(request.body, key_name, has_salt=asked.has_salt)
+        if asked.prefix is None:
+            return asked
+        return replace(asked, prefix=key_of(key_name, asked.prefix))
 
     # -- keys ------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from headrace.core.errors import HeadraceError
+from headrace.router.discover import Discovery, Name
 from headrace.router.fleet import Fleet
 from headrace.router.front import SWEEP_S, ClientConnection, Edge
 from headrace.router.heartbeat import Heart
@@ -27,6 +28,7 @@ from headrace.server.edge.listen import listen, url_of
 
 BACKLOG = 2048
 LOOK_S = 0.02
+LAST_WORDS_S = 2.0  # to send what was written already
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,12 @@ def serve_router(
     sock: socket.socket,
     *,
     keys: Keys | None = None,
+    discover: Name | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Until a signal; returns the exit status."""
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        return runner.run(_run(versions, settings, sock, keys, say))
+        return runner.run(_run(versions, settings, sock, keys, discover, say))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -63,13 +66,17 @@ async def _run(
     settings: RouterSettings,
     sock: socket.socket,
     keys: Keys | None,
+    discover: Name | None,
     say: Callable[[str], None],
 ) -> int:
     fleet = Fleet(versions, settings)
     router = Router(fleet, settings, keys=keys)
     heart = Heart(fleet, settings)
+    discovery = None if discover is None else Discovery(discover, fleet)
+    if discovery is not None:
+        await discovery.look()
     await heart.first()
-    check_start(fleet)
+    check_start(fleet, may_be_empty=discovery is not None)
     for line in start_lines(fleet):
         say(line)
     plan = plan_connections(2 * settings.max_connections, BACKLOG)
@@ -78,19 +85,24 @@ async def _run(
     listen(sock, BACKLOG)
     async with serving(router, sock) as edge:
         heart.follow()
+        following = discovery and asyncio.create_task(discovery.follow(heart.follow))
         say(f"routing at {url_of(sock)} by {settings.routing}; Ctrl-C stops")
         stopped = asyncio.Event()
         _on_signals(router, stopped)
         await stopped.wait()
         await _drain(router, edge, settings.drain_s)
+        router.shadows.stop()
         heart.stop()
+        if following:
+            following.cancel()
     return 0
 
 
-def check_start(fleet: Fleet) -> None:
-    """Raises where no replica answers, or those of one version are not the same."""
+def check_start(fleet: Fleet, *, may_be_empty: bool = False) -> None:
+    """Raises where no replica answers, or those of one version are not the same. Those that are
+    found by name may come later."""
     fleet.check_mixed()
-    if not fleet.takes_requests():
+    if not may_be_empty and not fleet.takes_requests():
         why = "; ".join(f"{r.url}: {r.why_out}" for r in fleet.replicas)
         raise NoReplicaError(f"No replica answers. {why}.", "Start one, or check the URLs.")
 
@@ -114,7 +126,7 @@ async def serving(router: Router, sock: socket.socket) -> AsyncIterator[Edge]:
     edge = Edge(settings=router.settings, handler=router)
     router.open_connections = lambda: len(edge.connections)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: ClientConnection(edge), sock=sock)
+    server = await loop.create_server(lambda: ClientConnection(edge), sock=sock, backlog=BACKLOG)
     sweeping = asyncio.create_task(_sweep(edge))
     try:
         yield edge
@@ -157,4 +169,10 @@ async def _drain(router: Router, edge: Edge, limit_s: float) -> None:
         connection.close_if_idle()
     end_s = time.monotonic() + limit_s
     while router.counts.open_requests and time.monotonic() < end_s:
+        await asyncio.sleep(LOOK_S)
+    if left := router.counts.open_requests:
+        log.warning("%d requests did not end in time and were cut", left)
+        return
+    end_s = time.monotonic() + LAST_WORDS_S
+    while edge.connections and time.monotonic() < end_s:  # what was written is still being sent
         await asyncio.sleep(LOOK_S)

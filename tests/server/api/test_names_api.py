@@ -96,6 +96,19 @@ def test_load(server: RunningServer) -> None:
     server.wait_for(lambda: load() == 0)
 
 
+def test_load_says_how_full_the_engine_is(server: RunningServer) -> None:
+    def load() -> dict[str, float | None]:
+        found: dict[str, float | None] = httpx.get(f"{server.base_url}/load").json()
+        return found
+
+    server.wait_for(lambda: load()["saturation"] is not None)  # its first snapshot has come
+    found = load()
+    levels = {"running", "waiting", "waiting_tokens", "free_blocks", "saturation"}
+    assert found.keys() == levels | {"server_load"}
+    assert found["free_blocks"]
+    assert 0 <= (found["saturation"] or 0) <= 1
+
+
 def test_tokenizer_info(server: RunningServer) -> None:
     info = httpx.get(f"{server.base_url}/tokenizer_info").json()
     assert "<|im_start|>" in info["chat_template"]

@@ -59,8 +59,10 @@ async def ping(service: Service, call: Call) -> AnyReply:
 
 
 async def load(service: Service, call: Call) -> AnyReply:
-    """How many requests wait or run now, as vLLM says it."""
-    return json_reply({"server_load": service.open_requests()})
+    """How many requests wait or run now, as vLLM says it, and how full the engine is."""
+    history = service.history
+    levels = {} if history is None else history.load()
+    return json_reply({"server_load": service.open_requests(), **levels})
 
 
 async def metrics(service: Service, call: Call) -> AnyReply:

@@ -19,7 +19,14 @@ class Ready(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
+    """Null while there is no engine. Cached blocks are free: they give way."""
+
     server_load: int
+    running: int | None
+    waiting: int | None
+    waiting_tokens: int | None
+    free_blocks: int | None
+    saturation: float | None
 
 
 class TokenizerInfo(msgspec.Struct):

@@ -146,6 +146,17 @@ class History:
             row[_PLACES[name]] * row[_PLACES["period_s"]] for row in self._recent_rows(seconds)
         )
 
+    def load(self) -> dict[str, float | None]:
+        """How full the engine is now, for those who share requests out; None: no engine."""
+        now, saturation = self._metrics.snapshot, self.saturation
+        return {
+            "running": None if now is None else now.running_sequences,
+            "waiting": None if now is None else now.waiting_sequences,
+            "waiting_tokens": None if now is None else now.waiting_tokens,
+            "free_blocks": None if now is None else now.free_blocks + now.cached_blocks,
+            "saturation": None if math.isnan(saturation) else saturation,
+        }
+
     @property
     def saturation(self) -> float:
         """0 to 1: how much of the places or of the KV blocks is in use, whichever is more; 1 while

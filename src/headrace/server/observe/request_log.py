@@ -27,7 +27,7 @@ from headrace.server.request.schema import (
 )
 
 # Requested so often, by machines, that they would flood the log.
-QUIET_ROUTES = frozenset({"/health", "/ready", "/metrics", "/history", "/diagnosis"})
+QUIET_ROUTES = frozenset({"/health", "/ready", "/load", "/metrics", "/history", "/diagnosis"})
 
 log = logging.getLogger("headrace.server.requests")
 
