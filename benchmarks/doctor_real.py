@@ -1,13 +1,15 @@
 """The doctor on real servers that were made ill on purpose, and on healthy ones.
 
-    python benchmarks/doctor_real.py [--only NAME ...] [--keep FOLDER] [--profile FILE] [--list]
+    python benchmarks/doctor_real.py [--only NAME ...] [--rounds N] [--keep FOLDER]
+                                     [--profile FILE] [--list]
 
 Each case starts a server with one bad setting, runs `headrace doctor URL --save` as a user would,
-puts the fix into the command exactly as the finding says it, and measures again: by `headrace
-doctor verify` where probes show it, by the same users in a closed loop where the traffic does. The
-table has the predicted gain beside the measured one. Healthy servers, idle, busy and saturated on
-purpose, must have no fault. Needs a machine that does nothing else; doctor_servers.py says where
-servers are from.
+and puts the fix into the command of a second server exactly as the finding says it. Then the two
+take turns, so that a machine that becomes faster or slower does so for both: by `headrace doctor
+verify` where probes show the gain, by the same users in a closed loop where the traffic does. The
+table has medians over the rounds, and from where to where they went. Healthy servers, idle, busy
+and saturated on purpose, must have no fault in any round. Needs a machine that does nothing else;
+doctor_servers.py says where servers are from.
 """
 
 from __future__ import annotations
@@ -15,158 +17,155 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from doctor_load import Served, Traffic, Users
+from doctor_cases import CASES, Case
+from doctor_load import Served, Users
 from doctor_servers import ENGINES, Engine, fixed, start
 from headrace.doctor.endpoint import Endpoint
+from peers.adapter import HttpServer
 
-MEASURED_S = 8.0
+MEASURED_S = 6.0
 WARM_UP_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    name: str
-    engine: str
-    rule: int | None  # that must be found; None: no fault may be
-    flags: tuple[str, ...] = ()
-    traffic: Traffic | None = None  # None: the server is idle but for the doctor's probes
-    after: Traffic | None = None  # where the fix is the clients' own,
-    schema: str = ""  # for the probes,
-    simpler: str = ""  # and what the clients send instead
-    shows: str = "tokens/s"  # what of the traffic: or "TTFT"
-    profiled: bool = False  # with --profile
-    probes: bool = True
+class Round:
+    """One turn of the ill server, and one of the other. Gains by their middle."""
 
+    predicted: float | None
+    measured: float | None
 
-CHAT = Traffic(users=12)
-SHARED = Traffic(users=2, shared_words=300, prompt_words=10, answer_tokens=16)
-SCHEMAS = Traffic(users=2, answer_tokens=24)
-# Strings that must have certain letters at certain distances: each mask takes milliseconds.
-_PATTERN = "^([a-z ]*[aeiou][a-z ]{8}[bcd][a-z ]*){3}$"
-PATTERNS, PLAIN = (
-    json.dumps({"type": "object", "properties": {"text": {"type": "string", **more}},
-                "required": ["text"], "additionalProperties": False})
-    for more in ({"pattern": _PATTERN}, {})
-)  # fmt: skip
-LONG = Traffic(users=8, prompt_words=40, answer_tokens=96)
-LLAMA = ("-c", "16384")
-CASES = (
-    Case(name="one place", engine="headrace", rule=4, flags=("--max-sequences", "1")),
-    Case(name="starved KV pool", engine="headrace", rule=3, flags=("--kv-tokens", "256")),
-    Case(name="prefix cache off", engine="headrace", rule=19, flags=("--no-prefix-cache",)),
-    Case(name="slow grammar: a schema with patterns", engine="headrace", rule=34, schema=PATTERNS,
-         simpler=PLAIN),
-    Case(name="two places, 12 users, with a profile", engine="headrace", rule=4,
-         flags=("--max-sequences", "2"), traffic=CHAT, profiled=True, probes=False),
-    Case(name="two places, 12 users", engine="headrace", rule=4, flags=("--max-sequences", "2"),
-         traffic=CHAT, probes=False),
-    Case(name="healthy, idle", engine="headrace", rule=None),
-    Case(name="healthy, busy (4 users)", engine="headrace", rule=None,
-         traffic=replace(CHAT, users=4)),
-    Case(name="healthy, saturated (96 users)", engine="headrace", rule=None,
-         traffic=replace(CHAT, users=96), probes=False),
-    Case(name="starved KV pool, 8 users", engine="headrace", rule=3, flags=("--kv-tokens", "384"),
-         traffic=LONG, probes=False),
-    Case(name="prefix cache off, 2 users, one prefix", engine="headrace", rule=19,
-         flags=("--no-prefix-cache",), traffic=SHARED, shows="TTFT"),
-    Case(name="two places, with a profile", engine="headrace", rule=4,
-         flags=("--max-sequences", "2"), profiled=True),
-    Case(name="two places", engine="headrace", rule=4, flags=("--max-sequences", "2")),
-    Case(name="slow grammar, 2 users", engine="headrace", rule=34,
-         traffic=replace(SCHEMAS, schema=PATTERNS), after=replace(SCHEMAS, schema=PLAIN),
-         probes=False),
-    Case(name="one slot", engine="llama.cpp", rule=4, flags=(*LLAMA, "-np", "1")),
-    Case(name="one slot, 12 users", engine="llama.cpp", rule=4, flags=(*LLAMA, "-np", "1"),
-         traffic=CHAT, probes=False),
-    Case(name="healthy, idle", engine="llama.cpp", rule=None, flags=(*LLAMA, "-np", "8")),
-    Case(name="healthy, busy (4 users)", engine="llama.cpp", rule=None,
-         flags=(*LLAMA, "-np", "8"), traffic=replace(CHAT, users=4)),
-    Case(name="healthy, saturated (24 users)", engine="llama.cpp", rule=None,
-         flags=(*LLAMA, "-np", "16"), traffic=replace(CHAT, users=24), probes=False),
-    Case(name="one place", engine="vllm", rule=4, flags=("--max-num-seqs", "1")),
-    Case(name="prefix cache off", engine="vllm", rule=19,
-         flags=("--max-num-seqs", "16", "--no-enable-prefix-caching")),
-    Case(name="healthy, idle", engine="vllm", rule=None, flags=("--max-num-seqs", "16")),
-    Case(name="healthy, saturated (32 users)", engine="vllm", rule=None,
-         flags=("--max-num-seqs", "16"), traffic=replace(CHAT, users=32), probes=False),
-)  # fmt: skip
+    @property
+    def error(self) -> float | None:
+        both = self.predicted is not None and self.measured is not None
+        return self.predicted / self.measured - 1 if both else None  # type: ignore[operator]
 
 
 @dataclass(kw_only=True)
 class Result:
     case: Case
     version: str = ""
-    found: list[str] = field(default_factory=list)  # "4 fault", in order
+    found: list[tuple[str, ...]] = field(default_factory=list)  # by round, "4 fault", in order
     cause: str = ""
     fix: str = ""
-    predicted: tuple[float, float] | None = None
-    measured: tuple[float, float] | None = None  # an interval; of traffic both ends are the same
+    rounds: list[Round] = field(default_factory=list)
     note: str = ""
-
-    @property
-    def error(self) -> float | None:
-        """The middle of the predicted band against the middle of what was measured."""
-        if self.predicted is None or self.measured is None:
-            return None
-        low, high = self.predicted
-        return math.sqrt(low * high) / math.sqrt(self.measured[0] * self.measured[1]) - 1
+    is_gone: list[bool] = field(default_factory=list)  # in the reports after the fix
 
 
-def run_case(case: Case, engine: Engine, keep: Path, profile: Path | None) -> Result:
-    stem = "".join(c if c.isalnum() else "-" for c in f"{case.engine} {case.name}")
-    report = keep / f"{stem}.json"
-    result = Result(case=case)
-    flags = list(case.flags)
-    server = start(engine, flags, keep / f"{stem}.log")
-    try:
-        before = _doctor(server.port, case, report, profile)
-    finally:
-        server.stop()
-    _read(result, report)
-    if case.rule is None or not result.fix:
+class Pair:
+    """The ill server and, once its fix is known, the other one: both stay up, one works."""
+
+    def __init__(self, case: Case, engine: Engine, keep: Path, profile: Path | None) -> None:
+        self.case = case
+        self._engine = engine
+        self._profile = profile
+        stem = "".join(c if c.isalnum() else "-" for c in f"{case.engine} {case.name}")
+        self._stem = keep / stem
+        self._servers = ExitStack()
+        self._fixed: HttpServer | None = None
+
+    def __enter__(self) -> Pair:
+        self._ill = self._start(list(self.case.flags), "")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._servers.close()
+
+    def _start(self, flags: list[str], which: str) -> HttpServer:
+        log = self._stem.with_name(f"{self._stem.name}{which}.log")
+        server = start(self._engine, flags, log)
+        self._servers.callback(server.stop)
+        return server
+
+    def run(self, rounds: int) -> Result:
+        result, case = Result(case=self.case), self.case
+        for number in range(1, rounds + 1):
+            report, before = self._look(number)
+            predicted = _read(result, report)
+            if case.rule is None:
+                continue
+            if not result.fix:
+                return result
+            if self._fixed is None:
+                self._fix(result)
+            measured = self._verify(result, report) if before is None else self._traffic(before)
+            result.rounds.append(Round(predicted=predicted, measured=measured))
         return result
-    wanted = case.after or case.traffic
-    is_theirs = case.after is not None or case.simpler
-    after = flags if is_theirs else fixed(flags, result.fix)
-    result.note = " ".join(after) if after != flags else "by the clients"
-    server = start(engine, after, keep / f"{stem}-fixed.log")
-    try:
-        if wanted is None:
-            _verify(result, server.port, report, keep / f"{stem}-verify.json")
-        elif before is not None:
-            later = _load(server.port, wanted)
-            result.measured = _ratio(case, before, later)
-    finally:
-        server.stop()
-    return result
 
+    def _fix(self, result: Result) -> None:
+        case, flags = self.case, list(self.case.flags)
+        is_theirs = case.after is not None or case.simpler
+        after = flags if is_theirs else fixed(flags, result.fix)
+        result.note = " ".join(after) if after != flags else "by the clients"
+        self._fixed = self._start(after, "-fixed")
 
-def _doctor(port: int, case: Case, report: Path, profile: Path | None) -> Served | None:
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-P", "-m", "headrace", "doctor", url, "--save", str(report)]
-    if not case.probes:
-        command.append("--no-probe")
-    if case.profiled and profile is not None:
-        command += ["--profile", str(profile)]
-    if case.schema:
-        command += ["--schema", str(_file(report, case.schema))]
-    if case.traffic is None:
-        _call(command, report)
+    def _look(self, number: int) -> tuple[Path, Served | None]:
+        """The doctor's report of the ill server, and what its users got meanwhile."""
+        case, url = self.case, f"http://127.0.0.1:{self._ill.port}"
+        report = self._stem.with_name(f"{self._stem.name}-{number}.json")
+        command = [sys.executable, "-P", "-m", "headrace", "doctor", url, "--save", str(report)]
+        if not case.probes:
+            command.append("--no-probe")
+        if case.profiled and self._profile is not None:
+            command += ["--profile", str(self._profile)]
+        if case.schema:
+            command += ["--schema", str(_file(report, case.schema))]
+        if case.traffic is None:
+            _call(command, report)
+            return report, None
+        endpoint = Endpoint(url)
+        with Users(endpoint, _model(endpoint), case.traffic, seed=number) as users:
+            time_s = WARM_UP_S * (5 if number == 1 else 1)  # until no user is in step with others
+            users.measure(time_s)
+            _call(command, report)
+            served = users.measure(MEASURED_S) if case.rule is not None else None
+        return report, served
+
+    def _traffic(self, before: Served) -> float:
+        """The same users at the fixed server, then at the ill one again."""
+        assert self._fixed is not None
+        after = _load(self._fixed, self.case, self.case.after or self.case.traffic)
+        again = _load(self._ill, self.case, self.case.traffic)
+        if self.case.shows == "TTFT":
+            return math.sqrt(before.ttft_s * again.ttft_s) / after.ttft_s
+        return after.tokens_s / math.sqrt(before.tokens_s * again.tokens_s)
+
+    def _verify(self, result: Result, report: Path) -> float | None:
+        assert self._fixed is not None
+        url, to = f"http://127.0.0.1:{self._fixed.port}", report.with_suffix(".verify.json")
+        command = [sys.executable, "-P", "-m", "headrace", "doctor", "verify", str(report), url,
+                   "--json", "--save", str(to)]  # fmt: skip
+        if self.case.simpler:
+            command += ["--schema", str(_file(to, self.case.simpler))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            shown = json.loads(done.stdout)
+        except ValueError:
+            raise SystemExit(f"verify failed: {done.stderr[-500:]}") from None
+        to.with_suffix(".shown.json").write_text(done.stdout)
+        for kept in shown["predicted"]:
+            if kept["rule"] == self.case.rule and kept["measured"]:
+                result.is_gone.append(kept["is_gone"])
+                return math.sqrt(kept["measured"]["low"] * kept["measured"]["high"])
         return None
-    served = None
-    if case.rule is not None:
-        served = _load(port, case.traffic)
-    endpoint = Endpoint(url)
-    with Users(endpoint, _model(endpoint), case.traffic) as users:
+
+
+def _load(server: HttpServer, case: Case, traffic: Any) -> Served:
+    endpoint = Endpoint(f"http://127.0.0.1:{server.port}")
+    with Users(endpoint, _model(endpoint), traffic) as users:
         users.measure(WARM_UP_S)
-        _call(command, report)
+        served = users.measure(MEASURED_S)
+    if served.failed:
+        print(f"  {served.failed} requests failed: {served.why}", flush=True)
     return served
 
 
@@ -183,87 +182,61 @@ def _file(report: Path, schema: str) -> Path:
     return path
 
 
-def _load(port: int, traffic: Traffic) -> Served:
-    """All users, against one of them alone just before: the machine's own speed falls out."""
-    endpoint = Endpoint(f"http://127.0.0.1:{port}")
-    model = _model(endpoint)
-    with Users(endpoint, model, replace(traffic, users=1)) as user:
-        user.measure(WARM_UP_S)
-        alone = user.measure(MEASURED_S / 2)
-    with Users(endpoint, model, traffic) as users:
-        users.measure(WARM_UP_S)
-        served = users.measure(MEASURED_S)
-    if served.failed:
-        print(f"  {served.failed} requests failed: {served.why}", flush=True)
-    return replace(served, alone_tokens_s=alone.tokens_s)
-
-
-def _verify(result: Result, port: int, report: Path, to: Path) -> None:
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-P", "-m", "headrace", "doctor", "verify", str(report), url,
-               "--json", "--save", str(to)]  # fmt: skip
-    if result.case.simpler:
-        command += ["--schema", str(_file(to, result.case.simpler))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    try:
-        shown = json.loads(done.stdout)
-    except ValueError:
-        raise SystemExit(f"verify failed: {done.stderr[-500:]}") from None
-    to.with_suffix(".shown.json").write_text(done.stdout)
-    for kept in shown["predicted"]:
-        if kept["rule"] == result.case.rule and kept["measured"]:
-            result.measured = (kept["measured"]["low"], kept["measured"]["high"])
-            result.note += "; gone" if kept["is_gone"] else "; still there"
-
-
-def _ratio(case: Case, before: Served, after: Served) -> tuple[float, float]:
-    if case.shows == "TTFT":
-        return (before.ttft_s / after.ttft_s,) * 2
-    gain = after.tokens_s / before.tokens_s * before.alone_tokens_s / after.alone_tokens_s
-    return (gain, gain)
-
-
 def _model(endpoint: Endpoint) -> str | None:
     data = (endpoint.found("/v1/models") or {}).get("data") or [{}]
     found = data[0].get("id")
     return found if isinstance(found, str) else None
 
 
-def _read(result: Result, report: Path) -> None:
+def _read(result: Result, report: Path) -> float | None:
+    """What this report names; the middle of its predicted gain."""
     told: dict[str, Any] = json.loads(report.read_text())
     result.version = f"{told['engine']['label']} {told['engine']['version'] or ''}".strip()
-    result.found = [f"{each['rule']} {each['kind']}" for each in told["findings"]]
+    result.found.append(tuple(f"{each['rule']} {each['kind']}" for each in told["findings"]))
     for each in told["findings"]:
         if each["rule"] == result.case.rule:
-            result.cause, result.fix = each["cause"], each["fix"][0]
+            result.cause, result.fix = each["cause"], result.fix or each["fix"][0]
             gain = each["gain"]
             if gain["low"] is not None and gain["high"] is not None:
-                result.predicted = (gain["low"], gain["high"])
+                return math.sqrt(gain["low"] * gain["high"])
+    return None
 
 
 def _row(result: Result) -> str:
     case = result.case
-    error = result.error
     if case.rule is None:
-        faults = [each for each in result.found if not each.endswith(("limit", "expected"))]
-        said = ", ".join(result.found) or "nothing"
-        verdict = f"**{', '.join(faults)}**" if faults else f"no fault ({said})"
-        return f"| {result.version} | {case.name} | {verdict} | | | | |"
-    cause = f"{result.cause} (rule {case.rule})" if result.cause else (
-        f"**not found** ({', '.join(result.found) or 'nothing'})"
-    )  # fmt: skip
-    cells = [result.version, case.name, cause, f"`{result.note}`",
-             _band(result.predicted), _band(result.measured),
-             "-" if error is None else f"{error:+.0%}"]  # fmt: skip
+        return f"| {result.version} | {case.name} | {_healthy(result)} | | | | |"
+    named = sum(any(each.startswith(f"{case.rule} ") for each in found) for found in result.found)
+    cause = f"{result.cause} (rule {case.rule}, {named} of {len(result.found)} times)"
+    if not result.cause:
+        cause = f"**not found** ({', '.join(result.found[0]) or 'nothing'})"
+    note = result.note + (f"; gone {sum(result.is_gone)} of {len(result.is_gone)} times"
+                          if result.is_gone else "")  # fmt: skip
+    rounds = result.rounds
+    cells = [result.version, case.name, cause, f"`{note}`",
+             _spread([r.predicted for r in rounds], "× {:.3g}"),
+             _spread([r.measured for r in rounds], "× {:.3g}"),
+             _spread([r.error for r in rounds], "{:+.0%}")]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def _band(found: tuple[float, float] | None) -> str:
-    if found is None:
+def _healthy(result: Result) -> str:
+    said = [", ".join(found) or "nothing" for found in result.found]
+    faults = any(
+        not each.endswith(("limit", "expected")) for found in result.found for each in found
+    )
+    shown = "; ".join(said) if len(set(said)) > 1 else f"{said[0]}, {len(said)} times"
+    return f"**{shown}**" if faults else f"no fault ({shown})"
+
+
+def _spread(found: list[float | None], form: str) -> str:
+    """The median, and from where to where."""
+    values = [each for each in found if each is not None]
+    if not values:
         return "-"
-    low, high = (f"{end:.3g}" for end in found)
-    middle = f"× {math.sqrt(found[0] * found[1]):.3g}"
-    return middle if low == high else f"{middle} ({low} to {high})"
+    middle = form.format(statistics.median(values))
+    low, high = (form.replace("× ", "").format(end(values)) for end in (min, max))
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"
 
 
 def main() -> None:
@@ -271,6 +244,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", nargs="*", default=[], help="words of ENGINE: NAME")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="folder for reports and logs")
     parser.add_argument("--profile", type=Path, help="of headrace calibrate on this machine")
     parser.add_argument("--list", action="store_true")
@@ -291,7 +265,8 @@ def main() -> None:
         if case.profiled and asked.profile is None:
             continue
         print(f"{case.engine}: {case.name}", flush=True)
-        row = _row(run_case(case, engines[case.engine], keep, asked.profile))
+        with Pair(case, engines[case.engine], keep, asked.profile) as pair:
+            row = _row(pair.run(asked.rounds))
         print(f"  {row}", flush=True)
         rows.append(row)
     print("\n" + "\n".join(rows))
