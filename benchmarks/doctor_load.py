@@ -37,18 +37,19 @@ class Served:
     requests: int
     failed: int
     why: str  # the first failure
-    alone_tokens_s: float = 0.0  # of one user, measured apart
 
 
 @dataclass
 class Users:
-    """Runs until its `with` block ends; `measure` looks at a while of it."""
+    """Runs until its `with` block ends; `measure` marks a while of it, and `served` has what was
+    served then: after the block, when answers that were in the middle have come to their end."""
 
     endpoint: Endpoint
     model: str | None
     traffic: Traffic
     seed: int = 1
     _answers: list[tuple[float, Answer]] = field(default_factory=list)
+    _measured: tuple[float, float] = (0.0, 0.0)
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -64,12 +65,15 @@ class Users:
         for thread in self._threads:
             thread.join(LIMIT_S)
 
-    def measure(self, seconds: float) -> Served:
-        """By arrivals: a token counts where it came within the time."""
+    def measure(self, seconds: float) -> None:
         began = time.perf_counter()
         time.sleep(seconds)
-        ended = time.perf_counter()
-        time.sleep(0.2)
+        self._measured = (began, time.perf_counter())
+
+    def served(self) -> Served:
+        """By arrivals: a token counts where it came within the time."""
+        assert all(not thread.is_alive() for thread in self._threads)
+        began, ended = self._measured
         tokens, firsts, failed, why = 0.0, [], 0, ""
         for _, answer in list(self._answers):
             if answer.error is not None:

@@ -15,6 +15,7 @@ doctor_servers.py says where servers are from.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -34,6 +35,7 @@ from peers.adapter import HttpServer
 
 MEASURED_S = 6.0
 WARM_UP_S = 2.0
+SEEDS = itertools.count(1)  # nobody asks the same twice: prompts would be found in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +125,12 @@ class Pair:
             _call(command, report)
             return report, None
         endpoint = Endpoint(url)
-        with Users(endpoint, _model(endpoint), case.traffic, seed=number) as users:
+        with Users(endpoint, _model(endpoint), case.traffic, seed=next(SEEDS)) as users:
             time_s = WARM_UP_S * (5 if number == 1 else 1)  # until no user is in step with others
             users.measure(time_s)
             _call(command, report)
-            served = users.measure(MEASURED_S) if case.rule is not None else None
-        return report, served
+            users.measure(MEASURED_S if case.rule is not None else 0.0)
+        return report, users.served() if case.rule is not None else None
 
     def _traffic(self, before: Served) -> float:
         """The same users at the fixed server, then at the ill one again."""
@@ -161,9 +163,10 @@ class Pair:
 
 def _load(server: HttpServer, case: Case, traffic: Any) -> Served:
     endpoint = Endpoint(f"http://127.0.0.1:{server.port}")
-    with Users(endpoint, _model(endpoint), traffic) as users:
+    with Users(endpoint, _model(endpoint), traffic, seed=next(SEEDS)) as users:
         users.measure(WARM_UP_S)
-        served = users.measure(MEASURED_S)
+        users.measure(MEASURED_S)
+    served = users.served()
     if served.failed:
         print(f"  {served.failed} requests failed: {served.why}", flush=True)
     return served

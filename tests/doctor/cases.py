@@ -264,6 +264,12 @@ MORE: list[tuple[int, bool, Make]] = [
     (4, True, lambda: but(engine=_engine("llama.cpp", "llama.cpp"), config={"max_sequences": 1},
                           levels={"kv_usage": ()}, probe_bursts=serial())),
     (4, False, lambda: queued(4, 12, 0.97, config={"max_sequences": 4})),
+    # A sample between two steps has none that run.
+    (4, True, lambda: but(levels={"running": (2.0, 0.0, 2.0), "waiting": (10.0, 12.0, 10.0),
+                                  "kv_usage": (0.1,) * 3}, config={"max_sequences": 2})),
+    # One waited for a moment, until the next step.
+    (4, False, lambda: but(levels={"running": (4.0, 4.0, 3.0), "waiting": (0.0, 0.0, 1.0),
+                                   "kv_usage": (0.1,) * 3})),
     (9, True, lambda: but(probe_short=(answer(0.1, error="HTTP 500: CUDA out of memory"),))),
     (17, True, lambda: queued(240, 0, 0.6, histograms={"tpot": times(0.2, of=80)})),
     (18, True, lambda: but(probe_stream=None, histograms={
@@ -298,6 +304,16 @@ MORE: list[tuple[int, bool, Make]] = [
     # Saturated: requests wait, and those that run are slow.
     (11, True, lambda: but(histograms={"ttft": times(14.0, of=80), "queue_time": times(13.0, of=80),
                                        "tpot": times(0.137, of=80)})),
+    # What is reserved and not used is no loss where there is memory enough.
+    (29, False, lambda: but(config={"context_tokens": 131_072, "reserves_context": True}, gpus=())),
+    # The engine's own count says that it is the masks, though single answers vary.
+    (34, True, lambda: but(IDLE, probe_deltas={"grammar_s": 0.4, "generation_tokens": 1e6},
+                           probe_grammar=tuple(answer(0.06, t) for t in (0.0098, 0.013, 0.014)))),
+    (34, False, lambda: but(IDLE, probe_grammar=tuple(answer(0.06, t)
+                                                      for t in (0.0098, 0.013, 0.014)))),
+    (34, True, lambda: but(probe_skipped={"grammar": "refused"}, probe_grammar=(),
+                           probe_grammar_small=PROBE.grammar)),
+    (34, False, lambda: but(probe_skipped={"grammar": "refused"}, probe_grammar=())),
     (34, True, lambda: but(deltas={"grammar_s": 30.0})),
     (34, False, lambda: but(deltas={"grammar_s": 5.0})),
     (34, True, lambda: but(IDLE, probe_penalty=tuple(answer(0.05, 0.04) for _ in range(3)))),

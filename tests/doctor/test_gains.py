@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.doctor.cases import HEALTHY, IDLE, answer, but, lengths, serial, times, together
 
+from headrace.doctor.buckets import Buckets
 from headrace.doctor.calibrated import steps_of_profile
 from headrace.doctor.floor import base_name, long_ratio, row_ratio
 from headrace.doctor.gains import burst_s, gain_in_burst, gain_of_places
@@ -174,6 +175,47 @@ def test_probes_beside_others_requests_do_not_tell_steps() -> None:
     gain = gain_of_places(blind, 2, 12)
     assert gain.low is None
     assert "beside others" in gain.basis
+
+
+def test_a_step_is_known_from_all_steps_together() -> None:
+    """Headrace's totals: 300 steps of 10 ms in 5 s and 1,000 prompt tokens, so 2 ms a token. What
+    a request's own prefill took is no measure: others' prompts are in it."""
+    bounds = (0.0099, 0.0101, math.inf)
+    gaps = Buckets(bounds=bounds, counts=(0.0, 600.0, 0.0), total=6.0)
+    seen = busy(2, 10, engine=OURS.engine, row_ratio=1.5,
+                histograms={"itl": gaps, "prefill_time": times(0.3, of=80)},
+                groups={"step_parts": {"compute": 4.5, "publish": 0.5}},
+                deltas={"steps": 300.0, "computed_prompt_tokens": 1000.0})  # fmt: skip
+    low, high = steps_of_traffic(seen)
+    assert low.prompt(10) == high.prompt(10) == pytest.approx(0.02)
+    assert low.decode(2) == pytest.approx(0.010)
+    assert low.decode(12) == pytest.approx(0.010 + 10 * 0.002)
+    assert high.decode(12) == pytest.approx(0.010 + 10 * 0.003)
+    # vLLM counts steps too; without seconds of its own, all the time counts if somebody waits.
+    told = Buckets(bounds=(8.0, math.inf), counts=(300.0, 0.0), total=1600.0)
+    other = busy(2, 10, histograms={"itl": gaps, "iteration_tokens": told},
+                 deltas={"prompt_tokens": 1000.0, "prefix_hits": 0.0})  # fmt: skip
+    (steps,) = steps_of_traffic(other)
+    assert steps.decode(12) == pytest.approx(0.030)
+
+
+def test_a_prefix_that_is_found_leaves_the_question() -> None:
+    """20 tokens of the question and up to a block: 1 ms each, and attention to 1,000 before."""
+    first, pair_s = 0.003, 2e-7
+
+    def prompt(n: int) -> Any:
+        return answer(first + n * 1e-3 + n * n * pair_s / 2, n=4, prompt=n)
+
+    seen = but(config={"prefix_cache": False}, probe_question=(prompt(20),) * 3,
+               probe_sizes=tuple(prompt(n) for n in (2, 8, 16, 64) * 3),
+               probe_short=(prompt(50),) * 5, probe_medium=(prompt(500),) * 2,
+               probe_long=(prompt(2000),) * 2, probe_cold=(prompt(1000),) * 3,
+               probe_warm=(replace(prompt(1000), cached_tokens=0),) * 3)  # fmt: skip
+    finding = RULES[19](seen)
+    assert finding is not None
+    cold = first + 1.0 + 1e6 * pair_s / 2
+    for end, rows in ((finding.gain.high, 20), (finding.gain.low, 36)):
+        assert end == pytest.approx(cold / (first + rows * (1e-3 + 1000 * pair_s)), rel=0.02)
 
 
 def test_llama_cpp_tells_what_prompts_take() -> None:

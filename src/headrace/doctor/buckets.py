@@ -59,6 +59,18 @@ class Buckets:
             low = bound if not math.isinf(bound) else low
         return None
 
+    def about(self, share: float) -> float | None:
+        """A quantile as one number: as far into its bucket as its rank is."""
+        wanted, before = share * self.count, 0.0
+        found = self.quantile(share)
+        if found is None or math.isinf(found.high):
+            return None if found is None else found.low
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            if bound == found.high:
+                return found.low + (found.high - found.low) * (wanted - before) / count
+            before += count
+        return found.middle
+
     def share_at_most(self, value: float) -> float | None:
         """The share of values that are certainly at most this."""
         if self.count <= 0:

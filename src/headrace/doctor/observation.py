@@ -94,7 +94,8 @@ class Probe:
     long: tuple[Answer, ...] = ()
     cold: tuple[Answer, ...] = ()  # a prefix for the first time,
     warm: tuple[Answer, ...] = ()  # and the same again, in the same order
-    beside: tuple[Answer, ...] = ()  # a short prompt just before each of these pairs
+    beside: tuple[Answer, ...] = ()  # a short prompt just before each of these pairs,
+    question: tuple[Answer, ...] = ()  # and what follows the prefix, as a bare prompt
     bursts: tuple[tuple[Answer, ...], ...] = ()
     references: tuple[Answer, ...] = ()  # one stream just before each burst
     stream: Answer | None = None  # one long answer; halfway through, `intruder` arrives
@@ -118,8 +119,8 @@ class Probe:
     @property
     def answers(self) -> tuple[Answer, ...]:
         one = [each for each in (self.stream, self.intruder) if each is not None]
-        groups = (self.short, self.medium, self.long, self.cold, self.warm, self.beside, self.plain,
-                  self.grammar, self.grammar_small, self.grammar_new,
+        groups = (self.short, self.medium, self.long, self.cold, self.warm, self.beside,
+                  self.question, self.plain, self.grammar, self.grammar_small, self.grammar_new,
                   self.sizes, self.penalty, self.references,
                   *self.bursts, one)  # fmt: skip
         return tuple(answer for group in groups for answer in group)

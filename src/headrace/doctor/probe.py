@@ -230,8 +230,10 @@ class Prober:
         for _ in range(self._plan.prefix_pairs):
             prefix = self._prompt(self._plan.prefix_tokens)
             self._ask("beside", self._prompt(self._plan.short_tokens), 4)
+            if self._any_good("sizes"):
+                self._ask("question", self._question(), 4, path=TEXT)
             for name in ("cold", "warm"):
-                self._ask(name, f"{prefix} Question: {self._random.random()}?", 4)
+                self._ask(name, f"{prefix} {self._question()}", 4)
         after = self._read()
         self._warm_deltas = change(before, after).deltas if before and after else {}
 
@@ -340,6 +342,9 @@ class Prober:
         """Words that no one has sent before: its first ones are drawn, so no prefix is cached."""
         count = max(4, int(tokens / _TOKENS_A_WORD))
         return " ".join(self._random.choices(_WORDS, k=count))
+
+    def _question(self) -> str:
+        return f"Question: {self._random.random()}?"
 
     def _left_s(self) -> float:
         return max(0.5, self._end_s - time.perf_counter())

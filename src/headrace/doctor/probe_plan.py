@@ -43,7 +43,7 @@ class Plan:
         return (
             self.repeats * (both + self.answer_tokens)
             + self.long_repeats * (self.medium_tokens + self.long_tokens + 60)
-            + 2 * self.prefix_pairs * (self.prefix_tokens + 30)
+            + self.prefix_pairs * (2 * (self.prefix_tokens + 30) + 30)
             + self.bursts * self.concurrency * (both + self.burst_tokens)
             + self.bursts * (both + self.answer_tokens)
             + self.stream_tokens + self.long_tokens + 120
@@ -69,7 +69,7 @@ def fitted(plan: Plan, context_tokens: float | None) -> Plan:
 
 def announcement(plan: Plan, url: str) -> str:
     requests = (
-        plan.repeats + 2 * plan.long_repeats + 2 * plan.prefix_pairs
+        plan.repeats + 2 * plan.long_repeats + 4 * plan.prefix_pairs
         + plan.bursts * (plan.concurrency + 1) + 2 + 4 * plan.compared
         + plan.size_repeats * len(plan.sizes)
     )  # fmt: skip

@@ -32,7 +32,8 @@ from headrace.doctor.step_curve import burst_rate, overlap
 SCHEMA = "headrace-doctor/1"
 _WIDTH = 100
 _GROUPS = ("short", "medium", "long", "cold", "warm", "plain", "grammar", "grammar_small",
-           "grammar_new", "penalty", "sizes", "beside", "references")  # fmt: skip
+           "grammar_new", "penalty", "sizes", "beside", "question",
+           "references")  # fmt: skip
 _SHOWN = {"grammar_new": "new text", "grammar_small": "small"}  # of the grammar
 
 
@@ -237,6 +238,7 @@ def probe_facts(probe: Probe) -> dict[str, Any]:
         "burst_levels": {name: list(values) for name, values in probe.burst_levels.items()},
         "stream": None if probe.stream is None else _answer_facts(probe.stream),
         "client": asdict(probe.client),
+        "deltas": dict(probe.deltas),
         "spent_tokens": probe.spent_tokens,
         "spent_s": probe.spent_s,
         "skipped": dict(probe.skipped),

@@ -52,7 +52,7 @@ def steps_of_burst(seen: Observation) -> tuple[Steps, ...]:
         return ()
     if seen.steps is not None:
         return (_profiled(seen.steps, alone),)
-    prompt = _prompt_line(probe)
+    prompt = prompt_line(probe)
     if prompt is None:
         return ()
     joined = max((overlap(burst) for burst in probe.bursts), default=0.0)
@@ -76,16 +76,13 @@ def steps_of_traffic(seen: Observation) -> tuple[Steps, ...]:
     if not busy:
         return steps_of_burst(seen)
     gap, running = seen.mean("itl") or seen.mean("tpot"), _running(seen)
-    costs = _prompt_costs(seen, gap, running)
-    if gap is None or not running or not costs:
+    if gap is None or not running:
         return ()
-    # A row never takes more than its share of a step in which there are several.
-    costs = {min(cost, gap / max(running, 1.0)) for cost in costs}
     shown = f"{gap * 1e3:.3g} ms a step at {running:.3g} sequences and its prompts' times"
     return tuple(
-        Steps(decode=Line({1: gap - (running - 1) * cost, running + 1: gap + cost}),
+        Steps(decode=Line({1: step - (running - 1) * row, running + 1: step + row}),
               prompt=Line({0: 0.0, 1: cost}), basis=shown)
-        for cost in sorted(costs)
+        for step, cost, row in sorted(_costs(seen, gap, running))
     )  # fmt: skip
 
 
@@ -95,20 +92,51 @@ def _running(seen: Observation) -> float | None:
     return statistics.fmean(some) if some else None
 
 
-def _prompt_costs(seen: Observation, gap: float | None, running: float | None) -> set[float]:
-    """What a token of a prompt adds to a step, by what the engine exports: at least and at most."""
+def _costs(seen: Observation, gap: float, running: float) -> set[tuple[float, float, float]]:
+    """Seconds of a step without prompts, what a token of a prompt adds, and what a sequence does:
+    by what the engine exports, at least and at most."""
+    each = seen.mean("prompt_token_time")  # llama.cpp
+    found = {(gap, each)} if each is not None else _costs_of_totals(seen, gap)
+    found = found or _costs_of_requests(seen, gap, running)
+    # A row never takes more than its share of a step in which there are several.
+    return {
+        (step, min(cost, step / running), min(ratio * cost, step / running))
+        for step, cost in found
+        for ratio in (1.0, seen.row_ratio or 1.0)
+    }
+
+
+def _costs_of_totals(seen: Observation, gap: float) -> set[tuple[float, float]]:
+    """All steps together take their number times a step without prompts, and what prompts add. A
+    step without prompts takes the usual gap between tokens; the mean gap has some prompts in it, so
+    what is left over then is the least that prompts took."""
+    steps, tokens = _steps(seen), _computed_tokens(seen)
+    usual = seen.histograms["itl"].about(0.5) if "itl" in seen.histograms else None
+    if not steps or not tokens or usual is None:
+        return set()
+    spent, usual = sum(seen.groups.get("step_parts", {}).values()) or seen.period_s, min(usual, gap)
+    most, least = ((spent - steps * each) / tokens for each in (usual, gap))
+    return {(usual, most), (gap, max(least, most / 2))} if most > 0 else set()
+
+
+def _steps(seen: Observation) -> float | None:
+    """How many there were; None where the engine does not tell, or had nothing to do at times."""
+    idle = [level < 1 for level in seen.levels.get("waiting", ())]
+    told = seen.histograms.get("iteration_tokens")
+    count = seen.deltas.get("steps") or (told.count if told is not None else None)
+    return None if any(idle) and "step_parts" not in seen.groups else count
+
+
+def _costs_of_requests(seen: Observation, gap: float, running: float) -> set[tuple[float, float]]:
+    """The time of a prompt's steps has that of others' tokens in it: one step's at least, and where
+    steps with prompts may take `growth` times as long as those without, a share of all of them."""
     work, tokens = seen.mean("prefill_time"), computed_prompt(seen)
-    if work is None or not tokens or gap is None or not running:
-        each = seen.mean("prompt_token_time")  # llama.cpp
-        return set() if each is None else {each, (seen.row_ratio or 1.0) * each}
-    # The time of a prompt's steps has that of others' tokens in it: one step's at least, and where
-    # steps with prompts may take `growth` times as long as those without, a share of all of them.
+    if work is None or not tokens:
+        return set()
     growth = seen.number("max_step_growth")
-    costs = {max(0.0, work - gap) / tokens}
+    costs = {(gap, max(0.0, work - gap) / tokens)}
     if growth is not None and growth > 1 and running > 1:
-        costs.add(work * (1 - 1 / growth) / tokens)
-    elif seen.row_ratio is not None:
-        costs.add(seen.row_ratio * max(costs))
+        costs.add((gap, work * (1 - 1 / growth) / tokens))
     return costs
 
 
@@ -135,7 +163,7 @@ def _of_rows(probe: Probe, alone: float, prompt: Line, ratio: float | None) -> I
         yield Steps(decode=Line(points), prompt=prompt, basis=f"from {what}")
 
 
-def _prompt_line(probe: Probe) -> Line | None:
+def prompt_line(probe: Probe) -> Line | None:
     """What n tokens of a prompt add to a step, from the first tokens' times of prompts of several
     lengths: what a request takes beside its step is the same in all of them."""
     points = dict(_small(probe))
@@ -228,12 +256,18 @@ def computed_prompt(seen: Observation) -> float | None:
 def prompt_share(seen: Observation) -> float | None:
     """Prompt tokens that are computed for each token of an answer, in the endpoint's own traffic:
     by counters, which see requests that have not ended yet; else by a mean request."""
-    made, asked = seen.deltas.get("generation_tokens"), seen.deltas.get("prompt_tokens")
-    computed = seen.deltas.get("computed_prompt_tokens")
-    if made and (computed is not None or asked is not None):
-        return (computed if computed is not None else (asked or 0.0) * _missed(seen)) / made
+    made, computed = seen.deltas.get("generation_tokens"), _computed_tokens(seen)
+    if made and computed is not None:
+        return computed / made
     length, answer = computed_prompt(seen), seen.mean("generation_length")
     return length / answer if length is not None and answer else None
+
+
+def _computed_tokens(seen: Observation) -> float | None:
+    """Of prompts, in the endpoint's own traffic."""
+    asked = seen.deltas.get("prompt_tokens")
+    computed = seen.deltas.get("computed_prompt_tokens")
+    return asked * _missed(seen) if computed is None and asked is not None else computed
 
 
 def _missed(seen: Observation) -> float:

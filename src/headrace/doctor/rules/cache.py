@@ -6,10 +6,12 @@ from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_ga
 from headrace.doctor.fixes import larger_pool, setting, word
 from headrace.doctor.observation import Observation, prompt_of, ttft_of
 from headrace.doctor.rules.words import ms, percent
+from headrace.doctor.step_curve import prompt_line
 
 _NO_HELP = 0.75  # warm / cold
 _HELPS = 0.5
 _LARGE_BLOCK = 256
+_BLOCK = 16.0  # tokens that are found together, where the engine does not tell
 
 
 def _times(seen: Observation) -> tuple[float, float, float] | None:
@@ -75,26 +77,43 @@ def prefix_computed_again(seen: Observation) -> Finding | None:
 
 
 def _found_gain(seen: Observation, cold: float, short: float) -> Gain:
-    """A prefix that is found leaves the question to compute, and attention to the prefix: a token
-    of the long prompt costs more than one of the medium prompt by that alone."""
+    """A prefix that is found leaves the question to compute, the rest of a block before it, and
+    attention to the prefix."""
     probe = seen.probe
-    attended = 0.0
-    if probe is not None:
-        base, some, many = (prompt_of(g) for g in (probe.short, probe.medium, probe.long))
-        times = [ttft_of(group) for group in (probe.short, probe.medium, probe.long)]
-        prefix = prompt_of(probe.cold)
-        if base and some and many and prefix and all(times) and some > 2 * base and many > some:
-            first, middle, last = (time or 0.0 for time in times)
-            pair_s = (
-                2
-                * ((last - first) / (many - base) - (middle - first) / (some - base))
-                / (many - some)
-            )
-            attended = max(0.0, pair_s) * prefix * min(base, prefix)
-    slow = short + attended
-    basis = "a short prompt's TTFT, without and with attention to the prefix"
-    return Gain(of="TTFT of a repeated prefix, as speed,", low=cold / slow, high=cold / short,
-                basis=basis)  # fmt: skip
+    asked = prompt_of(probe.question) if probe is not None else None
+    first, line = (ttft_of(probe.question), prompt_line(probe)) if probe else (None, None)
+    prefix = (prompt_of(probe.cold) if probe is not None else None) or 0.0
+    pair_s = _pair_s(seen)
+    of = "TTFT of a repeated prefix, as speed,"
+    if asked is None or first is None or line is None:
+        base = (prompt_of(probe.short) if probe is not None else None) or 0.0
+        slow = short + pair_s * prefix * min(base, prefix)
+        basis = "a short prompt's TTFT, without and with attention to the prefix"
+        return Gain(of=of, low=cold / slow, high=cold / short, basis=basis)
+    block = seen.number("block_tokens") or _BLOCK
+
+    def found_s(rows: float) -> float:
+        return first + line(rows) - line(asked) + pair_s * prefix * rows
+
+    return Gain(of=of, low=cold / found_s(asked + block), high=cold / found_s(asked),
+                basis=f"{asked:.0f} to {asked + block:.0f} tokens to compute, and attention to "
+                f"{prefix:,.0f}")  # fmt: skip
+
+
+def _pair_s(seen: Observation) -> float:
+    """What attention of one token to one before it takes: a token of the long prompt costs more
+    than one of the medium prompt by that alone."""
+    probe = seen.probe
+    if probe is None:
+        return 0.0
+    groups = (probe.short, probe.medium, probe.long)
+    tokens = [prompt_of(group) or 0.0 for group in groups]
+    times = [ttft_of(group) or 0.0 for group in groups]
+    (base, some, many), (first, middle, last) = tokens, times
+    if not all((*tokens, *times)) or some <= 2 * base or many <= some:
+        return 0.0
+    steeper = (last - first) / (many - base) - (middle - first) / (some - base)
+    return max(0.0, 2 * steeper / (many - some))
 
 
 def _evicted(seen: Observation) -> Finding | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import word
 from headrace.doctor.observation import Answer, Observation, tpot_of, ttft_of
@@ -14,6 +12,8 @@ _SLOWER = 1.5
 _MASKED = 1.2
 _COMPILING_S = 0.1  # what a person notices
 _MASK_S = 0.002  # below that a step hides it
+_SIMPLER = "a simpler schema: no patterns with counted repetitions, fewer alternatives"
+_TOLD_S = 0.0005  # half of what the engine must count for it to be believed
 
 
 def one_core(seen: Observation) -> Finding | None:
@@ -45,7 +45,31 @@ def one_core(seen: Observation) -> Finding | None:
 def slow_grammar(seen: Observation) -> Finding | None:
     """Row 34: what compiling a grammar takes, what following it takes by the probes, or by the
     endpoint's own traffic."""
-    return _compiled_in_probes(seen) or _masks(seen) or _followed_in_traffic(seen)
+    return _refused(seen) or _compiled_in_probes(seen) or _masks(seen) or _followed_in_traffic(seen)
+
+
+def _refused(seen: Observation) -> Finding | None:
+    """The user's own schema is given up, where a small one is followed: engines bound what a mask
+    may take, and end the answer there."""
+    probe = seen.probe
+    if probe is None or not any(a.is_good for a in probe.grammar_small):
+        return None
+    said = [probe.skipped[name] for name in ("grammar", "grammar_new") if name in probe.skipped]
+    said += [a.error for a in (*probe.grammar, *probe.grammar_new) if a.error is not None]
+    if not said:
+        return None
+    return Finding(
+        rule=34,
+        kind=Kind.FAULT,
+        symptom="answers with this JSON schema fail",
+        evidence=(*said[:1], "answers with a small schema do not"),
+        cause="the schema's masks take more than the engine allows: they are computed on the host, "
+        "step by step",
+        fix=(_SIMPLER,),
+        gain=no_gain("those answers fail now"),
+        confidence=Confidence.HIGH,
+        unless="the endpoint refuses it for another reason, which its own words above say",
+    )
 
 
 def _followed_in_traffic(seen: Observation) -> Finding | None:
@@ -116,8 +140,17 @@ def _masks(seen: Observation) -> Finding | None:
     schema = (*probe.grammar, *probe.grammar_new)
     for name, group in (("a JSON schema", schema), ("penalties", probe.penalty)):
         tpot, ttft = tpot_of(group), ttft_of(group)
-        if plain and tpot and _is_slower(group, probe.plain) and tpot - plain > _MASK_S:
+        told = _told_masks_s(seen) if group is schema else 0.0
+        is_told = plain is not None and tpot is not None and tpot - plain > 0.5 * told > _TOLD_S
+        if (
+            plain
+            and tpot
+            and tpot > _MASKED * plain
+            and (is_told or (_is_slower(group, probe.plain) and tpot - plain > _MASK_S))
+        ):
             evidence.append(f"with {name} a token takes {ms(tpot)}, without {ms(plain)}")
+            if is_told:
+                evidence.append(f"the engine counts {ms(told)} of CPU time for grammars a token")
             worst = max(worst or (0.0, ""), (tpot / plain, name))
         if first and ttft and ttft - first > 0.3 and ttft > _SLOWER * first:
             evidence.append(f"with {name} TTFT is {ms(ttft)}, without {ms(first)}")
@@ -135,12 +168,20 @@ def _masks(seen: Observation) -> Finding | None:
     return _following(seen, name, tuple(evidence), gain)
 
 
+def _told_masks_s(seen: Observation) -> float:
+    """What a token's mask takes by the engine's own count, where there is one, in the probes."""
+    probe = seen.probe
+    if probe is None:
+        return 0.0
+    answers = (*probe.grammar, *probe.grammar_new, *probe.grammar_small)
+    tokens = sum(a.tokens for a in answers if a.is_good)
+    return probe.deltas.get("grammar_s", 0.0) / tokens if tokens else 0.0
+
+
 def _is_slower(group: tuple[Answer, ...], plain: tuple[Answer, ...]) -> bool:
-    """By a fifth or more, and every one of them than every plain one."""
+    """Every one of them than every plain one."""
     slow, fast = ([a.tpot_s for a in side if a.is_good and a.tpot_s] for side in (group, plain))
-    if min(len(slow), len(fast)) < 2 or min(slow) <= max(fast):
-        return False
-    return statistics.median(slow) > _MASKED * statistics.median(fast)
+    return min(len(slow), len(fast)) >= 2 and min(slow) > max(fast)
 
 
 def _following(seen: Observation, name: str, evidence: tuple[str, ...], gain: Gain) -> Finding:
@@ -153,8 +194,7 @@ def _following(seen: Observation, name: str, evidence: tuple[str, ...], gain: Ga
         cause="the schema's masks take long: they are computed on the host, step by step"
         if is_schema
         else "penalties are applied on the host",
-        fix=(word(seen, "grammar", "a simpler schema: no patterns with counted repetitions; or "
-                  "another backend for grammars")
+        fix=(word(seen, "grammar", f"{_SIMPLER}; or another backend for grammars")
              if is_schema else "no penalties, or a newer engine",),
         gain=gain,
         confidence=Confidence.HIGH,

@@ -11,6 +11,7 @@ from headrace.doctor.rules.words import load_of, percent
 from headrace.doctor.step_curve import alone_rate, overlap
 
 _FULL = 0.95
+_NEARLY_FULL = 0.9  # of a GPU's memory
 _SPILL_RATE = 5.0  # tokens/s of one stream
 _WIDE_KV = ("f16", "fp16", "bf16", "float16", "bfloat16", "f32", "float32")
 
@@ -261,7 +262,12 @@ def context_too_long(seen: Observation) -> Finding | None:
         return None
     load = load_of(seen)
     full = load.is_full and load.most_waiting >= 1
-    if not (seen.config.get("reserves_context") or full):
+    # What is reserved and not used is a loss only where memory binds.
+    binds = bool(seen.number("spilled_share")) or any(
+        g.used_bytes and g.memory_bytes and g.used_bytes >= _NEARLY_FULL * g.memory_bytes
+        for g in seen.gpus
+    )
+    if not (full or (binds and seen.config.get("reserves_context"))):
         return None
     wanted = max(1024, 1 << (int(2 * longest) - 1).bit_length())
     if wanted >= context:

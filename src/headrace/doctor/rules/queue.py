@@ -21,7 +21,7 @@ def too_few_places(seen: Observation) -> Finding | None:
     limit = seen.number("max_sequences")
     if not load.is_free:
         return None
-    queued = load.most_waiting >= 1 and load.most_running >= 1 and load.is_flat
+    queued = load.most_waiting >= 1 and load.most_running >= 1 and load.is_flat and load.is_lasting
     together = max((overlap(b) for b in seen.probe.bursts), default=0.0) if seen.probe else 0.0
     asked = max((len(b) for b in seen.probe.bursts), default=0) if seen.probe else 0
     narrow = limit is not None and limit < asked and 0 < together <= 1.1 * limit
@@ -136,7 +136,7 @@ def queueing(seen: Observation) -> Finding | None:
               if is_slow and tpot is not None and pace is not None else ()),
             f"TTFT p95: {spread(seen.histograms.get('ttft'), 0.95)}", load.shown,
         ),
-        cause="more requests come than this engine serves",
+        cause="saturated: more requests come than this engine serves",
         fix=(f"{more:.2g} times the replicas, or requests turned away: "
              f"{waiting_limit(seen, max(1, int(load.most_running)))}",),
         gain=Gain(of="TTFT, as speed,", low=1.0, high=first / max(first - wait, 1e-9),

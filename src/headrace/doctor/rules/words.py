@@ -58,9 +58,18 @@ class Load:
 
     @property
     def is_flat(self) -> bool:
-        """The number that run does not move, while others wait."""
-        low, high = min(self.running, default=0.0), self.most_running
+        """The number that run does not move, while others wait. A sample of none is one between
+        two steps."""
+        some = [level for level in self.running if level >= 1]
+        low, high = min(some, default=0.0), self.most_running
         return high - low <= max(1.0, 0.1 * high)
+
+    @property
+    def is_lasting(self) -> bool:
+        """Somebody waits most of the time, not for the moment until the next step. A burst is over
+        too soon to tell."""
+        some = sum(1 for level in self.waiting if level >= 1)
+        return self.is_burst or 2 * some > len(self.waiting)
 
     @property
     def kv_high(self) -> float | None:
