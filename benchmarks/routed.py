@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -35,7 +36,9 @@ class Seen:
 
     first_s: list[float] = field(default_factory=list)  # from a request to its first token
     late_s: list[float] = field(default_factory=list)  # from when a token was sent to its arrival
-    tokens: int = 0
+    start_s: float = math.inf  # all clients have begun
+    end_s: float = math.inf  # no request begins after this
+    tokens: int = 0  # between the two
     answers: int = 0
     failed: int = 0
 
@@ -43,8 +46,8 @@ class Seen:
 class Client(asyncio.Protocol):
     """One stream after the other on one connection, until the time is over."""
 
-    def __init__(self, seen: Seen, body: bytes, end_s: float) -> None:
-        self._seen, self._end_s = seen, end_s
+    def __init__(self, seen: Seen, body: bytes) -> None:
+        self._seen = seen
         self._request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\n"
             b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -68,21 +71,22 @@ class Client(asyncio.Protocol):
         seen = self._seen
         if b'"sent_s"' in data:
             count = data.count(b'"sent_s"')
-            seen.tokens += count
+            if seen.start_s <= now_s < seen.end_s:
+                seen.tokens += count
             at = data.rindex(b'"sent_s": ') + 10
             sent_s = float(data[at : data.index(b"}", at)])
             seen.late_s.append(now_s - sent_s)
             if self._is_first:
                 self._is_first = False
                 seen.first_s.append(now_s - self._asked_s)
-        if (self._tail + data).endswith(b"0\r\n\r\n"):
+        if (self._tail + data).endswith(b"\r\n0\r\n\r\n"):
             seen.answers += 1
-            if now_s < self._end_s:
+            if now_s < seen.end_s:
                 self._ask()
             else:
                 self._finish()
             return
-        self._tail = data[-5:]
+        self._tail = data[-7:]
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
@@ -100,15 +104,16 @@ async def turn(ports: list[int], streams: int, seconds: float, tokens: int) -> S
     """`streams` clients, shared out over the ports."""
     seen = Seen()
     loop = asyncio.get_running_loop()
-    end_s = time.perf_counter() + seconds
     clients = []
     for number in range(streams):
         prompt = {"role": "user", "content": f"{number} " + "word " * 200}
         words = {"model": "paced", "messages": [prompt], "max_tokens": tokens, "stream": True}
-        make = partial(Client, seen, json.dumps(words).encode(), end_s)
+        make = partial(Client, seen, json.dumps(words).encode())
         _, client = await loop.create_connection(make, "127.0.0.1", ports[number % len(ports)])
         clients.append(client)
         await asyncio.sleep(0.004)  # spread out, as clients are
+    seen.start_s = time.perf_counter()
+    seen.end_s = seen.start_s + seconds
     await asyncio.gather(*(client.done for client in clients))
     return seen
 
@@ -178,7 +183,7 @@ def main() -> None:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     seen = runner.run(turn(where, asked.streams, asked.seconds, asked.tokens))
                 wall_s = time.perf_counter() - began_s
-                rates[name].append(seen.tokens / wall_s)
+                rates[name].append(seen.tokens / asked.seconds)
                 whole = sums[name]
                 whole.first_s += seen.first_s
                 whole.late_s += seen.late_s

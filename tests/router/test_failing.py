@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.router.fakes import FakeReplica, ask, rig
 from headrace.core.errors import ConfigError
 from headrace.policies.breaker import Circuit
 from headrace.policies.routing import Routing
+from headrace.router.heartbeat import beat, getter
 from headrace.router.run import NoReplicaError, check_start, start_lines
 
 TURNS = Routing.ROUND_ROBIN
@@ -105,11 +107,13 @@ def test_requests_of_a_silent_replica_go_elsewhere_with_its_heartbeat() -> None:
 def test_a_heartbeat_without_an_answer_takes_a_replica_out() -> None:
     async def main() -> None:
         one, two = FakeReplica("one"), FakeReplica("two")
-        async with rig(one, two, heartbeat_s=0.2) as r:
+        async with rig(one, two) as r:
             one.is_silent = True
-            await r.heart.first()
-            assert r.seen(one).state == "out"
-            assert "within 0.2 s" in r.seen(one).why_out
+            hasty = replace(r.router.settings, heartbeat_s=0.1)
+            seen = r.seen(one)
+            await beat(seen, r.fleet, getter(seen, hasty))
+            assert seen.state == "out"
+            assert "within 0.1 s" in seen.why_out
             assert r.seen(two).state == "up"
 
     run(main())
@@ -264,6 +268,23 @@ def test_a_replica_that_comes_back_as_another_is_kept_out() -> None:
             await r.heart.first()
             await r.heart.first()
             assert r.seen(two).state == "up"
+
+    run(main())
+
+
+def test_a_refusal_without_an_end_is_no_answer() -> None:
+    async def main() -> None:
+        async def pour(replica: FakeReplica, got: Any, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 503 X\r\ntransfer-encoding: chunked\r\n\r\n")
+            while True:
+                writer.write(fakes.chunk(b"x" * 65536))
+                await writer.drain()
+
+        one, two = FakeReplica("one", behave=pour), FakeReplica("two")
+        async with rig(one, two, routing=TURNS) as r:
+            for _ in range(3):
+                assert (await ask(r.port)).status == 200
+            assert len(one.got) > 0
 
     run(main())
 

@@ -38,8 +38,9 @@ class Client(Protocol):
 
     write: Callable[[bytes], None]
 
-    def begin(self, head: Head, upstream: Upstream) -> Callable[[bytes], None]:
-        """The answer's head; its body follows, as the replica sends it, to what this returns."""
+    def begin(self, head: Head, early: bytes, upstream: Upstream) -> Callable[[bytes], None]:
+        """The answer's head and what has come of its body; the rest follows, as the replica sends
+        it, to what this returns."""
         ...
 
     def answer(self, head: Head, body: bytes) -> None: ...
@@ -110,7 +111,8 @@ class Exchange:
         except HeadraceError as error:
             self._refuse(error)
         except asyncio.CancelledError:
-            counts.left += 1
+            answering = self._answering
+            counts.left += answering is None or not answering.is_whole
             raise
 
     async def _serve(self, deadline: asyncio.Timeout) -> None:
@@ -146,7 +148,7 @@ class Exchange:
                 replica.succeeded()
             if head.status in ELSEWHERE:
                 await upstream.whole()
-                return Refusal(head=head, body=upstream.early_body(), url=replica.url)
+                return Refusal(head=head, body=upstream.take_early(), url=replica.url)
             self._begin(replica, head, upstream, deadline)
             await upstream.whole()
         except Lost as error:
@@ -205,7 +207,7 @@ class Exchange:
         self._count(replica.url, head.status)
         replica.statuses[head.status] += 1
         self._request.body = b""  # it will not be sent again
-        upstream.flow(self._client.begin(head, upstream))
+        upstream.flow(self._client.begin(head, upstream.take_early(), upstream))
 
     def _give_up(self, refusals: list[Refusal]) -> None:
         if not refusals:

@@ -283,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
             client_host=self.host,
         )
         self._body, self._body_bytes = [], 0  # counted with the request from here on
-        if self._running is None:
+        if self._running is None and not self._queue:
             self._start(request)
             return
         self._queue.append(request)
@@ -353,13 +353,13 @@ class ClientConnection(asyncio.Protocol):
 
     # -- answers (exchange.Client) ---------------------------------------------------------------
 
-    def begin(self, head: Head, upstream: Upstream) -> Callable[[bytes], None]:
+    def begin(self, head: Head, early: bytes, upstream: Upstream) -> Callable[[bytes], None]:
         self._has_begun = True
         self._upstream = upstream
         self._release_body()
         if head.ends_with_connection:
             self._closes = True
-        self.write(head.written(self._more_headers(head)))
+        self.write(head.written(self._more_headers(head)) + early)
         if self._is_paused:
             upstream.pause_reading()
         return self.write

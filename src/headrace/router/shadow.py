@@ -30,7 +30,7 @@ class Nobody:
         self.outcome = "lost"
         self.write: Callable[[bytes], None] = _drop
 
-    def begin(self, head: Head, upstream: Upstream) -> Callable[[bytes], None]:
+    def begin(self, head: Head, early: bytes, upstream: Upstream) -> Callable[[bytes], None]:
         self.outcome = str(head.status)
         return _drop
 

@@ -135,22 +135,23 @@ class Upstream(asyncio.Protocol):
         return self.head is not None and is_there and self.failure is None
 
     def flow(self, sink: Callable[[bytes], None]) -> None:
-        """From now on the body goes there, beginning with what is here already."""
-        for data in self._early:
-            sink(data)
-        if self._early_bytes > MAX_EARLY_BYTES:
-            self.resume_reading()
-        self._early = []
+        """From now on the body goes there; what came before was taken."""
+        assert not self._early
         self._sink = sink
 
     async def whole(self) -> None:
         """Until the answer's last byte. Raises Lost."""
         while not self.is_whole:
+            if self._sink is None and self._early_bytes > MAX_EARLY_BYTES:
+                raise Broken(f"an answer of more than {MAX_EARLY_BYTES} bytes that nobody takes")
             await self._wait()
 
-    def early_body(self) -> bytes:
-        """The raw body of an answer that did not flow anywhere."""
-        return b"".join(self._early)
+    def take_early(self) -> bytes:
+        """What has come of the raw body, before it flows anywhere."""
+        early, self._early = self._early, []
+        if self._early_bytes > MAX_EARLY_BYTES:
+            self.resume_reading()
+        return early[0] if len(early) == 1 else b"".join(early)
 
     def fail(self, error: Lost) -> None:
         """Whoever waits for an answer gets this instead."""
@@ -243,6 +244,7 @@ class Upstream(asyncio.Protocol):
             self.last = data
             if self._early_bytes > MAX_EARLY_BYTES:
                 self.pause_reading()
+                self._wake()
         if self._is_answered:
             self._wake()
 

@@ -1,0 +1,145 @@
+"""What the policy `prefix` is worth: shared prompts on small real replicas, beside round robin.
+
+    python benchmarks/routed_prefixes.py [--replicas 4] [--prefixes 12] [--requests 96]
+
+Each replica is a Headrace of the default model whose KV pool holds a few of the prefixes, not all.
+Requests of all prefixes come mixed, the same in both rounds; between rounds the replicas are
+started anew. Counted are the prompt tokens that came from a cache, as the answers' usage has them,
+and the time to the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.calibrate.client import Server
+
+_ROUTE = "from headrace.cli.commands import main; main()"
+_WORDS = [
+    "river",
+    "stone",
+    "lamp",
+    "paper",
+    "cloud",
+    "garden",
+    "window",
+    "bridge",
+    "copper",
+    "wheel",
+]
+
+
+@dataclass(frozen=True)
+class Heard:
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@contextlib.contextmanager
+def fleet(replicas: int, kv_tokens: int, policy: str) -> Iterator[int]:
+    """The router's port."""
+    with contextlib.ExitStack() as stack:
+        flags = ["--threads", "1", "--kv-tokens", str(kv_tokens), "--context-tokens", "2048"]
+        ports = [stack.enter_context(Server(None, flags)).port for _ in range(replicas)]
+        words = [sys.executable, "-c", _ROUTE, "route", *(f":{port}" for port in ports)]
+        router = subprocess.Popen(
+            [*words, "--port", "0", "--policy", policy, "--heartbeat", "5"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(router.wait)
+        stack.callback(router.terminate)
+        assert router.stderr is not None
+        lines = iter(router.stderr.readline, "")
+        ready = next((line for line in lines if line.startswith("routing at")), None)
+        if ready is None:
+            raise SystemExit("the router did not start")
+        threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
+        yield int(ready.split(" ")[2].rpartition(":")[2])
+
+
+def prompts(prefixes: int, requests: int, words: int) -> list[str]:
+    chance = random.Random(7)
+    shared = [" ".join(chance.choices(_WORDS, k=words)) for _ in range(prefixes)]
+    return [f"{chance.choice(shared)} Question {number}?" for number in range(requests)]
+
+
+def ask(port: int, prompt: str) -> Heard:
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    began_s, first_s = time.perf_counter(), 0.0
+    usage: dict[str, Any] = {}
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            choices = event.get("choices") or [{}]
+            if not first_s and choices[0].get("delta", {}).get("content"):
+                first_s = time.perf_counter()
+    details = usage.get("prompt_tokens_details") or {}
+    return Heard(
+        (first_s or time.perf_counter()) - began_s,
+        usage["prompt_tokens"],
+        details.get("cached_tokens", 0),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--prefixes", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--words", type=int, default=500, help="of a prefix")
+    parser.add_argument("--kv-tokens", type=int, default=3072, help="of a replica")
+    parser.add_argument("--concurrency", type=int, default=4)
+    asked = parser.parse_args()
+    texts = prompts(asked.prefixes, asked.requests, asked.words)
+    found = {}
+    for policy in ("round-robin", "least-pending", "prefix"):
+        with (
+            fleet(asked.replicas, asked.kv_tokens, policy) as port,
+            ThreadPoolExecutor(asked.concurrency) as pool,
+        ):
+            began_s = time.perf_counter()
+            heard = list(pool.map(lambda text: ask(port, text), texts))
+            wall_s = time.perf_counter() - began_s
+        times = sorted(each.ttft_s for each in heard)
+        hits = sum(each.cached_tokens for each in heard) / sum(each.prompt_tokens for each in heard)
+        p95 = times[int(0.95 * len(times))]
+        found[policy] = hits, p95
+        print(
+            f"{policy}: {hits:.1%} of prompt tokens cached; TTFT p50 "
+            f"{statistics.median(times):.3f} s, p95 {p95:.3f} s; all in {wall_s:.1f} s",
+            flush=True,
+        )
+    (turns, slow), (cached, fast) = found["round-robin"], found["prefix"]
+    print(f"prefix against round-robin: hits {cached / turns:.2f}x, p95 TTFT {fast / slow:.2f}x")
+
+
+if __name__ == "__main__":
+    main()
