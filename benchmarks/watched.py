@@ -1,11 +1,13 @@
 """What watching costs: tokens/s of a server, in turn with another build, and with its page open.
 
+    python benchmarks/watched.py [--rounds 5] [--streams 16] [--tokens 128]
     git worktree add /tmp/before COMMIT  (with its compiled _native beside it)
-    python benchmarks/watched.py --before /tmp/before/src [--rounds 5] [--streams 16] [--tokens 128]
+    python benchmarks/watched.py --before /tmp/before/src
 
-Three servers take turns, each started anew: the other build's, this one's, and this one's while its
-page is open: somebody asks /history every second, and /metrics every five. Every stream is read as
-it comes. Printed are each round's tokens/s, medians, and the range of the ratios inside a round.
+Servers take turns, each started anew: this build's, this one's while its page is open (somebody
+asks /history every second, /diagnosis and /metrics every five), and another build's, where one is
+given. Every stream is read as it comes. Printed are each round's tokens/s, medians, and the range
+of the ratios inside a round, against the first of them.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ def measure(port: int, streams: int, requests: int, tokens: int) -> float:
 
 @contextmanager
 def page_open(port: int) -> Iterator[None]:
-    """What an open page and a Prometheus ask for."""
+    """What an open page, with the doctor's view, and a Prometheus ask for."""
     ended = threading.Event()
 
     def look() -> None:
@@ -134,6 +136,7 @@ def page_open(port: int) -> Iterator[None]:
             _get(port, f"/history?window=5m&since={time.time() - 2:.3f}")
             if beat % 5 == 0:
                 _get(port, "/metrics")
+                _get(port, "/diagnosis")
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -146,16 +149,19 @@ def page_open(port: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--before", type=Path, required=True, help="the other build's src folder")
+    parser.add_argument("--before", type=Path, help="another build's src folder")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--requests", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
-    kinds = {"before": args.before, "now": HERE, "now, page open": HERE}
+    kinds = {"now": HERE, "now, page open": HERE}
+    if args.before is not None:
+        kinds = {"before": args.before, **kinds}
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(args.rounds):
-        names = list(kinds)[number % 3 :] + list(kinds)[: number % 3]  # no one is always first
+        at = number % len(kinds)  # no one is always first
+        names = [*kinds][at:] + [*kinds][:at]
         for name in names:
             with served(kinds[name]) as port:
                 measure(port, args.streams, args.streams, 16)  # warm
@@ -166,11 +172,12 @@ def main() -> None:
                     rate = measure(port, args.streams, args.requests, args.tokens)
             found[name].append(rate)
             print(f"round {number + 1}, {name}: {rate:.1f} tokens/s", flush=True)
+    first = next(iter(found))
     for name, rates in found.items():
-        ratios = [now / before for now, before in zip(rates, found["before"], strict=True)]
+        ratios = [rate / base for rate, base in zip(rates, found[first], strict=True)]
         print(
             f"{name}: median {statistics.median(rates):.1f} tokens/s ({min(rates):.1f} to "
-            f"{max(rates):.1f}); against the build before {statistics.median(ratios):.3f} "
+            f"{max(rates):.1f}); against {first!r} {statistics.median(ratios):.3f} "
             f"({min(ratios):.3f} to {max(ratios):.3f})"
         )
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from headrace.backends.demands import Setup, demand_on_gpu
 from headrace.cli.commands import app
-from headrace.cli.fit_report import Asked, make_report
+from headrace.fits.report import Asked, make_report
 from headrace.hardware.gpus import find_gpu
 from headrace.hardware.profile import Ceilings
 from headrace.models.known import all_known, find_known

@@ -1,6 +1,6 @@
 """`headrace fit MODEL`: whether a model fits on a GPU, what is left, and what would make it fit.
 
-Reads arguments and another engine's command line, and prints what fit_report.py found.
+Reads arguments and another engine's command line, and prints what fits/report.py found.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.fit_report import DEFAULT_HOST, DEFAULT_SHARE, Asked, make_report
 from headrace.cli.options import AsJson, ModelArgument, ModelName, one_model
 from headrace.core.errors import ConfigError
 from headrace.fetch.catalog import DEFAULT_NAME
+from headrace.fits.report import DEFAULT_HOST, DEFAULT_SHARE, Asked, make_report
 
 EXIT_DOES_NOT_FIT = 1
 

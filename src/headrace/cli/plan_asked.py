@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.cli.fit_model import find_model
 from headrace.core.errors import ConfigError
+from headrace.fits.model import find_model
 from headrace.hardware.gpus import Gpu, all_gpus, find_gpu, find_price_kind
 from headrace.hardware.profile import Profile, load_profile
 from headrace.hardware.this_machine import NAME

@@ -101,16 +101,16 @@ class ServerConfig:
         default=None,
         repr=False,
         metadata=flag(
-            "A key for /metrics, /load, /history, /diagnosis and /version; API keys are then "
-            "refused there."
+            "A key for /metrics, /load, /history, /diagnosis, /fit and /version; API keys are "
+            "then refused there."
         ),
     )
     admin_port: int | None = field(
         default=None,
         metadata=flag(
             "A separate port for operators: probes, the page, /metrics, /load, /history, "
-            "/diagnosis and /version. Needs no key except --metrics-key; if API keys are set, the "
-            "main port has only probes and the page of these."
+            "/diagnosis, /fit and /version. Needs no key except --metrics-key; if API keys are "
+            "set, the main port has only probes and the page of these."
         )
         | _PORT,
     )

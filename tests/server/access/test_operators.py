@@ -101,7 +101,7 @@ def test_who_may_read_it(
 
 def test_the_routes_of_the_table_are_those_of_the_server() -> None:
     operators = {route.path for route in all_routes() if route.is_operators}
-    assert operators == {"/metrics", "/load", "/history", "/diagnosis"}
+    assert operators == {"/metrics", "/load", "/history", "/diagnosis", "/fit"}
     assert operators <= ADMIN_PATHS
     assert {route.path for route in all_routes() if route.is_open} == {*PROBES, "/"}
 

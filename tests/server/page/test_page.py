@@ -130,6 +130,30 @@ def test_axe_finds_nothing(browser: Browser, server: RunningServer) -> None:
             assert browser.run_async(script, rules) == [], (theme, view)
 
 
+def test_any_public_model_can_be_fitted(browser: Browser, server: RunningServer) -> None:
+    browser.open(f"{server.base_url}/#/memory")
+    browser.run("location.reload()")
+    answer = "document.getElementById('fit-answer').textContent"
+    browser.until(f"{answer}.startsWith('It ')")  # the loaded one
+    browser.until("document.querySelectorAll('#fit-model option').length > 100")
+    choose = """for (const [id, value] of Object.entries(arguments[0])) {
+        document.getElementById(id).value = value;
+        document.getElementById(id).dispatchEvent(new Event('input'));
+    }"""
+    asked = {"fit-model": "meta-llama/Meta-Llama-3.1-8B", "fit-gpu": "l40s", "fit-tokens": "8192",
+             "fit-sequences": "16"}  # fmt: skip
+    browser.run(choose, asked)
+    browser.until(f"{answer} === 'It fits on l40s: 7.91 GiB are left.'")  # docs/fit.md
+    assert browser.run("return document.getElementById('fit-memory').closest('label').hidden")
+    browser.run(choose, {"fit-sequences": "64"})
+    browser.until(f"{answer}.startsWith('It does not fit on l40s')")
+    browser.until("/--concurrency 23/.test(document.getElementById('fit-changes').textContent)")
+    browser.run(choose, {"fit-model": ""})
+    browser.until(f"{answer}.startsWith('It')")
+    assert not browser.run("return document.getElementById('fit-memory').closest('label').hidden")
+    assert browser.complaints() == []
+
+
 def test_a_chat_streams_compares_and_is_not_kept(browser: Browser, server: RunningServer) -> None:
     browser.open(f"{server.base_url}/#/chat")
     browser.run("location.reload()")

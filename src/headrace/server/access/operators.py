@@ -1,9 +1,9 @@
 """Who may read data about everybody's requests and about the server itself, and on which port.
 
-Such routes (/metrics, /load, /history, /diagnosis, most of /version) are for operators. On the main
-port they need the metrics key if one is set, else the key of --api-key or the only key there is; a
-tenant's key is not enough. An admin port serves them without a key, unless there is a metrics key;
-a main port with keys then no longer serves them. Knows keys and routes; no sockets.
+Such routes (/metrics, /load, /history, /diagnosis, /fit, most of /version) are for operators. On
+the main port they need the metrics key if one is set, else the key of --api-key or the only key
+there is; a tenant's key is not enough. An admin port serves them without a key, unless there is a
+metrics key; a main port with keys then no longer serves them. Knows keys and routes; no sockets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.server.edge.listen import is_loopback
 from headrace.server.request.call import Call, NotFoundError
 
 API_KEY_NAME = "default"  # keys.py's name for the key of --api-key
-ADMIN_PATHS = PROBES | {"/", "/metrics", "/load", "/version", "/history", "/diagnosis"}
+ADMIN_PATHS = PROBES | {"/", "/metrics", "/load", "/version", "/history", "/diagnosis", "/fit"}
 
 
 class OperatorOnlyError(HeadraceError):

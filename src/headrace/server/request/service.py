@@ -25,6 +25,7 @@ from headrace.server.observe.exposition import Exposition
 from headrace.server.observe.history import History
 from headrace.server.observe.objective import Objective
 from headrace.server.observe.record import HttpWatcher, Watcher
+from headrace.server.request.turns import Turns
 from headrace.tokenizer.chat_template import ChatTemplate
 from headrace.tokenizer.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ class Service:
     objective: Objective | None = None  # set by --slo
     device: DeviceWatch | None = None
     diagnoser: Diagnoser | None = None
+    fits: Turns = field(default_factory=Turns)
     origins: Mapping[str, str] = field(default_factory=dict)  # where each setting came from
     draining: bool = False
     fingerprint: str = ""  # empty until the engine has reported its backend

@@ -15,7 +15,16 @@ from importlib import resources
 from headrace.server.request.call import AnyReply, Call, Reply
 from headrace.server.request.service import Service
 
-SCRIPTS = ("ask.js", "charts.js", "live.js", "markdown.js", "chat.js", "panels.js", "main.js")
+SCRIPTS = (
+    "ask.js",
+    "charts.js",
+    "live.js",
+    "markdown.js",
+    "chat.js",
+    "fit.js",
+    "panels.js",
+    "main.js",
+)
 _HEADERS = {
     "cache-control": "no-cache",
     "cross-origin-opener-policy": "same-origin",

@@ -65,5 +65,6 @@ startTheme();
 startKeys();
 chat.start();
 panels.start();
+calculator.start();
 live.start();
 startViews();

@@ -1,14 +1,10 @@
-// The doctor's findings, the memory ledger, the fit calculator and the settings.
+// The doctor's findings, the memory ledger and the settings.
 
 const panels = {
   facts: null, looking: null,
 
   start() {
     byId("examine").addEventListener("click", () => this.doctor());
-    for (const id of ["fit-sequences", "fit-tokens", "fit-memory"]) {
-      byId(id).addEventListener("input", () => this.fit());
-    }
-    byId("fit").addEventListener("submit", (event) => event.preventDefault());
     byId("only-set").addEventListener("change", () => this.settings());
   },
 
@@ -84,40 +80,7 @@ const panels = {
       make("td"), make("td", { text: `${number(this.facts.kv_tokens)} tokens of KV cache` })));
     byId("ledger").replaceChildren(make("table", {}, make("tr", {}, make("th", { text: "part" }),
       make("th", { class: "n", text: "predicted" }), make("th", { class: "n", text: "allocated" }), make("th", { text: "share" })), ...rows));
-    if (!byId("fit-memory").value) {
-      byId("fit-sequences").value = this.facts.max_sequences || 16;
-      byId("fit-tokens").value = Math.min(this.facts.context_tokens || 4096, 4096);
-      byId("fit-memory").value = (Math.ceil((whole / 2 ** 30) * 10) / 10).toFixed(1);
-    }
-    this.fit();
-  },
-
-  // The KV cache is blocks of whole tokens; what else is loaded does not depend on sequences.
-  fit() {
-    const found = this.facts && this.facts.ledger_bytes;
-    if (!found || !this.facts.kv_tokens) return;
-    const perToken = found.predicted.kv_pool / this.facts.kv_tokens;
-    const fixed = Object.entries(found.predicted).filter(([part]) => part !== "kv_pool").reduce((sum, [, size]) => sum + size, 0);
-    const read = (id) => Number(byId(id).value);
-    const sequences = read("fit-sequences"), memory = read("fit-memory") * 2 ** 30;
-    const block = this.facts.block_tokens || 1;
-    const tokens = Math.ceil(read("fit-tokens") / block) * block;
-    const answer = byId("fit-answer");
-    if (!(sequences > 0 && tokens > 0 && memory > 0)) {
-      answer.textContent = "Give three numbers above 0.";
-      answer.className = "answer";
-      return;
-    }
-    const needed = fixed + sequences * tokens * perToken;
-    const most = Math.max(0, Math.floor((memory - fixed) / (tokens * perToken)));
-    const fits = needed <= memory;
-    answer.className = `answer ${fits ? "good" : "bad"}`;
-    answer.textContent = fits ? `It fits: ${bytes(memory - needed)} are left.`
-      : `It does not fit: ${bytes(needed - memory)} are missing. ${number(most)} sequences of ${number(tokens)} tokens would fit.`;
-    const rows = [["weights, activations and runtime", bytes(fixed)],
-      [`${number(sequences)} sequences × ${number(tokens)} tokens × ${bytes(perToken)}`, bytes(sequences * tokens * perToken)],
-      ["together", bytes(needed)], ["most sequences of that length", number(most)]];
-    byId("fit-table").replaceChildren(...rows.map(([name, value]) => make("tr", {}, make("td", { text: name }), make("td", { class: "n", text: value }))));
+    calculator.open(this.facts, whole);
   },
 
   settings() {

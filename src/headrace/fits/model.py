@@ -49,9 +49,9 @@ def find_model(name: str) -> FoundModel:
         try:
             return _from_file(resolve_model(name, offline=True), name)
         except OfflineError:
-            return _from_known(name)
+            return known_model(name)
     try:
-        return _from_known(name)
+        return known_model(name)
     except HeadraceError as unknown:
         return _from_cache(name, unknown)
 
@@ -71,7 +71,8 @@ def _from_cache(name: str, unknown: HeadraceError) -> FoundModel:
         ) from None
 
 
-def _from_known(name: str) -> FoundModel:
+def known_model(name: str) -> FoundModel:
+    """One of the public models, without a look at any file."""
     known = find_known(name)
     return FoundModel(
         name=known.id,

@@ -14,7 +14,7 @@ from headrace.core.sizes import parse_share
 
 if TYPE_CHECKING:
     from headrace.backends.demands import Setup
-    from headrace.cli.fit_model import FoundModel
+    from headrace.fits.model import FoundModel
     from headrace.hardware.gpus import Gpu
     from headrace.models.stages import Stage
     from headrace.plan.fit import Demand, Fit
@@ -54,11 +54,16 @@ class Asked:
 
 
 def make_report(wanted: str, asked: Asked, notes: tuple[str, ...] = ()) -> Report:
-    from headrace.cli.fit_model import find_model
+    from headrace.fits.model import find_model
 
     found = find_model(wanted)
     gpu, more = _find_gpu(asked.gpu) if asked.profile is None else _measured(asked)
-    return _Reporter(found, gpu, asked, [*notes, *more]).report()
+    return report_on(found, gpu, asked, [*notes, *more])
+
+
+def report_on(found: FoundModel, gpu: Gpu, asked: Asked, notes: list[str]) -> Report:
+    """Reads no file: the model and the GPU are known."""
+    return _Reporter(found, gpu, asked, notes).report()
 
 
 def _find_gpu(name: str | None) -> tuple[Gpu, list[str]]:
@@ -291,7 +296,7 @@ class _Reporter:
 
     def _demand(self, choice: Choice, stage: Stage | None = None) -> Demand:
         from headrace.backends.demands import Setup
-        from headrace.cli.fit_model import find_model
+        from headrace.fits.model import find_model
 
         setup = Setup(
             precision=choice.precision,
