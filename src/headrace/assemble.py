@@ -14,7 +14,6 @@ from headrace.backends.registry import choose_backend
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
-from headrace.core.ranks import Ranks
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.speculation import Speculator
@@ -140,9 +139,12 @@ def assemble(
         spec, weights, sizing = plan_memory(file, backend, config, draft_files)
         team = ranks = None
         if config.tensor_parallel > 1:
-            team = Team(path, config)
+            check_torch()
+            team = Team(path, config, backend.name)
             undo.callback(team.close)
-            sizing, ranks = _meet(team, sizing)
+            size = team.agree(Size.of(sizing))
+            sizing = size.put_in(sizing)
+            ranks = backend.join(config, 0, team.meeting)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
         if draft_files is not None:
             check_draft(path, file, draft_files, config)
@@ -209,18 +211,6 @@ def _share(
     spec = share_of(whole, ranks)
     weights = share_weights(whole, find_weights(refs, file), rank, ranks)
     return spec, weights, backend.footprint(spec, weights, config)
-
-
-def _meet(team: Team, sizing: Sizing) -> tuple[Sizing, Ranks]:
-    """A pool that fits every rank, and the first of the ranks."""
-    check_torch()
-    own = Size(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
-    size = team.agree(own)
-    from headrace.parallel.gloo import GlooRanks
-
-    ranks = GlooRanks(0, team.count, team.meeting)
-    sizing = replace(sizing, total_blocks=size.total_blocks, context_tokens=size.context_tokens)
-    return sizing, ranks
 
 
 def find_draft(

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from headrace.assemble import plan_share
-from headrace.backends.registry import choose_backend
+from headrace.backends.registry import find_backend
 from headrace.core.errors import HeadraceError
 from headrace.parallel.leader import follow
 from headrace.parallel.team import Loaded, Refused, Size, Start, end_with_parent
@@ -25,24 +24,17 @@ from headrace.weights.load import open_weights
 def run(connection: Connection[Any, Any]) -> int:
     start: Start = connection.recv()
     try:
-        backend = choose_backend(start.config)
+        backend = find_backend(start.device)  # the first rank has checked it
         with open_weights(start.model_path, start.config.load_format) as file:
             spec, weights, sizing = plan_share(file, backend, start.config, start.rank)
-            connection.send(
-                Size(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
-            )
+            connection.send(Size.of(sizing))
             size: Size = connection.recv()
-            from headrace.parallel.gloo import GlooRanks
-
-            ranks = GlooRanks(start.rank, start.count, start.meeting)
-            sizing = replace(
-                sizing, total_blocks=size.total_blocks, context_tokens=size.context_tokens
-            )
+            ranks = backend.join(start.config, start.rank, start.meeting)
+            sizing = size.put_in(sizing)
             runner, _ = backend.load(spec, weights, sizing, start.config, lambda _: None, ranks)
             connection.send(Loaded())
             follow(runner, connection)
             runner.close()
-            ranks.close()
     except HeadraceError as error:
         connection.send(Refused(cause=error.cause, remedy=error.remedy, detail=error.detail or ""))
         return 2

@@ -7,6 +7,7 @@ file is cheap: heavy packages (torch) are imported by the methods that need them
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from headrace.core.config import Device, EngineConfig, StepSizes
@@ -54,6 +55,11 @@ class Backend(Protocol):
         """The model ready to compute, and the memory it took (None: this backend does not measure
         it). `release` is called with each tensor of the file that is no longer needed. With
         `ranks`, the model is this rank's share."""
+        ...
+
+    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+        """Meets the other ranks of `config.tensor_parallel`, which do the same at this time, over
+        a file that none of them has made yet (see parallel/)."""
         ...
 
     def facts(self, config: EngineConfig) -> dict[str, str]:

@@ -30,6 +30,10 @@ class Ranks(Protocol):
         the others."""
         ...
 
+    def first(self, values: Values) -> Values:
+        """The first rank's values, on all of them."""
+        ...
+
     def share(self, value: Plain) -> Plain:
-        """What the first rank has, on all of them."""
+        """The same for lists and numbers."""
         ...

@@ -36,40 +36,41 @@ class GlooRanks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.rank, self.count = rank, count
         store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
-        with _lost_if_it_fails():
+        with lost_if_it_fails():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count,
                                     timeout=TIMEOUT)  # fmt: skip
 
     def sum(self, values: Values) -> Values:
-        array: Any = np.ascontiguousarray(values)
-        own = torch.from_numpy(array)
+        own = _tensor(values)
         found = [torch.empty_like(own) for _ in range(self.count)]
-        with _lost_if_it_fails():
+        with lost_if_it_fails():
             dist.all_gather(found, own)
-        total: Any = found[0]
-        for other in found[1:]:
+        total, *others = found
+        for other in others:
             total += other
-        result: Values = total.numpy()
-        return result
+        return _like(total, values)
 
     def gather(self, values: Values, widths: Sequence[int]) -> Values | None:
-        array: Any = np.asarray(values)
-        wide = np.zeros((len(array), max(widths)), array.dtype)  # gloo wants equal sizes
-        wide[:, : array.shape[1]] = array
-        own, is_first = torch.from_numpy(wide), self.rank == 0
-        found = [torch.empty_like(own) for _ in range(self.count)] if is_first else None
-        with _lost_if_it_fails():
+        part = _tensor(values)
+        own = torch.zeros((len(part), max(widths)), dtype=part.dtype)  # gloo wants equal sizes
+        own[:, : part.shape[1]] = part
+        found = [torch.empty_like(own) for _ in range(self.count)] if self.rank == 0 else None
+        with lost_if_it_fails():
             dist.gather(own, found, dst=0)
         if found is None:
             return None
-        parts = [part.numpy()[:, :width] for part, width in zip(found, widths, strict=True)]
-        joined: Any = np.concatenate(parts, axis=1)
-        result: Values = joined
-        return result
+        parts = [part[:, :width] for part, width in zip(found, widths, strict=True)]
+        return _like(torch.cat(parts, dim=1), values)
+
+    def first(self, values: Values) -> Values:
+        own = _tensor(values).clone()
+        with lost_if_it_fails():
+            dist.broadcast(own, src=0)
+        return _like(own, values)
 
     def share(self, value: Plain) -> Plain:
         box: list[Any] = [value]
-        with _lost_if_it_fails():
+        with lost_if_it_fails():
             dist.broadcast_object_list(box, src=0)
         found: Plain = box[0]
         return found
@@ -79,8 +80,23 @@ class GlooRanks:
             dist.destroy_process_group()
 
 
+def _tensor(values: Any) -> torch.Tensor:
+    """In this process's memory: gloo sums nothing on a GPU."""
+    if isinstance(values, torch.Tensor):
+        return values.cpu().contiguous()
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _like(found: torch.Tensor, values: Values) -> Values:
+    """As what came in: an array, or a tensor on its device."""
+    given: Any = values
+    result: Any = found.to(given.device) if isinstance(given, torch.Tensor) else found.numpy()
+    kept: Values = result
+    return kept
+
+
 @contextlib.contextmanager
-def _lost_if_it_fails() -> Iterator[None]:
+def lost_if_it_fails() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -13,15 +13,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from headrace.core.config import EngineConfig
+from headrace.core.children import child_environment, python_command
+from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError, DeviceError, HeadraceError
+from headrace.plan.sizing import Sizing
 
-COMMAND = (sys.executable, "-m", "headrace.rank_process")
+MODULE = "headrace.rank_process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Start:
     meeting: Path  # see parallel/gloo.py
     model_path: Path
     config: EngineConfig
+    device: Device  # which the first rank chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,13 @@ class Size:
 
     total_blocks: int
     context_tokens: int
+
+    @classmethod
+    def of(cls, sizing: Sizing) -> Size:
+        return cls(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
+
+    def put_in(self, sizing: Sizing) -> Sizing:
+        return replace(sizing, total_blocks=self.total_blocks, context_tokens=self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +70,7 @@ class Loaded:
 class Team:
     """The followers of an engine, seen from its first rank."""
 
-    def __init__(self, model_path: Path, config: EngineConfig) -> None:
+    def __init__(self, model_path: Path, config: EngineConfig, device: Device) -> None:
         count = config.tensor_parallel
         self.count = count
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
@@ -69,7 +79,7 @@ class Team:
         self.connections: list[Connection[Any, Any]] = []
         try:
             for rank in range(1, count):
-                self._start(rank, model_path, config)
+                self._start(rank, model_path, config, device)
         except BaseException:
             self.close()
             raise
@@ -102,12 +112,15 @@ class Team:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, rank: int, model_path: Path, config: EngineConfig) -> None:
+    def _start(self, rank: int, model_path: Path, config: EngineConfig, device: Device) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
             process = subprocess.Popen(
-                [*COMMAND, str(number)], pass_fds=[number], stdin=subprocess.DEVNULL
+                [*python_command(MODULE), str(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                env=_environment(rank, device),
             )
         self._processes.append(process)
         connection: Connection[Any, Any] = Connection(ours.detach())
@@ -118,6 +131,7 @@ class Team:
             meeting=self.meeting,
             model_path=model_path,
             config=config,
+            device=device,
         )
         with contextlib.suppress(OSError):  # found when its answer is read
             connection.send(start)
@@ -140,6 +154,15 @@ class Team:
             )
         assert isinstance(answer, kind)
         return answer
+
+
+def _environment(rank: int, device: Device) -> dict[str, str]:
+    """A rank on a GPU sees only its own, as the first one."""
+    found = child_environment()
+    if device is Device.CUDA and not found.get("HEADRACE_TEST_RANKS_SHARE_GPU"):
+        visible = [each for each in found.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        found["CUDA_VISIBLE_DEVICES"] = visible[rank] if visible else str(rank)
+    return found
 
 
 def check_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from headrace.backends.cpu import _native, layout
 from headrace.backends.cpu.kv import check_kv_dtype, kv_bytes_per_token
@@ -108,6 +109,9 @@ class CpuBackend:
             kv_pool_bytes=runner.kv_bytes,
             activations_bytes=runner.activation_bytes,
         )
+
+    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+        raise AssertionError("refused by check()")
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
         return {

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from headrace.backends.cuda import device, layout
 from headrace.backends.cuda.kv_sizes import kv_bytes_per_token
-from headrace.core.config import Device, EngineConfig, KvDtype, StepSizes
-from headrace.core.errors import ConfigError, DeviceError
+from headrace.core.config import Device, EngineConfig, GraphMode, KvDtype, StepSizes
+from headrace.core.errors import DeviceError
 from headrace.core.ranks import Ranks
 from headrace.core.step import Runner
 from headrace.models.decoder import DecoderWeights
@@ -44,12 +45,7 @@ class CudaBackend:
         layout.check_sizes(config.sizes(self.defaults))
         device.budget_bytes(gpu, config.gpu_memory)
         if config.tensor_parallel > 1:
-            raise ConfigError(
-                f"tensor_parallel is {config.tensor_parallel}; the CUDA backend computes a model "
-                "on one GPU so far.",
-                "Leave it out, or start a replica on each GPU.",
-                param="tensor_parallel",
-            )
+            device.check_ranks(config.tensor_parallel)
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
@@ -99,10 +95,11 @@ class CudaBackend:
             kv_dtype=sizes.kv_dtype,
             quantization=config.quantization,
             overlap=sizes.overlap,
-            graphs=config.graphs,
+            graphs=GraphMode.OFF if ranks and device.ranks_share_a_gpu() else config.graphs,
             batch_invariant=config.batch_invariant,
             dependent=True,
             release=release,
+            ranks=ranks,
         )
         return runner, Allocated(
             weights_bytes=runner.weight_bytes,
@@ -111,14 +108,23 @@ class CudaBackend:
             graphs_bytes=runner.graph_bytes,
         )
 
+    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+        if device.ranks_share_a_gpu():  # NCCL refuses that
+            from headrace.parallel.gloo import GlooRanks
+
+            return GlooRanks(rank, config.tensor_parallel, meeting)
+        from headrace.parallel.nccl import NcclRanks
+
+        return NcclRanks(rank, config.tensor_parallel, meeting, ordered=config.batch_invariant)
+
     def facts(self, config: EngineConfig) -> dict[str, str]:
         """Includes the GPU and the compiler's version: the choice of kernels depends on the first,
         their code on the second."""
-        gpu = device.find_gpu()
+        gpu, ranks = device.find_gpu(), config.tensor_parallel
         return {
             "name": self.name.value,
             "path": "triton",
             "kv_dtype": config.sizes(self.defaults).kv_dtype.value,
-            "gpu": gpu.name,
+            "gpu": gpu.name if ranks == 1 else f"{ranks} x {gpu.name}",
             **{name: found for name, found in device.library_versions().items() if found},
         }

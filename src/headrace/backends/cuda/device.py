@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -44,6 +45,35 @@ class Gpu:
 def driver_is_present() -> bool:
     """Whether it is worth importing torch to look for a GPU."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+
+
+def ranks_share_a_gpu() -> bool:
+    """For tests on a machine with one GPU: all ranks on it, and sums through the host's memory."""
+    return bool(os.environ.get("HEADRACE_TEST_RANKS_SHARE_GPU"))
+
+
+def check_ranks(ranks: int) -> None:
+    """Each rank needs a GPU, and they must be alike: the slowest decides, the smallest limits."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if ranks_share_a_gpu():
+        return
+    if count < ranks:
+        raise ConfigError(
+            f"tensor_parallel is {ranks}; torch finds {count} GPU{'s' if count > 1 else ''}; "
+            "expected one for each rank.",
+            f"Set --tensor-parallel to {count} or less, or look at CUDA_VISIBLE_DEVICES.",
+            param="tensor_parallel",
+        )
+    names = [torch.cuda.get_device_name(index) for index in range(ranks)]
+    if len(set(names)) > 1:
+        raise ConfigError(
+            f"tensor_parallel is {ranks}; the first {ranks} GPUs are {', '.join(names)}; expected "
+            "GPUs of one kind.",
+            "Choose equal ones by CUDA_VISIBLE_DEVICES.",
+            param="tensor_parallel",
+        )
 
 
 def find_gpu() -> Gpu:

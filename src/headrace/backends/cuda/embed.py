@@ -28,10 +28,12 @@ def embed(
     *,
     scale: float = 1.0,
     row_scales: torch.Tensor | None = None,  # float32 [vocab]: one factor per row of the table
+    first: int | None = None,  # the table has only some tokens, from this one on
     dependent: bool = False,
 ) -> None:
-    """out[i] = table[token_ids[i]] * scale * row_scales[token_ids[i]]"""
-    _gather(token_ids, table, out, rows, scale, row_scales, dependent)
+    """out[i] = table[token_ids[i]] * scale * row_scales[token_ids[i]]; 0 for tokens that the table
+    does not have."""
+    _gather(token_ids, table, out, rows, scale, row_scales, dependent, first)
 
 
 def select_rows(
@@ -49,6 +51,7 @@ def _gather(
     scale: float,
     row_scales: torch.Tensor | None,
     dependent: bool,
+    first: int | None = None,
 ) -> None:
     width = table.shape[1]
     block = min(triton.next_power_of_2(width), 1024)
@@ -59,10 +62,12 @@ def _gather(
         out,
         scale,
         table.shape[0],
+        0 if first is None else first,
         WIDTH=width,
         BLOCK=block,
         SCALED=scale != 1.0,
         ROW_SCALES=row_scales is not None,
+        PART=first is not None,
         DEPENDENT=dependent,
         num_warps=max(1, min(4, block // 256)),
         **dependent_launch(dependent),
@@ -77,10 +82,12 @@ def _gather_kernel(
     out,  # [rows, WIDTH]
     scale,
     count,
+    first,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     SCALED: tl.constexpr,
     ROW_SCALES: tl.constexpr,
+    PART: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     wait_for_previous(DEPENDENT)
@@ -88,8 +95,14 @@ def _gather_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     number = tl.load(numbers + row)
-    number = tl.minimum(tl.maximum(number, 0), count - 1).to(tl.int64)
+    if PART:
+        number -= first
+    near = tl.minimum(tl.maximum(number, 0), count - 1)
+    is_there = near == number
+    number = near.to(tl.int64)
     x = tl.load(table + number * WIDTH + at, mask=at < WIDTH, other=0.0)
+    if PART:
+        x = tl.where(is_there, x, tl.zeros_like(x))
     if SCALED or ROW_SCALES:
         x = x.to(tl.float32)
         if ROW_SCALES:

@@ -17,6 +17,7 @@ from headrace.backends.shared.recorder import (
     Instruction,
     Multiply,
     Norm,
+    Reduce,
     Rotate,
     Softcap,
     Value,
@@ -34,6 +35,7 @@ class JoinedMultiply(Multiply):
 
     norm: Norm | None = None  # of x
     activation: Activation | None = None  # of the product
+    is_reduced: bool = False  # summed over ranks, what is added counted once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ def _join(first: Instruction, second: Instruction) -> Instruction | None:
             return replace(as_joined(second), inputs=first.inputs, norm=first)
         case JoinedMultiply(inputs=(_,), activation=None), Gate(activation=activation):
             return replace(first, output=output, activation=activation)
+        case JoinedMultiply(inputs=(_,), activation=None), Reduce():
+            return replace(first, output=output, is_reduced=True)
         case JoinedMultiply(inputs=(x,), activation=None), Add(inputs=(added, _)):
             return replace(first, output=output, inputs=(x, added))
         case Norm(), Add(inputs=(added, _)):
@@ -103,6 +107,6 @@ def _target(instruction: Instruction) -> Value | None:
     match instruction:
         case Multiply(inputs=(_, added)) | AddNormed(inputs=(added, _)) | Add(inputs=(added, _)):
             return added
-        case Softcap(inputs=(x,)):
+        case Softcap(inputs=(x,)) | Reduce(inputs=(x,)):
             return x
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -30,10 +31,12 @@ from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.backends.cuda.step.shapes import StepShape
 from headrace.backends.shared.recorder import (
     Embed,
+    Gather,
     HeadNorm,
     Instruction,
     Multiply,
     Norm,
+    Reduce,
     Select,
     Softcap,
     Value,
@@ -41,7 +44,9 @@ from headrace.backends.shared.recorder import (
     record,
     slot_values,
 )
+from headrace.core.ranks import Ranks
 from headrace.models.decoder import DecoderWeights
+from headrace.models.sharding import vocab_spans
 from headrace.models.spec import ModelSpec, RopeSpec
 
 
@@ -83,7 +88,11 @@ class Program:
         device: torch.device,
         choices: Choices | None = None,
         dependent: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
+        """With `ranks`, model and weights are this rank's share."""
+        self._ranks = ranks
+        self._vocab = vocab_spans(spec.vocab_size, 1 if ranks is None else ranks.count)
         self._kv, self._inputs, self._shape = kv, inputs, shape
         self._block_tokens, self._context_tokens = block_tokens, context_tokens
         self._device, self._dependent = device, dependent
@@ -172,6 +181,10 @@ class Program:
             case Multiply():
                 multiply = self._multiply(instruction)
                 return lambda shape: multiply(shape.rows)
+            case Reduce():
+                x = self._places[instruction.output]
+                assert instruction.in_place is not None
+                return lambda shape: self._reduce(x[: shape.rows])
             case AddNormed(inputs=(added, y)):
                 out, source = self._places[added], self._places[y]
                 assert instruction.in_place is added
@@ -198,6 +211,9 @@ class Program:
             case Norm():
                 norm = self._norm(instruction)
                 return lambda rows, wanted: norm(rows)
+            case Gather(inputs=(x,)):
+                source = self._places[x]
+                return lambda rows, wanted: self._gather(source[:rows], out[:rows])
             case Softcap(cap=cap):
                 assert instruction.in_place is not None
                 return lambda rows, wanted: launch_softcap(out[:rows], cap)
@@ -208,7 +224,10 @@ class Program:
         assert isinstance(table, Table)
         tokens, scale, dependent = self._inputs.tokens, instruction.scale, self._dependent
         data = table.data
-        return lambda shape: embed(tokens, data, out, shape.rows, scale=scale, dependent=dependent)
+        first = None if self._ranks is None else self._vocab[self._ranks.rank][0]
+        return lambda shape: embed(
+            tokens, data, out, shape.rows, scale=scale, first=first, dependent=dependent
+        )
 
     def _multiply(self, instruction: Multiply) -> Callable[[int], None]:
         joined = as_joined(instruction)
@@ -216,6 +235,8 @@ class Program:
         assert isinstance(matrix, Matrix)
         x, *added = (self._places[value] for value in joined.inputs)
         out = self._places[joined.output]
+        if joined.is_reduced and self._ranks is not None and self._ranks.rank:
+            added = []  # the first rank adds it
         product = Product(
             matrix,
             self._products,
@@ -224,7 +245,27 @@ class Program:
             add=bool(added),
         )
         residual = added[0] if added else None
-        return lambda rows: product(x, out, residual, rows=rows)
+        if not joined.is_reduced:
+            return lambda rows: product(x, out, residual, rows=rows)
+
+        def launch(rows: int) -> None:
+            product(x, out, residual, rows=rows)
+            self._reduce(out[:rows])
+
+        return launch
+
+    def _reduce(self, x: torch.Tensor) -> None:
+        assert self._ranks is not None
+        found = self._ranks.sum(x)
+        if found is not x:
+            x.copy_(found)
+
+    def _gather(self, part: torch.Tensor, out: torch.Tensor) -> None:
+        """Logits of the whole vocabulary, on the first rank."""
+        assert self._ranks is not None
+        found = self._ranks.gather(part, [end - first for first, end in self._vocab])
+        if found is not None:
+            out.copy_(found)
 
     def _norm(self, instruction: Norm) -> Callable[[int], None]:
         (source,) = (self._places[value] for value in instruction.inputs)
@@ -271,12 +312,35 @@ class Program:
         spec, pdl = instruction.attention, self._dependent
         queries, keys = qkv[:, : spec.q_width], qkv[:, spec.q_width : -spec.kv_width]
         q_weight, k_weight = _vector(instruction.q_weight), _vector(instruction.k_weight)
+        ranks = self._ranks
+        if ranks is not None:
+            return partial(_norm_together, ranks, queries, keys, q_weight, k_weight, spec.norm_eps)
 
         def launch(rows: int) -> None:
             for part, weight in ((queries[:rows], q_weight), (keys[:rows], k_weight)):
                 launches.prepare(part, part, weight=weight, eps=spec.norm_eps, pdl=pdl)
 
         return launch
+
+
+def _norm_together(
+    ranks: Ranks,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    rows: int,
+) -> None:
+    """A norm over heads of several ranks, in place. Heads that several ranks have count as often in
+    the sum as in the number."""
+    parts = [part[:rows].float() for part in (queries, keys)]
+    sums = ranks.sum(torch.stack([part.square().sum(dim=1) for part in parts], dim=1))
+    for at, (to, part, weight) in enumerate(
+        zip((queries, keys), parts, (q_weight, k_weight), strict=True)
+    ):
+        mean = sums[:, at : at + 1] / (ranks.count * part.shape[1])
+        to[:rows] = part * torch.rsqrt(mean + eps) * weight
 
 
 def _make_buffers(

@@ -43,6 +43,7 @@ from headrace.backends.cuda.step.shapes import (
 from headrace.backends.shared.flight import Flight
 from headrace.core.closes import Closes
 from headrace.core.errors import DeviceLostError, HeadraceError
+from headrace.core.ranks import Ranks
 from headrace.core.step import RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
@@ -75,7 +76,10 @@ class CudaRunner(Closes):
         dependent: bool = False,
         choices: Choices | None = None,
         release: Callable[[Tensor], None] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """With `ranks`, model and weights are this rank's share."""
+        self._ranks = ranks
         self._device = torch.device("cuda") if device is None else device
         self.kv_dtype = kv_dtype
         self._spec = spec
@@ -164,6 +168,7 @@ class CudaRunner(Closes):
             device=device,
             choices=choices,
             dependent=dependent,
+            ranks=self._ranks,
         )
         # One more than steps in flight, so that a refused step does not overwrite another's.
         self._landings = [
@@ -291,6 +296,11 @@ class CudaRunner(Closes):
             tops += self._draw(wanted)
         else:
             tops += self._draw_in_pieces(wanted)
+        if self._ranks is not None and self._limits.steps_in_flight > 1:
+            tokens = self._sampler.tokens  # which the next step may continue
+            found = self._ranks.first(tokens)
+            if found is not tokens:
+                tokens.copy_(found)
         self._drawn_at = wanted.drawn_at
         step.fetch(self._sampler.results, tops)
         step.ended()

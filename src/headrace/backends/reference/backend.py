@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.backends.shared import host
@@ -88,6 +89,11 @@ class ReferenceBackend:
             ranks=ranks,
         )
         return runner, None
+
+    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+        from headrace.parallel.gloo import GlooRanks
+
+        return GlooRanks(rank, config.tensor_parallel, meeting)
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
         ranks = config.tensor_parallel

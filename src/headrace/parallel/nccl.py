@@ -1,0 +1,86 @@
+"""Ranks over NCCL, each with a GPU of its own. Everything is queued on the current stream, and can
+be captured into a CUDA graph.
+
+NCCL adds in an order that may depend on a value's place; `ordered` gathers and adds in the order of
+ranks instead, for answers that don't depend on their batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from headrace.parallel.gloo import TIMEOUT, lost_if_it_fails
+
+Values = TypeVar("Values")
+Plain = TypeVar("Plain")
+
+
+class NcclRanks:
+    """Until `close`. Every rank makes its own, at the same time, on its current GPU."""
+
+    def __init__(self, rank: int, count: int, meeting: Path, *, ordered: bool = False) -> None:
+        self.rank, self.count = rank, count
+        self._ordered = ordered and count > 2  # a sum of two has one order
+        store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+        device = torch.device("cuda", torch.cuda.current_device())
+        with lost_if_it_fails():
+            dist.init_process_group("nccl", store=store, rank=rank, world_size=count,
+                                    timeout=TIMEOUT, device_id=device)  # fmt: skip
+            # NCCL connects at the first call, which must not be inside a capture.
+            dist.all_reduce(torch.zeros(1, device=device))
+            torch.cuda.synchronize(device)
+
+    def sum(self, values: Values) -> Values:
+        """In place."""
+        own: Any = values
+        with lost_if_it_fails():
+            if not self._ordered:
+                dist.all_reduce(own)
+                return values
+            found = self._gathered(own)
+        own.copy_(found[0])
+        for other in found[1:]:
+            own += other
+        return values
+
+    def gather(self, values: Values, widths: Sequence[int]) -> Values | None:
+        part: Any = values
+        own = torch.zeros((len(part), max(widths)), dtype=part.dtype, device=part.device)
+        own[:, : part.shape[1]] = part
+        with lost_if_it_fails():
+            found = self._gathered(own)
+        if self.rank:
+            return None
+        parts = [found[at][:, :width] for at, width in enumerate(widths)]
+        joined: Any = torch.cat(parts, dim=1)
+        result: Values = joined
+        return result
+
+    def first(self, values: Values) -> Values:
+        """In place."""
+        own: Any = values
+        with lost_if_it_fails():
+            dist.broadcast(own, src=0)
+        return values
+
+    def share(self, value: Plain) -> Plain:
+        box: list[Any] = [value]
+        with lost_if_it_fails():
+            dist.broadcast_object_list(box, src=0)
+        found: Plain = box[0]
+        return found
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """[count, *own.shape]"""
+        found = torch.empty((self.count, *own.shape), dtype=own.dtype, device=own.device)
+        dist.all_gather_into_tensor(found, own.contiguous())
+        return found
