@@ -50,14 +50,14 @@ class Heard:
 
 
 @contextlib.contextmanager
-def fleet(replicas: int, kv_tokens: int, policy: str) -> Iterator[int]:
+def fleet(replicas: int, kv_tokens: int, policy: str, bound: float) -> Iterator[int]:
     """The router's port."""
     with contextlib.ExitStack() as stack:
         flags = ["--threads", "1", "--kv-tokens", str(kv_tokens), "--context-tokens", "2048"]
         ports = [stack.enter_context(Server(None, flags)).port for _ in range(replicas)]
         words = [sys.executable, "-c", _ROUTE, "route", *(f":{port}" for port in ports)]
         router = subprocess.Popen(
-            [*words, "--port", "0", "--policy", policy, "--heartbeat", "5"],
+            [*words, "--port", "0", "--policy", policy, "--bound", str(bound), "--heartbeat", "5"],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -116,13 +116,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--words", type=int, default=500, help="of a prefix")
     parser.add_argument("--kv-tokens", type=int, default=3072, help="of a replica")
-    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--bounds", type=float, nargs="+", default=[1.25], help="of prefix")
     asked = parser.parse_args()
     texts = prompts(asked.prefixes, asked.requests, asked.words)
     found = {}
-    for policy in ("round-robin", "least-pending", "prefix"):
+    rounds = [("round-robin", 1.25), ("least-pending", 1.25)]
+    for policy, bound in [*rounds, *(("prefix", bound) for bound in asked.bounds)]:
         with (
-            fleet(asked.replicas, asked.kv_tokens, policy) as port,
+            fleet(asked.replicas, asked.kv_tokens, policy, bound) as port,
             ThreadPoolExecutor(asked.concurrency) as pool,
         ):
             began_s = time.perf_counter()
@@ -133,7 +135,7 @@ def main() -> None:
         p95 = times[int(0.95 * len(times))]
         found[policy] = hits, p95
         print(
-            f"{policy}: {hits:.1%} of prompt tokens cached; TTFT p50 "
+            f"{policy} (bound {bound:g}): {hits:.1%} of prompt tokens cached; TTFT p50 "
             f"{statistics.median(times):.3f} s, p95 {p95:.3f} s; all in {wall_s:.1f} s",
             flush=True,
         )

@@ -86,6 +86,28 @@ def test_a_client_that_leaves_stops_its_replica() -> None:
     run(main())
 
 
+def test_a_client_that_closes_its_sending_side_gets_its_answer() -> None:
+    async def main() -> None:
+        async def late(replica: FakeReplica, got: Any, writer: asyncio.StreamWriter) -> None:
+            await fakes.hang(replica, got, writer)
+            await fakes.answer(replica, got, writer)
+
+        replica = FakeReplica(behave=late)
+        async with rig(replica) as r:
+            reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+            writer.write(request({}))
+            writer.write_eof()
+            await replica.began.wait()
+            while not any(connection._half_closed for connection in r.edge.connections):
+                await asyncio.sleep(0.005)
+            replica.go.set()
+            found = await fakes.read_answer(reader)
+            assert (found.status, found.is_whole) == (200, True)
+            writer.close()
+
+    run(main())
+
+
 def test_a_client_that_does_not_read_holds_its_replica_back() -> None:
     async def main() -> None:
         sent = 0

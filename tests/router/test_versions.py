@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -89,6 +90,14 @@ def test_a_file_of_routes(tmp_path: Path) -> None:
             read_routes(path)
     with pytest.raises(ConfigError, match="can't be read"):
         read_routes(tmp_path / "none")
+
+
+def test_the_documents_routes_are_good(tmp_path: Path) -> None:
+    document = Path(__file__).parents[2] / "docs/router.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", document.read_text(), re.DOTALL)
+    (tmp_path / "routes.toml").write_text(example)
+    names = [version.name for version in check_versions(read_routes(tmp_path / "routes.toml"))]
+    assert names == ["stable", "canary", "next"]
 
 
 def test_a_user_stays_and_shares_are_those_of_the_weights() -> None:

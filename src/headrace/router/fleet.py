@@ -19,6 +19,7 @@ from headrace.router.replica import Identity, Replica
 from headrace.router.settings import RouterSettings
 from headrace.router.versions import Version, pick
 
+DEPTH = 3  # requests of one size that a replica may have, whatever the mean is
 MOST_RINGS = 64  # of those in use: one for each set of replicas that take requests
 
 log = logging.getLogger(__name__)
@@ -177,14 +178,18 @@ class Fleet:
         if len(numbers) == 1:
             return numbers[0]
         self._turn += 1
+        pending = {n: group.replicas[n].pending_tokens for n in numbers}
+        # Where there is about one request for each replica, a bound near 1 would forbid to wait for
+        # even one other, and nothing would stay where it is cached: so many may always be there.
+        mean = (sum(pending.values()) + wanted.tokens) / len(numbers)
         return route(
             self._settings.routing,
             wanted,
             ring=self._ring(numbers),
-            pending={n: group.replicas[n].pending_tokens for n in numbers},
+            pending=pending,
             turn=self._turn,
             tie=self._random.random(),
-            bound=self._settings.bound,
+            bound=max(self._settings.bound, DEPTH * wanted.tokens / mean),
         )
 
     def _ring(self, numbers: tuple[int, ...]) -> Ring:

@@ -98,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._half_closed: HalfClosed | None = None
         self._is_paused = False  # the client does not read
         self._is_deaf = False  # nothing more is read
-        self._has_begun = False  # an answer's first byte was written
+        self.has_begun = False  # an answer's first byte was written
         self._closes = False  # after the answer that is being written
         self._in_message = False
         self._messages = 0
@@ -149,14 +149,14 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client has closed its sending side, and may still wait for its answer."""
-        if self._running is None or self._closes or self._transport is None:
+        if self._running is None or self._transport is None:
             return False
         self._is_deaf = True
         if self._half_closed is None:
             self._half_closed = HalfClosed(
                 self._transport.get_extra_info("socket"), self._transport.abort
             )
-            if not self._has_begun:
+            if not self.has_begun:
                 self.write(PROBE)
         return True
 
@@ -294,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, request: Request) -> None:
         self._running = request
-        self._has_begun = False
+        self.has_begun = False
         self._held_bytes = len(request.body)
         self._closes = not request.keep_alive or self._edge.is_closing
         self.reply_headers = ()
@@ -309,7 +309,7 @@ class ClientConnection(asyncio.Protocol):
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an exchange failed", exc_info=error, extra={"event": "fault"})
-            if self._has_begun:
+            if self.has_begun:
                 self.cut()
             else:
                 self.refuse(HeadraceError("An unexpected error in the router.", "See its log."))
@@ -354,7 +354,7 @@ class ClientConnection(asyncio.Protocol):
     # -- answers (exchange.Client) ---------------------------------------------------------------
 
     def begin(self, head: Head, early: bytes, upstream: Upstream) -> Callable[[bytes], None]:
-        self._has_begun = True
+        self.has_begun = True
         self._upstream = upstream
         self._release_body()
         if head.ends_with_connection:

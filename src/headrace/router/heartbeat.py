@@ -162,4 +162,8 @@ class Heart:
 
     async def _beat(self, replica: Replica) -> None:
         get = self._gets.setdefault(replica, self._get_of(replica, self._settings))
-        await beat(replica, self._fleet, get)
+        try:
+            await beat(replica, self._fleet, get)
+        except Exception as error:  # heartbeats must go on, whatever a replica says
+            log.exception("a heartbeat failed", extra={"event": "fault"})
+            replica.went_out(f"unexpected {type(error).__name__}")

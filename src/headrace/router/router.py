@@ -152,7 +152,7 @@ class Router:
         self, client: ClientConnection, request: Request, key_name: str | None, asked: Asked
     ) -> None:
         """Counts a request against its key's limits until it is over. Tokens are estimated, and
-        stay spent: the router does not read answers."""
+        stay spent if an answer began: the router does not read answers."""
         counts = self.counts
         if key_name is None:
             counts.open_requests += 1
@@ -175,7 +175,7 @@ class Router:
 
         def end() -> None:
             self._one_less()
-            if call.reservation is not None:
+            if call.reservation is not None and client.has_begun:
                 call.reservation.tokens = 0
             entered.__exit__(None, None, None)
 
