@@ -2,12 +2,13 @@
 
     python benchmarks/speculation.py [--model M] [--speculate auto] [--streams 1 16 32] [--rounds 3]
 
-Each round runs every workload (speculation_workloads.py) with one engine and then with the other,
-so that a machine that gets slower is unfair to none. A round has a key of its own: otherwise the
-answers of the round before would be found in the pool, and every guess would be right. The answers
-of both must be the same, token by token; a difference is reported and is an error. The prediction
-is made from what the engine has learnt: the steps of the plain run at their learnt time, against
-the steps with guesses at theirs.
+Each round runs every workload (speculation_workloads.py) with both engines at once, which take
+turns of a quarter of a second: so a machine whose speed changes by the minute is unfair to none. An
+engine's time is that of its turns. A round has a key of its own: otherwise the answers of the round
+before would be found in the pool, and every guess would be right. The answers of both must be the
+same, token by token; a difference is reported and is an error. The prediction is made from what the
+engine has learnt: the steps of the plain run at their learnt time, against the steps with guesses
+at theirs.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from headrace import LLM, SamplingParams
 from headrace.engine.stats import EngineStats
 from headrace.speculate.speculator import TimedSpeculator
 from headrace.speculate.step_curve import GUESS_ATTENDS
+from speculation_turns import Turns, take_turns
 from speculation_workloads import WORKLOADS, Conversation, Workload
+
+# A run has so many tokens at least, so that it takes some seconds: other conversations follow.
+LEAST_TOKENS_ALONE, LEAST_TOKENS = 1280, 6400
 
 Counts = tuple[int, int, int, int]  # steps, drafts, tokens of drafts, right ones
 
@@ -53,21 +58,45 @@ class Run:
         self.accepted_tokens += accepted_tokens
 
 
-def run(llm: LLM, workload: Workload, streams: int, temperature: float, salt: str) -> Run:
+def run(
+    llm: LLM, workload: Workload, streams: int, temperature: float, salt: str, turns: Turns
+) -> Run:
+    """`turns` are those of the engine, which it takes with its steps."""
     done = Run()
-    conversations = [workload.conversation(stream) for stream in range(streams)]
-    texts = [""] * streams
+    turns_each = len(workload.conversation(0).turns)
+    least = LEAST_TOKENS_ALONE if streams == 1 else LEAST_TOKENS
+    batches = -(-least // (streams * turns_each * workload.answer_tokens))
+    for batch in range(batches):
+        first = batch * streams
+        several = [workload.conversation(first + stream) for stream in range(streams)]
+        # A key of its own: the same question comes again, and its answer is not to be found.
+        own = f"{salt} {batch}"
+        _converse(llm, several, workload.answer_tokens, temperature, own, turns, done)
+    return done
+
+
+def _converse(
+    llm: LLM,
+    conversations: list[Conversation],
+    answer_tokens: int,
+    temperature: float,
+    salt: str,
+    turns: Turns,
+    done: Run,
+) -> None:
+    """Conversations side by side, one for each stream."""
+    texts = [""] * len(conversations)
     params = SamplingParams(
-        temperature=temperature, max_tokens=workload.answer_tokens, seed=1, top_p=1.0, top_k=0
+        temperature=temperature, max_tokens=answer_tokens, seed=1, top_p=1.0, top_k=0
     )
     for turn in range(len(conversations[0].turns)):
         prompts = [each.turns[turn](text) for each, text in zip(conversations, texts, strict=True)]
         # Prompts are computed before: what is measured are answers.
         _generate(llm, conversations, prompts, replace(params, max_tokens=1), salt)
         before = _counts(llm.stats)
-        began = time.perf_counter()
-        outputs = _generate(llm, conversations, prompts, params, salt)
-        done.seconds += time.perf_counter() - began
+        with turns.measured() as took:
+            outputs = _generate(llm, conversations, prompts, params, salt)
+        done.seconds += took.seconds
         done.count(before, _counts(llm.stats))
         for stream, output in enumerate(outputs):
             best = output.outputs[0]
@@ -75,7 +104,6 @@ def run(llm: LLM, workload: Workload, streams: int, temperature: float, salt: st
             done.answers.append(list(best.token_ids))
             done.tokens += len(best.token_ids)
             done.contexts.append(len(output.prompt_token_ids) + len(best.token_ids) / 2)
-    return done
 
 
 def _generate(
@@ -123,8 +151,17 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             runs: dict[str, list[Run]] = {"off": [], "on": []}
             for at in range(args.rounds):
                 salt = f"{workload.name} {streams} {at}"
-                for name, llm in (("off", off), ("on", on)):
-                    runs[name].append(run(llm, workload, streams, args.temperature, salt))
+                both = take_turns(
+                    {
+                        name: (
+                            llm,
+                            partial(run, llm, workload, streams, args.temperature, salt),
+                        )
+                        for name, llm in (("off", off), ("on", on))
+                    }
+                )
+                for name, done in both.items():
+                    runs[name].append(done)
             rows.append(_row(workload, streams, runs, _speculator(on)))
             print(_line(rows[-1]), flush=True)
     return rows

@@ -97,6 +97,7 @@ PATHS = (
     "tests/tokenizer/test_tokenizer.py",
     "tests/weights/methods",
     "tests/weights/test_sampling_defaults.py",
+    "tests/server/api/test_guesses_api.py",
     "tests/server/api/test_schemathesis.py",
     "tests/server/start/test_fingerprint.py",
 )

@@ -41,7 +41,8 @@ def test_a_model_by_operation(default_model_path: Path, tmp_path: Path) -> None:
 
 def history(**columns: list[float | None]) -> dict[str, Any]:
     names = ("steps", "step_tokens", "model_flops", "model_bytes", "step_schedule", "step_compute",
-             "step_sample", "step_commit", "step_publish")  # fmt: skip
+             "step_sample", "step_commit", "step_publish", "draft_tokens", "accepted_tokens",
+             "drafting")  # fmt: skip
     filled: dict[str, list[float | None]] = {name: [0.0, 0.0] for name in names}
     made = {**filled, "period_s": [1.0, 2.0], **columns}
     return {"model": "m", "columns": made, "peaks": {"flops_s": 1e9, "bytes_s": 1e9}}
@@ -56,6 +57,9 @@ def test_a_servers_history_by_hand() -> None:
             step_schedule=[0.1, 0.05],
             model_flops=[1e8, None],
             model_bytes=[2e8, 1e8],
+            draft_tokens=[20.0, 10.0],
+            accepted_tokens=[10.0, 10.0],
+            drafting=[0.01, 0.005],
         )
     )
     assert facts["steps"] == 20
@@ -65,6 +69,12 @@ def test_a_servers_history_by_hand() -> None:
     assert facts["busy_share"] == pytest.approx(0.4)
     assert facts["mfu"] == pytest.approx(0.1)
     assert facts["bandwidth_use"] == pytest.approx(0.4)
+    assert facts["guesses"] == {
+        "rows_per_step": 2.0,
+        "right_per_step": 1.5,
+        "right_share": 0.75,
+        "drafting_s": pytest.approx(0.001),
+    }
     idle = facts_of(history())
     assert (idle["steps"], idle["step_s"], idle["mfu"]) == (0, None, None)
 

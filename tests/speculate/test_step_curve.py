@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -81,3 +82,23 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
         curve.learn(1, 0, 0.005)
     assert not curve.has_seen(9)
     assert len(curve) == 1
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0.001, 0.1)), min_size=1, max_size=60))
+def test_more_rows_never_take_less_time(steps: list[tuple[int, float]]) -> None:
+    curve = StepCurve()
+    for rows, seconds in steps:
+        curve.learn(rows, 0.0, seconds)
+    times = [curve.step_s(rows, 0.0) or 0.0 for rows in range(1, 220)]
+    assert all(more >= less * (1 - 1e-9) for less, more in pairwise(times))
+
+
+def test_a_step_that_was_slow_by_chance_is_averaged_with_the_larger_ones() -> None:
+    curve = StepCurve()
+    for rows in (16, 24, 32, 40):
+        for _ in range(20):
+            curve.learn(rows, 0.0, 0.001 * rows)
+    curve.learn(20, 0.0, 0.05)  # one step, in which the machine was busy
+    assert (curve.step_s(20, 0.0) or 0.0) < 0.033
+    assert curve.step_s(16, 0.0) == pytest.approx(0.016)
+    assert curve.step_s(40, 0.0) == pytest.approx(0.04)

@@ -7,6 +7,7 @@ are not timed in a server that serves. Reads /history; loads nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,23 @@ def facts_of(history: dict[str, Any]) -> dict[str, Any]:
         "step_s": busy_s / steps if steps else None,
         "parts_s": {part: seconds / steps for part, seconds in parts.items()} if steps else None,
         "busy_share": busy_s / whole_s if whole_s else None,
+        "guesses": _guesses(added, steps) if steps else None,
         "flops_s": flops / parts["compute"] if parts["compute"] else None,
         "bytes_s": read / parts["compute"] if parts["compute"] and read else None,
         "mfu": share(flops, "flops_s"),
         "bandwidth_use": share(read, "bytes_s") if read else None,
         "peaks": peaks,
+    }
+
+
+def _guesses(added: Callable[[str], float], steps: float) -> dict[str, float | None]:
+    """Tokens that were guessed ahead (docs/speculation.md)."""
+    guessed, right = added("draft_tokens"), added("accepted_tokens")
+    return {
+        "rows_per_step": guessed / steps,
+        "right_per_step": right / steps,
+        "right_share": right / guessed if guessed else None,
+        "drafting_s": added("drafting") / steps,
     }
 
 
@@ -108,6 +121,13 @@ def _show(facts: dict[str, Any], *, explain: bool) -> None:
         for part, seconds in facts["parts_s"].items()
     ]
     show_table(("PART", "MS A STEP", "SHARE"), rows)
+    guesses = facts["guesses"]
+    if guesses["rows_per_step"]:
+        typer.echo(
+            f"{guesses['rows_per_step']:,.1f} rows a step were guesses, "
+            f"{guesses['right_share']:.0%} of them right: {guesses['right_per_step']:,.1f} more "
+            f"tokens a step; guessing took {guesses['drafting_s'] * 1e3:,.3f} ms of schedule"
+        )
     achieved = [("products", facts["flops_s"], "GFLOP/s", facts["mfu"]),
                 ("reading", facts["bytes_s"], "GB/s", facts["bandwidth_use"])]  # fmt: skip
     for name, rate, unit, share in achieved:

@@ -59,8 +59,8 @@ class SchedulerConfig:
     speculate: str = field(
         default="off",
         metadata=flag(
-            "Guess tokens and check several in one step; answers stay the same: auto, ngram, "
-            "suffix, draft:MODEL or off."
+            "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off. "
+            "On a CPU answers stay the same; on a GPU they vary as in any other batch."
         )
         | {RULE: DrafterText()},
     )

@@ -75,6 +75,13 @@ class Drafting:
         ]
         if not rows:
             return
+        began_s = self._clock.now_s()
+        self._extend(new, rows)
+        self._stats.drafting_s += self._clock.now_s() - began_s
+
+    def _extend(self, new: NextPlan, rows: list[tuple[int, Sequence, int]]) -> None:
+        """`rows` are those that can have guesses, with their sequence and the most of them."""
+        plan = new.plan
         room = DraftRoom(
             rows=len(plan), context_tokens=sum(plan.starts) + len(plan), most_tokens=new.budget
         )

@@ -20,6 +20,7 @@ class DraftStats:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)  # by place in the draft, from the first
+    drafting_s: float = 0.0  # to decide on guesses and make them: a part of `schedule_s`
 
     def count(self, proposed: int, accepted: int) -> None:
         self.drafts += 1

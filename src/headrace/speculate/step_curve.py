@@ -2,9 +2,10 @@
 
 Learnt from the steps themselves, as they come: for each number of drawn tokens (ranges, where
 numbers are large) the mean time at its mean attention, and for all of them together what one more
-attended token costs. Between numbers that were seen it interpolates, and what was not seen for long
-is forgotten. Steps that compute prompts are not learnt from: their rows draw nothing. Knows seconds
-and counts, no plans.
+attended token costs. More rows never take less time: cells that say so, by noise, are averaged.
+Between numbers that were seen it interpolates, and what was not seen for long is forgotten. Steps
+that compute prompts are not learnt from: their rows draw nothing. Knows seconds and counts, no
+plans.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class StepCurve:
         self._times_s: list[float] = []
         self._attended: list[float] = []
         self._seen_at: list[int] = []  # the last step
+        self._weights: list[float] = []  # how many steps each mean stands for
         self._steps = 0
         self._spread = self._together = 0.0  # sums of squares and products of deviations
         self._bare_s: list[float] = []  # times without attention; empty: to be computed
@@ -67,6 +69,7 @@ class StepCurve:
             self._times_s.insert(at, seconds)
             self._attended.insert(at, attended)
             self._seen_at.insert(at, 0)
+            self._weights.insert(at, 1.0)
         else:
             aside, off_s = attended - self._attended[at], seconds - self._times_s[at]
             self._spread = self._spread * FADE + aside * aside
@@ -74,6 +77,7 @@ class StepCurve:
             self._times_s[at] += SMOOTHING * off_s
             self._attended[at] += SMOOTHING * aside
             self._rows[at] += SMOOTHING * (rows - self._rows[at])
+            self._weights[at] += SMOOTHING * (1 / SMOOTHING - self._weights[at])
         self._seen_at[at] = self._steps
         self._bare_s = []
         if self._steps % (KEPT_STEPS // 8) == 0:
@@ -96,7 +100,8 @@ class StepCurve:
         if not self._bare_s:
             each_s = self._each_s = self.attended_s
             pairs = zip(self._times_s, self._attended, strict=True)
-            self._bare_s = [time_s - each_s * attended for time_s, attended in pairs]
+            bare_s = [time_s - each_s * attended for time_s, attended in pairs]
+            self._bare_s = _rising(bare_s, self._weights)
         bare_s, known, each_s = self._bare_s, self._rows, self._each_s
         at = bisect_left(known, rows)
         if at < len(known) and known[at] == rows:
@@ -126,4 +131,18 @@ class StepCurve:
         for at in range(len(self._cells) - 1, -1, -1):
             if self._seen_at[at] < oldest:
                 del self._cells[at], self._rows[at], self._times_s[at]
-                del self._attended[at], self._seen_at[at]
+                del self._attended[at], self._seen_at[at], self._weights[at]
+
+
+def _rising(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest values that never fall, in the sense of least squares: runs that fall become
+    their weighted mean."""
+    runs: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        length = 1
+        while runs and runs[-1][0] > value:
+            mean, more, longer = runs.pop()
+            value = (mean * more + value * weight) / (more + weight)
+            weight, length = weight + more, length + longer
+        runs.append((value, weight, length))
+    return [value for value, _, length in runs for _ in range(length)]

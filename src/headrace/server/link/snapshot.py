@@ -60,6 +60,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of them
     accepted_at: list[int] = []  # by place in the draft
+    drafting_s: float = 0.0  # spent on guessing
 
 
 def take_snapshot(
@@ -112,6 +113,7 @@ def take_snapshot(
         draft_tokens=stats.drafts.draft_tokens,
         accepted_tokens=stats.drafts.accepted_tokens,
         accepted_at=list(stats.drafts.accepted_at),
+        drafting_s=stats.drafts.drafting_s,
     )
 
 

@@ -275,6 +275,11 @@ class _Families(Collector):
             "Guessed tokens that were right, by their place in the draft.",
             [({"position": place}, n) for place, n in engine.by_label("accepted_at").items()],
         )
+        yield make.own_counter(
+            "drafting_seconds",
+            "Time spent on guessing tokens; a part of the steps' schedule time.",
+            engine.total("drafting_s"),
+        )
 
     def _grammars(self) -> Iterator[Metric]:
         m, now, make = self._metrics, self._metrics.snapshot, self._make

@@ -36,6 +36,7 @@ MISS_REASONS = ("never_seen", "evicted", "too_short")
 RATES = (
     *("generated_tokens", "computed_prompt_tokens", "cached_prompt_tokens", "finished", "refused"),
     *("failed", "preemptions", "preempted_tokens", "steps", "step_tokens"),
+    *("draft_tokens", "accepted_tokens", "drafting"),  # the last in seconds, within step_schedule
     *("prefix_queried_tokens", "prefix_hit_tokens"),
     *(f"prefix_miss_{reason}" for reason in MISS_REASONS),
     *(f"step_{part}" for part in STEP_PARTS),  # seconds per second: its share of the time
@@ -221,6 +222,7 @@ class History:
             m.finished["error"] + m.finished["timeout"],
             *(total("preemptions"), total("preempted_tokens"), total("steps")),
             total("step_tokens_sum"),
+            *(total("draft_tokens"), total("accepted_tokens"), total("drafting_s")),
             *(total("prefix_queries_tokens"), total("prefix_hits_tokens")),
             *(total(f"misses {reason}") for reason in MISS_REASONS),
             *(total(f"step_s {part}") for part in STEP_PARTS),

@@ -227,6 +227,7 @@ class EngineTotals:
             "drafts": snapshot.drafts,
             "draft_tokens": snapshot.draft_tokens,
             "accepted_tokens": snapshot.accepted_tokens,
+            "drafting_s": snapshot.drafting_s,
             **{f"accepted_at {place}": n for place, n in enumerate(snapshot.accepted_at)},
             "gave_way": sum(each.gave_way for each in snapshot.tenants.values()),
             **{f"key_tokens {name}": t.computed_tokens for name, t in snapshot.tenants.items()},
