@@ -109,8 +109,8 @@ def measure(args: argparse.Namespace, contenders: list[Contender], tokenizer: To
                     before = each.answers.setdefault((workload.name, number), text)
                     each.changed += before != text
             for each in contenders:
-                seconds, tokens = took[each.name]
-                each.rates.setdefault(workload.name, []).append(tokens / seconds)
+                whole_s, whole = took[each.name]
+                each.rates.setdefault(workload.name, []).append(whole / whole_s)
         print(f"round {at + 1} of {args.rounds}", flush=True)
 
 
