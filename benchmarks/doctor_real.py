@@ -246,15 +246,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", default=[], help="words of ENGINE: NAME")
+    parser.add_argument("--only", nargs="*", default=[], help="names as --list has them, or words of them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="folder for reports and logs")
     parser.add_argument("--profile", type=Path, help="of headrace calibrate on this machine")
     parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
+    named = {f"{case.engine}: {case.name}": case for case in CASES}
     chosen = [
-        case for case in CASES
-        if not asked.only or any(word in f"{case.engine}: {case.name}" for word in asked.only)
+        case for name, case in named.items()
+        if not asked.only
+        or any(word == name or (word not in named and word in name) for word in asked.only)
     ]  # fmt: skip
     if asked.list:
         print("\n".join(f"{case.engine}: {case.name}" for case in chosen))

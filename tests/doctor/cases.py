@@ -304,6 +304,8 @@ MORE: list[tuple[int, bool, Make]] = [
     # Saturated: requests wait, and those that run are slow.
     (11, True, lambda: but(histograms={"ttft": times(14.0, of=80), "queue_time": times(13.0, of=80),
                                        "tpot": times(0.137, of=80)})),
+    # The same twelve, counted between two steps.
+    (30, False, lambda: but(levels={"running": (2.0, 2.0, 0.0), "waiting": (10.0, 10.0, 12.0)})),
     # What is reserved and not used is no loss where there is memory enough.
     (29, False, lambda: but(config={"context_tokens": 131_072, "reserves_context": True}, gpus=())),
     # The engine's own count says that it is the masks, though single answers vary.

@@ -218,6 +218,15 @@ def test_a_prefix_that_is_found_leaves_the_question() -> None:
         assert end == pytest.approx(cold / (first + rows * (1e-3 + 1000 * pair_s)), rel=0.02)
 
 
+def test_a_template_that_is_found_is_no_work() -> None:
+    """Half of each prompt comes from the cache: a burst is played with the other half."""
+    whole = but(config={"max_sequences": 1}, probe_bursts=serial(), probe_sizes=sizes(0.01, 0.002))
+    assert whole.probe is not None
+    half = tuple(tuple(replace(a, cached_tokens=25) for a in b) for b in whole.probe.bursts)
+    found = but(whole, probe_bursts=half)
+    assert gain_in_burst(found, 8, 1).middle > 1.05 * gain_in_burst(whole, 8, 1).middle
+
+
 def test_llama_cpp_tells_what_prompts_take() -> None:
     """No histograms: two counters give the time of a prompt's token, and of an answer's."""
     engine = EngineId(name="llama.cpp", label="llama.cpp")

@@ -148,6 +148,19 @@ def test_older_names_are_read() -> None:
     assert read(page, 0.0).levels["kv_usage"] == 0.9
 
 
+def test_vllm_tells_computed_tokens_and_refusals_by_label() -> None:
+    page = read_page(
+        "vllm:num_requests_running 1\n"
+        'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 70\n'
+        'vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 30\n'
+        'vllm:admission_rejections_total{reason="max_num_queued_reqs"} 2\n'
+        'vllm:admission_rejections_total{reason="max_num_queued_tokens"} 3\n'
+    )
+    found = read(page, 0.0).counters
+    assert found["computed_prompt_tokens"] == 70
+    assert found["rejected"] == 5
+
+
 def test_two_readings_are_rates_and_a_restart_is_noticed() -> None:
     text = "vllm:num_requests_running 1\nvllm:generation_tokens_total {}\n"
     first, second, third = (read(read_page(text.format(n)), at) for at, n in

@@ -11,7 +11,7 @@ import math
 import statistics
 
 from headrace.doctor.finding import Gain, no_gain
-from headrace.doctor.observation import Observation, prompt_of, ttft_of
+from headrace.doctor.observation import Observation, computed_of, ttft_of
 from headrace.doctor.step_curve import (
     Steps,
     alone_s,
@@ -69,7 +69,7 @@ def gain_in_burst(seen: Observation, then: float, now: float | None = None) -> G
         return no_gain(_NEEDS_PROBE)
     answers = tuple(a for burst in probe.bursts for a in burst if a.is_good)
     asked, tokens = max(len(b) for b in probe.bursts), statistics.median(a.tokens for a in answers)
-    prompt, then = prompt_of(answers) or 0.0, min(then, asked)
+    prompt, then = computed_of(answers) or 0.0, min(then, asked)
     measured = statistics.median(rates)
     gains = []
     for steps in readings:
@@ -109,7 +109,7 @@ def _overhead_s(seen: Observation, steps: Steps) -> float:
     """What a request takes beside its steps: the way there and back, its text and its tokens."""
     probe = seen.probe
     first = ttft_of(probe.short) if probe is not None else None
-    tokens = prompt_of(probe.short) if probe is not None else None
+    tokens = computed_of(probe.short) if probe is not None else None
     if first is None or tokens is None or alone_s(probe) is None:
         return 0.0
     return max(0.0, first - steps.decode(1) - steps.prompt(tokens - 1))

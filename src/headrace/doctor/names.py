@@ -81,6 +81,11 @@ drafts = spec_decode_num_drafts_total
 draft_tokens = spec_decode_num_draft_tokens_total
 accepted_tokens = spec_decode_num_accepted_tokens_total
 """
+# Of 0.32's own, which Headrace has under other names.
+_VLLM_MORE = """
+computed_prompt_tokens = prompt_tokens_by_source_total{source="local_compute"}
+rejected = admission_rejections_total
+""".strip()
 _VLLM_HISTOGRAMS = """
 ttft = time_to_first_token_seconds
 itl = inter_token_latency_seconds | time_per_output_token_seconds
@@ -100,7 +105,7 @@ VLLM = EngineNames(
     label="vLLM",
     prefix="vllm:",
     levels=_table("vllm:", _VLLM_LEVELS + _START.strip()),
-    counters=_table("vllm:", _VLLM_COUNTERS + _VLLM_SPECULATION.strip() + _PROCESS),
+    counters=_table("vllm:", _VLLM_COUNTERS + _VLLM_SPECULATION.lstrip() + _VLLM_MORE + _PROCESS),
     groups={"finished": (Source(name="vllm:request_success_total"), "finished_reason")},
     histograms=_table("vllm:", _VLLM_HISTOGRAMS),
 )

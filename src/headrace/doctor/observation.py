@@ -239,3 +239,14 @@ def tpot_of(answers: tuple[Answer, ...]) -> float | None:
 
 def prompt_of(answers: tuple[Answer, ...]) -> float | None:
     return median([float(a.prompt_tokens) for a in answers if a.prompt_tokens is not None])
+
+
+def computed_of(answers: tuple[Answer, ...]) -> float | None:
+    """Tokens of the prompt that were computed: a template that all prompts share is found."""
+    return median(
+        [
+            float(a.prompt_tokens - (a.cached_tokens or 0))
+            for a in answers
+            if a.prompt_tokens is not None
+        ]
+    )

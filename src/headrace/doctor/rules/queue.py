@@ -157,7 +157,14 @@ def unbounded(seen: Observation) -> Finding | None:
     waiting, running = seen.levels.get("waiting", ()), seen.level("running")
     if len(waiting) < 2 or running is None:
         return None
-    grows = waiting[-1] > waiting[0]
+    some = seen.levels.get("running", ())
+    wanted = (
+        [r + w for r, w in zip(some, waiting, strict=True)]
+        if len(some) == len(waiting)
+        else waiting
+    )
+    # Between two steps all that ran may be counted as waiting: those are not more than before.
+    grows = waiting[-1] > waiting[0] and wanted[-1] > wanted[0]
     if waiting[-1] < 4 * max(running, 1.0) or not grows:
         return None
     if seen.deltas.get("rejected", 0.0) > 0:
