@@ -246,7 +246,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", default=[], help="names as --list has them, or words of them")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names as --list has them, or words of them"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--keep", type=Path, help="folder for reports and logs")
     parser.add_argument("--profile", type=Path, help="of headrace calibrate on this machine")

@@ -70,15 +70,15 @@ def prefix_computed_again(seen: Observation) -> Finding | None:
         cause="prefix caching is off" if off else
         "prefix caching is off, prompts are salted, or a gateway sends them to different replicas",
         fix=(setting(seen, prefix_cache=True),),
-        gain=_found_gain(seen, cold, short),
+        gain=_found_gain(seen, warm, short),
         confidence=Confidence.HIGH if off else Confidence.MEDIUM,
         unless="your prompts share nothing: then nothing is lost",
     )  # fmt: skip
 
 
-def _found_gain(seen: Observation, cold: float, short: float) -> Gain:
-    """A prefix that is found leaves the question to compute, the rest of a block before it, and
-    attention to the prefix."""
+def _found_gain(seen: Observation, now_s: float, short: float) -> Gain:
+    """From what a repeated prefix takes now. One that is found leaves the question to compute, the
+    rest of a block before it, and attention to the prefix."""
     probe = seen.probe
     asked = prompt_of(probe.question) if probe is not None else None
     first, line = (ttft_of(probe.question), prompt_line(probe)) if probe else (None, None)
@@ -89,13 +89,13 @@ def _found_gain(seen: Observation, cold: float, short: float) -> Gain:
         base = (prompt_of(probe.short) if probe is not None else None) or 0.0
         slow = short + pair_s * prefix * min(base, prefix)
         basis = "a short prompt's TTFT, without and with attention to the prefix"
-        return Gain(of=of, low=cold / slow, high=cold / short, basis=basis)
+        return Gain(of=of, low=now_s / slow, high=now_s / short, basis=basis)
     block = seen.number("block_tokens") or _BLOCK
 
     def found_s(rows: float) -> float:
         return first + line(rows) - line(asked) + pair_s * prefix * rows
 
-    return Gain(of=of, low=cold / found_s(asked + block), high=cold / found_s(asked),
+    return Gain(of=of, low=now_s / found_s(asked + block), high=now_s / found_s(asked),
                 basis=f"{asked:.0f} to {asked + block:.0f} tokens to compute, and attention to "
                 f"{prefix:,.0f}")  # fmt: skip
 
