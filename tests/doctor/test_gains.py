@@ -224,10 +224,10 @@ def test_a_template_that_is_found_is_no_work() -> None:
     assert whole.probe is not None
     half = tuple(tuple(replace(a, cached_tokens=25) for a in b) for b in whole.probe.bursts)
     found = but(whole, probe_bursts=half)
-    less, more = (gain_in_burst(each, 8, 1).high for each in (whole, found))
+    less, more = (gain_in_burst(each, 8).high for each in (whole, found))
     assert less is not None
     assert more is not None
-    assert more > 1.05 * less
+    assert more > 1.05 * less  # beside the same rate of now
 
 
 def test_llama_cpp_tells_what_prompts_take() -> None:
