@@ -257,6 +257,9 @@ CASES: dict[int, tuple[Make, Make]] = {
 # More ways in which a rule fires or must not.
 MORE: list[tuple[int, bool, Make]] = [
     (1, True, lambda: but(probe_short=SLOW, gpus=FULL_GPU, floor=None)),
+    # Sends of a burst are timed in that burst, whose first tokens take 60 ms.
+    (0, True, lambda: but(probe_client=ClientHealth(dispatch_p99_s=0.02))),
+    (0, False, lambda: but(probe_client=ClientHealth(dispatch_p99_s=0.014))),
     (1, False, lambda: but(gpus=FULL_GPU)),  # full VRAM on an engine that reserves it
     (3, False, lambda: queued(10, 6, 0.5)),
     (3, True, lambda: but(config={"kv_tokens": 512}, probe_bursts=waves())),
