@@ -24,6 +24,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -122,11 +123,15 @@ def measure(gguf: Path, requests: int, rounds: int, threads: int) -> dict[str, l
         jobs: list[Job] = made.pop("jobs")
         useful = sum(job.output_tokens for job in jobs)
         rates: dict[str, list[float]] = {name: [] for name in made}
-        for _ in range(rounds):
+        for number in range(rounds):
             for name, run in made.items():
-                began = time.perf_counter()
+                began, began_cpu = time.perf_counter(), time.process_time()
                 run()
-                rates[name].append(useful / (time.perf_counter() - began))
+                took_s = time.perf_counter() - began
+                cores = (time.process_time() - began_cpu) / took_s  # fewer than threads: disturbed
+                rates[name].append(useful / took_s)
+                print(f"round {number + 1}, {name}: {useful / took_s:.1f} tokens/s on {cores:.2f} "
+                      "cores", file=sys.stderr, flush=True)  # fmt: skip
     return rates
 
 

@@ -18,7 +18,7 @@ from headrace.bench.html import page
 from headrace.bench.observed import observed_asks
 from headrace.bench.plot import bars
 from headrace.bench.plot import lines as plotted
-from headrace.bench.series import at_once, token_rates
+from headrace.bench.series import at_once, slice_means, token_rates
 from headrace.bench.sweep import Bracket, Point
 from headrace.client.answer import Failure
 from headrace.workload.slo import Slo
@@ -145,3 +145,15 @@ def test_series_hold_every_token_and_every_request() -> None:
     found = at_once(summary)
     assert max(number for _, number in found) in (4, 5)  # 0.4 s each, one every 0.1 s
     assert found[-1][1] == 0
+
+
+def test_steps_too_many_to_see_become_means_over_time() -> None:
+    few = [(0.0, 1.0), (1.0, 2.0)]
+    assert slice_means(few) == few
+    # 7 for a tenth of each millisecond, 8 for the rest.
+    many = [
+        (0.001 * n + part, level) for n in range(1000) for part, level in ((0, 7.0), (1e-4, 8.0))
+    ]
+    found = slice_means([*many, (1.0, 0.0)], slices=10)
+    assert [at_s for at_s, _ in found] == pytest.approx([0.1 * n for n in range(11)])
+    assert [level for _, level in found] == pytest.approx([7.9] * 10 + [0.0])

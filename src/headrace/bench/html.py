@@ -101,7 +101,9 @@ def _figures(summary: Summary) -> str:
     ]  # fmt: skip
     if summary.slo is not None and summary.records:
         word = "met" if summary.is_met else "not met"
-        cells.append((f"Objective {word}", f"{summary.met_share:.1%}", str(summary.slo)))
+        cells.append(
+            (f"Objective {word}", f"{summary.met_share:.1%}", str(summary.slo).replace(",", ", "))
+        )
         cells.append(("Goodput", f"{summary.goodput_s:.3g} /s", ""))
     body = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
@@ -144,7 +146,8 @@ def _charts(summary: Summary) -> list[str]:
         chart("Output", "seconds", "tokens/s",
               [Series(name="tokens/s", points=series.token_rates(summary), style="area")]),
         chart("Requests at once", "seconds", "requests",
-              [Series(name="at once", points=series.at_once(summary), style="steps", tone=2)]),
+              [Series(name="at once", style="steps", tone=2,
+                      points=series.slice_means(series.at_once(summary)))]),
         chart("Time to first token, by when it was to be sent", "seconds", "seconds",
               [Series(name="TTFT", points=series.first_tokens(summary), style="dots"),
                Series(name="failed", points=failed, style="dots", tone=1)]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from headrace.bench.summary import Summary
 
@@ -34,6 +36,27 @@ def at_once(summary: Summary) -> Points:
         now += change
         found.append((at_s, float(now)))
     return found
+
+
+def slice_means(steps: Points, slices: int = 240) -> Points:
+    """Steps as they are, or where they are too many to see, (beginning, mean over time) of equal
+    slices: a client that sends again within a millisecond would else be painted as a bar."""
+    if len(steps) <= 2 * slices:
+        return steps
+    start_s, end_s = steps[0][0], steps[-1][0]
+    width = (end_s - start_s) / slices
+    if width <= 0:
+        return steps
+    areas = [0.0] * slices
+    for (at_s, level), (until_s, _) in pairwise(steps):
+        while at_s < until_s:
+            place = min(slices - 1, int((at_s - start_s) / width))
+            next_s = until_s if place == slices - 1 else start_s + (place + 1) * width
+            next_s = max(min(until_s, next_s), math.nextafter(at_s, math.inf))
+            areas[place] += level * (next_s - at_s)
+            at_s = next_s
+    means = [(start_s + place * width, area / width) for place, area in enumerate(areas)]
+    return [*means, steps[-1]]
 
 
 def first_tokens(summary: Summary) -> Points:
