@@ -51,7 +51,7 @@ test-engines: $(VENV)/.dev
 	$(BIN)/python tests/dialects/engines.py
 	$(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
 
-# Odd requests to a real server for as long as you like; `make test` has a minute of it.
+# Odd requests to a real server for as long as you like; `make test` has half a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"
 FUZZ_FLAGS ?= --count 1000000
 

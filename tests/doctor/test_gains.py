@@ -325,3 +325,15 @@ def test_a_schema_must_be_json(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["doctor", ":1", "--schema", str(path)])
         assert done.exit_code == 2
         assert "no JSON schema" in done.output
+
+
+def test_a_burst_that_has_a_place_for_each_waits_for_a_step() -> None:
+    """A sample between the burst and the step that admits it: CI saw one on a healthy server."""
+    levels = {"running": (4.0,), "waiting": (4.0,), "kv_usage": (0.1,)}
+    idle = {"running": (0.0,), "waiting": (0.0,), "kv_usage": (0.0,)}
+    seen = but(levels=idle, config={"max_sequences": 64})
+    assert seen.probe is not None
+    roomy = replace(seen, probe=replace(seen.probe, burst_levels=levels))
+    assert RULES[4](roomy) is None
+    narrow = but(roomy, config={"max_sequences": 4})
+    assert RULES[4](replace(narrow, probe=roomy.probe)) is not None

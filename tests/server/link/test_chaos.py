@@ -23,7 +23,7 @@ import httpx
 
 # What clients do is bounded by their own waits, not by the server: 36 of them do in 25 s what 12 do
 # in a minute, some 400 requests of all kinds.
-CHAOS_S = float(os.environ.get("HEADRACE_TEST_CHAOS_S", "25"))
+CHAOS_S = float(os.environ.get("HEADRACE_TEST_CHAOS_S", "15"))
 CLIENTS = 36
 KILLS = 3
 

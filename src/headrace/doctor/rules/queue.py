@@ -22,6 +22,8 @@ def too_few_places(seen: Observation) -> Finding | None:
     if not load.is_free:
         return None
     queued = load.most_waiting >= 1 and load.most_running >= 1 and load.is_flat and load.is_lasting
+    if load.is_burst and limit is not None and load.most_wanted <= limit:
+        queued = False  # there was a place for each: they waited for the step that admits them
     together = max((overlap(b) for b in seen.probe.bursts), default=0.0) if seen.probe else 0.0
     asked = max((len(b) for b in seen.probe.bursts), default=0) if seen.probe else 0
     narrow = limit is not None and limit < asked and 0 < together <= 1.1 * limit
