@@ -145,14 +145,15 @@ def assemble(
             size = team.agree(Size.of(sizing))
             sizing = size.put_in(sizing)
             ranks = backend.join(config, 0, team.meeting)
+            undo.callback(ranks.close)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
         if draft_files is not None:
             check_draft(path, file, draft_files, config)
         release = file.release if ranks is None else lambda _: None
         runner, allocated = backend.load(spec, weights, sizing, config, release, ranks)
-        if team is not None:
+        if team is not None and ranks is not None:
             team.wait()
-            runner = LeadingRunner(runner, team)
+            runner = LeadingRunner(runner, team, ranks)
         undo.callback(runner.close)
         draft = None
         if draft_files is not None:

@@ -35,6 +35,7 @@ def run(connection: Connection[Any, Any]) -> int:
             connection.send(Loaded())
             follow(runner, connection)
             runner.close()
+            ranks.close()
     except HeadraceError as error:
         connection.send(Refused(cause=error.cause, remedy=error.remedy, detail=error.detail or ""))
         return 2

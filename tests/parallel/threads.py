@@ -63,6 +63,9 @@ class ThreadRanks:
     def share(self, value: Any) -> Any:
         return self._meeting.exchange(self.rank, value)[0]
 
+    def close(self) -> None:
+        """Threads end by themselves."""
+
 
 def _copy(values: Any) -> Any:
     if isinstance(values, torch.Tensor) and values.is_cuda:

@@ -37,3 +37,7 @@ class Ranks(Protocol):
     def share(self, value: Plain) -> Plain:
         """The same for lists and numbers."""
         ...
+
+    def close(self) -> None:
+        """Leave the others. A process is in one such group at a time."""
+        ...

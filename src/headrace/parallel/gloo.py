@@ -27,7 +27,22 @@ Plain = TypeVar("Plain")
 TIMEOUT = timedelta(minutes=10)
 
 
-class GlooRanks:
+class TorchRanks:
+    """What ranks over torch.distributed have in common."""
+
+    def share(self, value: Plain) -> Plain:
+        box: list[Any] = [value]
+        with lost_if_it_fails():
+            dist.broadcast_object_list(box, src=0)
+        found: Plain = box[0]
+        return found
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class GlooRanks(TorchRanks):
     """Until `close`. Every rank makes its own, at the same time."""
 
     def __init__(self, rank: int, count: int, meeting: Path) -> None:
@@ -68,17 +83,6 @@ class GlooRanks:
             dist.broadcast(own, src=0)
         return _like(own, values)
 
-    def share(self, value: Plain) -> Plain:
-        box: list[Any] = [value]
-        with lost_if_it_fails():
-            dist.broadcast_object_list(box, src=0)
-        found: Plain = box[0]
-        return found
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
 
 def _tensor(values: Any) -> torch.Tensor:
     """In this process's memory: gloo sums nothing on a GPU."""
@@ -101,6 +105,6 @@ def lost_if_it_fails() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise DeviceLostError(
-            f"A rank is gone or stuck: {str(error).splitlines()[0][:200]}",
+            "Another process that computes the model with this one is gone or stuck.",
             "The engine starts again with all of its ranks.",
         ) from error

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
 from headrace.core.errors import DeviceLostError, HeadraceError
+from headrace.core.ranks import Ranks
 from headrace.core.step import Runner, RunnerLimits, StepPlan, StepResult
 from headrace.parallel.plans import PlanReader, PlanWriter, SentPlan
 
@@ -26,8 +27,8 @@ class Followers(Protocol):
 
 
 class LeadingRunner:
-    def __init__(self, runner: Runner, team: Followers) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, team: Followers, ranks: Ranks) -> None:
+        self._runner, self._ranks = runner, ranks
         self._team, self._followers = team, team.connections
         self._writer = PlanWriter(runner.limits.max_sequences)
 
@@ -52,6 +53,7 @@ class LeadingRunner:
             with contextlib.suppress(OSError):  # it is gone already
                 follower.send(("close",))
         self._runner.close()
+        self._ranks.close()
         self._team.close()
 
     def _order(self, order: Order) -> None:

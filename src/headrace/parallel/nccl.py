@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from headrace.parallel.gloo import TIMEOUT, lost_if_it_fails
+from headrace.parallel.gloo import TIMEOUT, TorchRanks, lost_if_it_fails
 
 Values = TypeVar("Values")
-Plain = TypeVar("Plain")
 
 
-class NcclRanks:
+class NcclRanks(TorchRanks):
     """Until `close`. Every rank makes its own, at the same time, on its current GPU."""
 
     def __init__(self, rank: int, count: int, meeting: Path, *, ordered: bool = False) -> None:
@@ -67,17 +66,6 @@ class NcclRanks:
         with lost_if_it_fails():
             dist.broadcast(own, src=0)
         return values
-
-    def share(self, value: Plain) -> Plain:
-        box: list[Any] = [value]
-        with lost_if_it_fails():
-            dist.broadcast_object_list(box, src=0)
-        found: Plain = box[0]
-        return found
-
-    def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def _gathered(self, own: torch.Tensor) -> torch.Tensor:
         """[count, *own.shape]"""

@@ -19,7 +19,7 @@ from headrace.models.sharding import Cut, Span, cut_of
 from headrace.models.spec import ModelSpec
 from headrace.weights.dummy import DummyTensor
 from headrace.weights.files.mapped import shown
-from headrace.weights.methods.quantized import Beside, QuantizedMatrix, QuantizedTensor
+from headrace.weights.methods.quantized import QuantizedMatrix, QuantizedTensor
 from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Part, Weight
 
@@ -143,16 +143,12 @@ def _quantized(
             group_columns=group_columns,
         )
 
-    def look() -> Beside:
-        return part.look()
-
     return replace(
         part,
         shape=(outs[1] - outs[0], ins[1] - ins[0]),
         group_rows=group_rows,
         group_columns=group_columns,
         decode=decode,
-        look=look,
     )
 
 
