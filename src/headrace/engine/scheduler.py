@@ -284,8 +284,9 @@ class Scheduler:
         stats.step_tokens.observe(prompt_tokens + drawn_tokens)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        self._times.learn(result.compute_s, decoding, prompt_tokens)
-        self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
+        if not result.is_warm_up:
+            self._times.learn(result.compute_s, decoding, prompt_tokens)
+            self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return given
 
     def _publish_new(self, sequence: Sequence) -> None:

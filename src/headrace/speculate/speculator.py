@@ -101,6 +101,8 @@ class TimedSpeculator:
 
     def stepped(self, plan: StepPlan, result: StepResult) -> None:
         self._stepped_s = self._clock.now_s()
+        if result.is_warm_up:
+            return
         rows, attended = len(plan), float(sum(plan.starts))
         if plan.drafts:
             for row, drafts in plan.drafts.items():

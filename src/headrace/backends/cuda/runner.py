@@ -286,14 +286,16 @@ class CudaRunner(Closes):
             return
         shape = self._inputs.shape_of(max(plan.counts), self._padded(plan.batch_tokens))
         self._inputs.fill(plan, wanted.rows, step.continued, self._drawn_at, shape)
-        self._graphs.run(
-            shape, lambda: self._launch_body(shape), shape.rows, at_once=shape.is_decode
+        # A step with drafts and no prompts comes as often as one that only decodes.
+        at_once = shape.is_decode or (plan.drafts and plan.batch_tokens == len(wanted.rows))
+        step.is_warm_up = not self._graphs.run(
+            shape, lambda: self._launch_body(shape), shape.rows, at_once=bool(at_once)
         )
         self._pooling.add(step)
         step.sampling()
         tops: list[Tops] = []
         if len(wanted.rows) <= self._logit_rows:
-            tops += self._draw(wanted)
+            tops += self._draw(step)
         else:
             tops += self._draw_in_pieces(wanted)
         if self._ranks is not None and self._limits.steps_in_flight > 1:
@@ -315,19 +317,21 @@ class CudaRunner(Closes):
     def _launch_draws(self, rows: int, is_adjusted: bool) -> None:
         self._sampler.launch_draws(self._program.logits[:rows], is_adjusted)
 
-    def _draw(self, wanted: Wanted) -> Iterator[Tops]:
+    def _draw(self, step: StepInFlight) -> Iterator[Tops]:
+        wanted = step.wanted
         if not len(wanted.rows):
             return
         rows = row_bucket(len(wanted.rows), self._logit_rows)
-        self._graphs.run(rows, lambda: self._launch_head(rows), rows)
+        is_known = self._graphs.run(rows, lambda: self._launch_head(rows), rows)
         logits = self._program.logits[: len(wanted.rows)]
         if len(wanted.sampled):
             is_adjusted = self._sampler.prepare_draws(
                 wanted, logits, self._inputs.wanted, self._inputs.tokens
             )
-            self._graphs.run(
+            is_known &= self._graphs.run(
                 ("draws", rows, is_adjusted), lambda: self._launch_draws(rows, is_adjusted), rows
             )
+        step.is_warm_up |= not is_known
         if not wanted.is_drawn_only:
             found = self._sampler.finish(wanted, logits)
             if found is not None:
