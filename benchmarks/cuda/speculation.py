@@ -132,14 +132,20 @@ def run(engine: Engine, sequences: int, prompt_tokens: int, answer_tokens: int) 
     )
 
 
-def engines(runner: Runner, rate: float) -> tuple[Engine, Engine]:
+def engines(runner: Runner, speculator: TimedSpeculator) -> tuple[Engine, Engine]:
     """Without a prefix cache: both use the same blocks, one after the other."""
     config = SchedulerConfig(prefix_cache=False)
-    speculator = TimedSpeculator(Method.SYNTHETIC, synthetic=SyntheticDrafter(rate))
     return (
         Engine(runner, frozenset(), config),
         Engine(runner, frozenset(), config, speculator=speculator),
     )
+
+
+def curve_of(speculator: TimedSpeculator, sequences: int) -> dict[int, float]:
+    """Milliseconds that it expects of steps in which each sequence has 0, 1, 2 ... guesses."""
+    context = 200.0 * sequences
+    rows = [sequences * each for each in (1, 2, 3, 4, 5, 8, 12, 17)]
+    return {each: 1e3 * (speculator.curve.step_s(each, context) or 0.0) for each in rows}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,8 +171,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "sizes": [],
     }
     if args.device == "cuda":
-        model.runner._weights.final_norm.zero_()  # type: ignore[attr-defined]
-    plain, guessing = engines(model.runner, args.rate)
+        import torch
+
+        with torch.inference_mode():
+            model.runner._weights.final_norm.zero_()  # type: ignore[attr-defined]
+    speculator = TimedSpeculator(Method.SYNTHETIC, synthetic=SyntheticDrafter(args.rate))
+    plain, guessing = engines(model.runner, speculator)
     for sequences in args.sequences:
         size = Size(sequences=sequences)
         for at in range(-WARM_UP, args.rounds):
@@ -176,7 +186,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     runs.append(done)
             if at >= 0 and time.perf_counter() - began_s > args.budget_s:
                 break
-        report["sizes"].append(size.row())
+        report["sizes"].append({**size.row(), "curve": curve_of(speculator, sequences)})
         args.out.write_text(json.dumps(report, indent=1) + "\n")
         print(line(size), flush=True)
         if time.perf_counter() - began_s > args.budget_s:
