@@ -157,6 +157,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             str(write_shape(args.shape, Path(folder))),
             device=args.device,
             load_format="dummy",
+            speculate=f"synthetic:{args.rate:g}",  # graphs of steps with drafts
             kv_tokens=most * tokens,
             max_sequences=max(512, most),
             context_tokens=max(256, tokens),

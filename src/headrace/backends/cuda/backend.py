@@ -67,7 +67,9 @@ class CudaBackend:
                 batch_invariant=config.batch_invariant,
             ),
             available_bytes=device.budget_bytes(gpu, config.gpu_memory),
-            graphs_bytes=layout.graph_bytes(spec, config.graphs, sizes.max_batch_tokens),
+            graphs_bytes=layout.graph_bytes(
+                spec, config.graphs, sizes.max_batch_tokens, has_drafts=_draft_tokens(config) > 0
+            ),
             runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
             kv_fraction=1.0,  # nothing else uses what is left of the budget
         )
@@ -100,6 +102,7 @@ class CudaBackend:
             dependent=True,
             release=release,
             ranks=ranks,
+            draft_tokens=_draft_tokens(config),
         )
         return runner, Allocated(
             weights_bytes=runner.weight_bytes,
@@ -128,3 +131,7 @@ class CudaBackend:
             "gpu": gpu.name if ranks == 1 else f"{ranks} x {gpu.name}",
             **{name: found for name, found in device.library_versions().items() if found},
         }
+
+
+def _draft_tokens(config: EngineConfig) -> int:
+    return 0 if config.speculate == "off" else config.max_draft_tokens

@@ -93,13 +93,16 @@ class SharedSize:
 Size = MatrixSize | TableSize | VectorSize | SharedSize  # of a weight on the device
 
 
-def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> int:
-    """An estimate for as many CUDA graphs as a server captures over time."""
+def graph_bytes(
+    spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int, *, has_drafts: bool = False
+) -> int:
+    """An estimate for as many CUDA graphs as a server captures over time: of decode steps, of
+    others, and of steps with drafts by the size of attention's tile."""
     if graphs is GraphMode.OFF:
         return 0
     buckets = len(row_buckets(min(GRAPH_ROWS, max_batch_tokens)))
     launches = LAYER_LAUNCHES * spec.layers + 8
-    return min(2 * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
+    return min((5 if has_drafts else 2) * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
 
 
 def check_sizes(sizes: StepSizes) -> None:

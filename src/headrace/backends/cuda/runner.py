@@ -33,6 +33,7 @@ from headrace.backends.cuda.step.graphs import Graphs
 from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.backends.cuda.step.results import Landing, StepInFlight
 from headrace.backends.cuda.step.shapes import (
+    DRAFT_GRAPH_ROWS,
     GRAPH_ROWS,
     StepShape,
     logit_rows,
@@ -77,8 +78,10 @@ class CudaRunner(Closes):
         choices: Choices | None = None,
         release: Callable[[Tensor], None] | None = None,
         ranks: Ranks | None = None,
+        draft_tokens: int = 0,
     ) -> None:
-        """With `ranks`, model and weights are this rank's share."""
+        """With `ranks`, model and weights are this rank's share. `draft_tokens`: the most that a
+        row may end in, for which graphs are captured too."""
         self._ranks = ranks
         self._device = torch.device("cuda") if device is None else device
         self.kv_dtype = kv_dtype
@@ -117,7 +120,7 @@ class CudaRunner(Closes):
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
                 with taking("graphs"):
-                    self.capture_graphs()
+                    self.capture_graphs(draft_tokens)
 
     def _load(self, weights: DecoderWeights[Weight], loader: Loader, kv_dtype: str) -> None:
         with taking("weights"):
@@ -235,15 +238,24 @@ class CudaRunner(Closes):
         self._steps += 1
         return result
 
-    def capture_graphs(self) -> None:
-        """Captures graphs of every bucket of rows for decode steps (one token per sequence), in
-        which a server spends most of its time. Computes only padding, which writes to no block."""
+    def capture_graphs(self, draft_tokens: int = 0) -> None:
+        """Captures graphs of every bucket of rows for decode steps (one token per sequence, and
+        drafts), in which a server spends most of its time. Computes only padding, which writes to
+        no block."""
         most = min(GRAPH_ROWS, self._limits.max_batch_tokens)
-        for rows in reversed(row_buckets(most)):
-            if rows <= self._limits.max_sequences:
-                shape = self._inputs.shape_of(1, rows)
-                self._inputs.clear(shape)
-                self._graphs.capture(shape, partial(self._launch_body, shape))
+        shapes = [
+            self._inputs.shape_of(1, rows)
+            for rows in row_buckets(most)
+            if rows <= self._limits.max_sequences
+        ]
+        shapes += dict.fromkeys(
+            self._inputs.shape_of(1 + drafts, rows)
+            for rows in row_buckets(min(most, DRAFT_GRAPH_ROWS))
+            for drafts in range(1, min(draft_tokens, rows - 1) + 1)
+        )
+        for shape in reversed(shapes):
+            self._inputs.clear(shape)
+            self._graphs.capture(shape, partial(self._launch_body, shape))
         self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))

@@ -22,6 +22,7 @@ LEAST_LOGIT_ROWS = 64  # also where there are fewer sequences: each may draw aft
 _BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
+DRAFT_GRAPH_ROWS = 256  # of steps with drafts, for which graphs are captured at start
 _LARGE_STEP = 128  # rows between larger buckets: what a large tile computes anyway
 LAUNCH_BYTES = 8 << 10  # device memory per captured launch: an estimate
 MOST_GRAPHS = 160
