@@ -288,3 +288,32 @@ class Threaded(Protocol):
         """The mean number of threads that computed at once since the last call. Not while a step
         is in flight."""
         ...
+
+
+Contents = bytes | bytearray | memoryview  # of one block, as its runner lays it out
+
+
+@runtime_checkable
+class MovesBlocks(Protocol):
+    """What a runner offers besides, whose blocks can be taken out and put back: to keep them on a
+    disk, or to hand them to another engine. Nobody else knows what is in a block.
+
+    Both calls are made by the thread that submits plans, and are done when they return. Blocks are
+    read that no plan in flight writes, and written that no plan in flight touches at all."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def block_layout(self) -> str:
+        """How a block's bytes lie. Where it is equal, and so are the model and what computes it,
+        one runner's contents can be put into another's blocks."""
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[memoryview]:
+        """A copy of each block, `block_bytes` long."""
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        """Put contents into blocks, each `block_bytes` long."""
+        ...

@@ -10,7 +10,7 @@ Numbers only: a runner has the memory of a block, and prefix.py knows what a has
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 class BlockPool:
@@ -58,6 +58,22 @@ class BlockPool:
         self._references[block] = 1
         return block
 
+    def take_outside(self, busy: Container[int]) -> int | None:
+        """As `take`, but none of the busy blocks; None if there is no other."""
+        for at in range(len(self._free) - 1, -1, -1):
+            if self._free[at] not in busy:
+                block = self._free.pop(at)
+                break
+        else:
+            oldest = next((block for block in self._cached if block not in busy), None)
+            if oldest is None:
+                return None
+            block = oldest
+            del self._cached[block]
+            self._forget(block)
+        self._references[block] = 1
+        return block
+
     def share(self, block: int) -> None:
         """Add a holder to a block that is used or cached."""
         if self._references[block] == 0:
@@ -81,12 +97,14 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def publish(self, block: int, key: bytes) -> None:
+    def publish(self, block: int, key: bytes) -> bool:
         """Make a full block findable by hash. Does nothing if another block has that content."""
-        if key not in self._block_of and self._hash_of[block] is None:
-            self._block_of[key] = block
-            self._hash_of[block] = key
-            self._evicted.pop(key, None)
+        if key in self._block_of or self._hash_of[block] is not None:
+            return False
+        self._block_of[key] = block
+        self._hash_of[block] = key
+        self._evicted.pop(key, None)
+        return True
 
     def find(self, key: bytes) -> int | None:
         return self._block_of.get(key)

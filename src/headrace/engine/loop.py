@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import SchedulerConfig
@@ -18,7 +19,8 @@ from headrace.core.constraint import Constraint
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.request import FinishReason, GenerateRequest, SampledToken, Started
 from headrace.core.speculation import Speculator
-from headrace.core.step import Runner, StepPlan
+from headrace.core.step import Contents, MovesBlocks, Runner, StepPlan
+from headrace.engine.adoption import adopt, read
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.stats import EngineStats
@@ -100,6 +102,26 @@ class Engine:
         if self._check_always:
             self.scheduler.check_integrity()
         return tokens
+
+    # -- blocks from and for elsewhere ---------------------------------------------------------
+
+    @property
+    def moves(self) -> MovesBlocks | None:
+        """The runner, if its blocks can be taken out and put back, and prefixes are cached."""
+        if not self.scheduler.config.prefix_cache or not isinstance(self._runner, MovesBlocks):
+            return None
+        return self._runner
+
+    def adopt(self, keys: Sequence[bytes], contents: Mapping[bytes, Contents]) -> int:
+        """Cache blocks that were computed elsewhere, for a text with these keys (`block_keys`).
+        Returns how many of its first blocks are cached now. Between steps."""
+        if self.moves is None:
+            return 0
+        return adopt(self.blocks, self.moves, keys, contents, self._in_flight)
+
+    def read_cached(self, keys: Sequence[bytes]) -> list[tuple[bytes, memoryview]]:
+        """Copies of a text's first blocks, as far as they are cached. Between steps."""
+        return [] if self.moves is None else read(self.blocks, self.moves, keys)
 
     def take_started(self) -> list[Started]:
         """Requests that started since the last call (at most the last few thousand). A request is

@@ -41,10 +41,19 @@ def chain_key(parent: bytes, token_ids: list[int]) -> bytes:
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=32).digest()
 
 
+def block_keys(token_ids: list[int], salt: str, block_tokens: int) -> list[bytes]:
+    """The keys of all full blocks of a text, from the first on."""
+    keys: list[bytes] = []
+    _extend_keys(keys, salt, token_ids, len(token_ids) // block_tokens, block_tokens)
+    return keys
+
+
 class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.stats = PrefixStats()
+        # (key, block) of those that became findable, for whoever keeps or sends them; None: nobody.
+        self.new: list[tuple[bytes, int]] | None = None
 
     def match(self, token_ids: list[int], keys: list[bytes], salt: str) -> list[int]:
         """The cached blocks for the longest prefix of the tokens. Does not hold them yet. Extends
@@ -82,7 +91,9 @@ class PrefixCache:
         salt = sequence.request.cache_salt
         _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
         for at in range(sequence.published_blocks, full):
-            self._pool.publish(sequence.blocks[at], sequence.keys[at])
+            key, block = sequence.keys[at], sequence.blocks[at]
+            if self._pool.publish(block, key) and self.new is not None:
+                self.new.append((key, block))
         sequence.published_blocks = full
 
 

@@ -8,7 +8,7 @@ neither the engine's reasons for a plan nor real time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.backends.shared.flight import (
@@ -22,7 +22,15 @@ from headrace.backends.shared.places import place_extras
 from headrace.backends.shared.plan_check import check_blocks, mistaken
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ConfigError, HeadraceError
-from headrace.core.step import NO_EXTRA, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import (
+    NO_EXTRA,
+    Contents,
+    RowExtra,
+    RowResult,
+    RunnerLimits,
+    StepPlan,
+    StepResult,
+)
 from headrace.simulate.cost import Cost
 from headrace.simulate.distribution import Distribution, Vocabulary
 from headrace.simulate.slots import Slots
@@ -110,6 +118,38 @@ class SimulatedRunner:
             )
         self._before = self._execute(step, before, compute_s)
         return self._before
+
+    @property
+    def block_bytes(self) -> int:
+        return self._slots.block_bytes
+
+    @property
+    def block_layout(self) -> str:
+        return f"simulated by {self.limits.block_tokens}"
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[memoryview]:
+        self._check_untouched(blocks, "read", only_writes=True)
+        return [self._slots.content(block) for block in blocks]
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        self._check_untouched(blocks, "written", only_writes=False)
+        for block, content in zip(blocks, contents, strict=True):
+            self._slots.put(block, content)
+
+    def _check_untouched(self, blocks: Sequence[int], what: str, *, only_writes: bool) -> None:
+        """No plan in flight writes these blocks or, unless `only_writes`, touches them."""
+        size = self.limits.block_tokens
+        for step in self._flight:
+            rows = zip(step.plan.starts, step.plan.tables, strict=True)
+            touched = {b for start, table in rows for b in table[start // size * only_writes :]}
+            for pair in step.plan.copies:
+                touched.update(pair[only_writes:])
+            if not touched.isdisjoint(blocks):
+                raise mistaken(
+                    f"blocks {sorted(touched.intersection(blocks))} {what} during step "
+                    f"{step.number}, which uses them",
+                    "blocks that no plan in flight needs",
+                )
 
     def close(self) -> None:
         """Nothing to release."""

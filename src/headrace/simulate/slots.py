@@ -7,10 +7,13 @@ sequences, and not what tokens mean.
 
 from __future__ import annotations
 
+import struct
+
 from headrace.backends.shared.plan_check import mistaken
 from headrace.simulate.distribution import ROOT, extend
 
 UNWRITTEN = -1
+_VALUE_BYTES = 8
 
 
 class Slots:
@@ -59,6 +62,25 @@ class Slots:
             values[target * size : (target + 1) * size] = values[
                 source * size : (source + 1) * size
             ]
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * _VALUE_BYTES * self.block_tokens
+
+    def content(self, block: int) -> memoryview:
+        """A copy of a block, all of whose slots were written."""
+        size = self.block_tokens
+        own = slice(block * size, (block + 1) * size)
+        values = self._hashes[own] + self._parents[own]
+        if UNWRITTEN in values:
+            raise mistaken(f"block {block} read, which is not full", "a block that was computed")
+        return memoryview(struct.pack(f"<{2 * size}Q", *values))
+
+    def put(self, block: int, content: bytes | bytearray | memoryview) -> None:
+        size = self.block_tokens
+        values = struct.unpack(f"<{2 * size}Q", content)
+        self._hashes[block * size : (block + 1) * size] = values[:size]
+        self._parents[block * size : (block + 1) * size] = values[size:]
 
     def check_chain(self, table: list[int], tokens: int) -> None:
         """Every one of a table's first tokens was computed after the one before it."""

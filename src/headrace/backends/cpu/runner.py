@@ -8,7 +8,7 @@ while the next one is being written.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,7 @@ from headrace.backends.shared.flight import (
 )
 from headrace.backends.shared.recorder import record
 from headrace.core.closes import Closes
-from headrace.core.step import RunnerLimits, StepPlan, StepResult
+from headrace.core.step import Contents, RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.dequantize import dequantize, plain_tensor
@@ -83,6 +83,9 @@ class CpuRunner(Closes):
         self._kv = _native.KvPool(
             total_blocks, spec.layers, shape.kv_heads, shape.head_dim, kv_dtype
         )
+        # kernels/program.h has the order within a block.
+        dims = f"{spec.layers}x{shape.kv_heads}x{shape.head_dim}"
+        self._layout = f"cpu {kv_dtype} {dims} by {BLOCK_TOKENS}"
         self._program = _native.Program(
             self._pool, self._kv, max_batch_tokens, LOGIT_ROWS, context, path
         )
@@ -187,6 +190,24 @@ class CpuRunner(Closes):
         result.compute_s = time.perf_counter() - began
         result.sample_s = self._program.sample_s
         return result
+
+    @property
+    def block_bytes(self) -> int:
+        return self._kv.block_bytes
+
+    @property
+    def block_layout(self) -> str:
+        return self._layout
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[memoryview]:
+        copies = np.empty((len(blocks), self.block_bytes), np.uint8)
+        for block, copy in zip(blocks, copies, strict=True):
+            self._kv.read(block, copy)
+        return list(map(memoryview, copies))
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._kv.write(block, np.frombuffer(content, np.uint8))
 
     def profile(self, on: bool) -> None:
         """Turn the timing of operations on or off, for the following steps."""

@@ -12,7 +12,7 @@ Without a GPU the same launches run synchronously, through Triton's interpreter.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.backends.cuda.attention.plan import attention_windows, work_shape
+from headrace.backends.cuda.block_moves import BlockMoves
 from headrace.backends.cuda.device import DEPENDENT_CAPABILITY, taking
 from headrace.backends.cuda.draws.sampling import Sampler, Tops
 from headrace.backends.cuda.draws.wanted import Wanted
@@ -45,7 +46,7 @@ from headrace.backends.shared.flight import Flight
 from headrace.core.closes import Closes
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.ranks import Ranks
-from headrace.core.step import RunnerLimits, StepPlan, StepResult
+from headrace.core.step import Contents, RunnerLimits, StepPlan, StepResult
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.tensor import Tensor
@@ -131,6 +132,7 @@ class CudaRunner(Closes):
             self._kv = KvPool(
                 self._spec, limits.total_blocks, limits.block_tokens, kv_dtype, self._device
             )
+        self._moves = BlockMoves(self._kv, self._device)
 
     def _make_sampler(self) -> None:
         limits = self._limits
@@ -238,6 +240,22 @@ class CudaRunner(Closes):
         self._steps += 1
         return result
 
+    @property
+    def block_bytes(self) -> int:
+        return self._kv.block_bytes
+
+    @property
+    def block_layout(self) -> str:
+        return self._kv.layout
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[memoryview]:
+        with self._reporting():
+            return self._moves.read(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        with self._reporting():
+            self._moves.write(blocks, contents)
+
     def capture_graphs(self, draft_tokens: int = 0) -> None:
         """Captures graphs of every bucket of rows for decode steps (one token per sequence, and
         drafts), in which a server spends most of its time. Computes only padding, which writes to
@@ -278,6 +296,7 @@ class CudaRunner(Closes):
             "_program",
             "_sampler",
             "_inputs",
+            "_moves",
             "_kv",
             "_weights",
         ):

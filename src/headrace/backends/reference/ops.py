@@ -60,6 +60,29 @@ class KvBlocks:
             for layer in self.layers:
                 layer[:, target] = layer[:, source]
 
+    @property
+    def block_bytes(self) -> int:
+        return sum(layer[:, 0].nbytes for layer in self.layers)
+
+    @property
+    def layout(self) -> str:
+        """Layer by layer, as `layers` says."""
+        shapes = (f"{heads}x{dim}" for _, _, _, heads, dim in (a.shape for a in self.layers))
+        return f"reference f32 {','.join(shapes)} by {self.block_tokens}"
+
+    def content(self, block: int) -> memoryview:
+        """A copy of a block."""
+        return memoryview(b"".join(layer[:, block].tobytes() for layer in self.layers))
+
+    def put(self, block: int, content: bytes | bytearray | memoryview) -> None:
+        values, at = np.frombuffer(content, np.float32), 0
+        if values.nbytes != self.block_bytes:
+            raise ValueError(f"{values.nbytes} bytes for a block of {self.block_bytes}")
+        for layer in self.layers:
+            part = layer[:, block]
+            part[:] = values[at : at + part.size].reshape(part.shape)
+            at += part.size
+
     def write(
         self, layer: int, table: Sequence[int], start: int, keys: Floats, values: Floats
     ) -> None:

@@ -8,7 +8,7 @@ changing any block, so that a wrong plan leaves all sequences as they were.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +37,15 @@ from headrace.backends.shared.places import place_extras
 from headrace.backends.shared.plan_check import check_blocks, check_draws, check_plan
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
 from headrace.core.ranks import Ranks
-from headrace.core.step import NO_EXTRA, RowExtra, RowResult, RunnerLimits, StepPlan, StepResult
+from headrace.core.step import (
+    NO_EXTRA,
+    Contents,
+    RowExtra,
+    RowResult,
+    RunnerLimits,
+    StepPlan,
+    StepResult,
+)
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.sharding import vocab_spans
 from headrace.models.spec import ModelSpec
@@ -121,6 +129,21 @@ class ReferenceRunner:
         tables = [list(table) for table in plan.tables]
         copy = replace(plan, token_ids=list(plan.token_ids), tables=tables, extras=extras)
         return _Step(copy, continued)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks.block_bytes
+
+    @property
+    def block_layout(self) -> str:
+        return self._blocks.layout
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[memoryview]:
+        return [self._blocks.content(block) for block in blocks]
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._blocks.put(block, content)
 
     def close(self) -> None:
         """Nothing to release."""

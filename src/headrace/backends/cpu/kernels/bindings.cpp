@@ -93,6 +93,21 @@ void copy_blocks(KvPool& kv, IntMatrix pairs) {
   for (size_t i = 0; i < pairs.size(); i += 2) kv.copy(pairs.data()[i], pairs.data()[i + 1]);
 }
 
+// One block's bytes, out of the pool and into it.
+void read_block(const KvPool& kv, int block, BytesOut out) {
+  require(block >= 0 && block < kv.blocks, "a block to read is outside the pool");
+  require(out.size() == kv.block_bytes, "a block has another size than the array for it");
+  nb::gil_scoped_release release;
+  std::memcpy(out.data(), kv.data.data() + kv.block_bytes * block, kv.block_bytes);
+}
+
+void write_block(KvPool& kv, int block, Bytes bytes) {
+  require(block >= 0 && block < kv.blocks, "a block to write is outside the pool");
+  require(bytes.size() == kv.block_bytes, "a block has another size than what is put into it");
+  nb::gil_scoped_release release;
+  std::memcpy(kv.data.data() + kv.block_bytes * block, bytes.data(), kv.block_bytes);
+}
+
 const Kernels& path_named(const std::optional<std::string>& name) {
   if (!name) return best_path();
   const Kernels* path = find_path(name->c_str());
@@ -277,6 +292,9 @@ NB_MODULE(_native, m) {
            }),
            "blocks"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a)
       .def("copy", &copy_blocks, "pairs"_a)
+      .def("read", &read_block, "block"_a, "out"_a)
+      .def("write", &write_block, "block"_a, "bytes"_a)
+      .def_prop_ro("block_bytes", [](const KvPool& kv) { return kv.block_bytes; })
       .def_prop_ro("bytes", [](const KvPool& kv) { return kv.data.bytes(); });
   nb::class_<Table>(m, "Table")
       .def(nb::init<const std::string&, int, int, Bytes>(), "format"_a, "rows"_a, "columns"_a,
