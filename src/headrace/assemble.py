@@ -32,6 +32,7 @@ from headrace.fetch.verify import Checked, check_model
 from headrace.models.decoder import DecoderWeights
 from headrace.models.sharding import share_of
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import stages_of
 from headrace.parallel.leader import LeadingRunner
 from headrace.parallel.team import Size, Team, check_torch
 from headrace.plan.ledger import Allocated, Ledger
@@ -41,7 +42,7 @@ from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
-from headrace.weights.shard import share_weights
+from headrace.weights.shard import share_weights, stage_weights
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # imported late: benchmarks with random weights run without these packages
@@ -138,7 +139,7 @@ def assemble(
             undo.callback(draft_files.file.close)
         spec, weights, sizing = plan_memory(file, backend, config, draft_files)
         team = ranks = None
-        if config.tensor_parallel > 1:
+        if config.ranks > 1:
             check_torch()
             team = Team(path, config, backend.name)
             undo.callback(team.close)
@@ -208,9 +209,13 @@ def _share(
     file: OpenFile, backend: Backend, config: EngineConfig, rank: int
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Footprint]:
     whole, refs = describe_file(file, config.context_tokens)
-    ranks = config.tensor_parallel
+    weights = find_weights(refs, file)
+    ranks, stages = config.tensor_parallel, config.pipeline_parallel
+    if stages > 1:  # the first ranks have the last stage: one of them draws
+        stage = stages_of(whole.layers, stages)[stages - 1 - rank // ranks]
+        whole, weights = stage.share_of(whole), stage_weights(weights, stage)
     spec = share_of(whole, ranks)
-    weights = share_weights(whole, find_weights(refs, file), rank, ranks)
+    weights = share_weights(whole, weights, rank % ranks, ranks)
     return spec, weights, backend.footprint(spec, weights, config)
 
 

@@ -38,7 +38,7 @@ def check_moves(make: Callable[[], Runner]) -> None:
     found = compute(second, [3, 0, 6], 32)
     assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
     assert [bytes(copy) for copy in second.read_blocks([3, 0])] == kept
-    with pytest.raises(ValueError, match="bytes|size"):
+    with pytest.raises(ValueError, match=r"bytes|size"):
         second.write_blocks([3], [kept[0][:-4]])
     first.close()
     second.close()

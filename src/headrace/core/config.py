@@ -201,6 +201,11 @@ class EngineConfig(SchedulerConfig):
         metadata=flag("Processes, each with its GPU, that compute the model together.")
         | within(at_least=1, at_most=64),
     )
+    pipeline_parallel: int = field(
+        default=1,
+        metadata=flag("Stages that have some of the layers each, of --tensor-parallel processes.")
+        | within(at_least=1, at_most=64),
+    )
     quantization: Quantization = field(
         default=Quantization.NONE, metadata=flag("Quantize layers while loading them onto a GPU.")
     )
@@ -267,6 +272,11 @@ class EngineConfig(SchedulerConfig):
         """The sizes that are set, with a backend's defaults for the others."""
         given = {each.name: getattr(self, each.name) for each in fields(StepSizes)}
         return replace(defaults, **{name: v for name, v in given.items() if v is not None})
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def kv_memory_bytes(self) -> int | None:

@@ -55,12 +55,13 @@ class CpuBackend:
                 param="quantization",
             )
         check_kv_dtype(sizes.kv_dtype)
-        if config.tensor_parallel > 1:
+        if config.ranks > 1:
+            name = "tensor_parallel" if config.tensor_parallel > 1 else "pipeline_parallel"
             raise ConfigError(
-                f"tensor_parallel is {config.tensor_parallel}; the CPU backend computes a model in "
-                "one process, whose threads share the work.",
+                f"{name} is {getattr(config, name)}; the CPU backend computes a model in one "
+                "process, whose threads share the work.",
                 "Leave it out and set --threads, or set --device reference to try it.",
-                param="tensor_parallel",
+                param=name,
             )
 
     def footprint(

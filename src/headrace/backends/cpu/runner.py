@@ -93,6 +93,7 @@ class CpuRunner(Closes):
         instructions, hidden, result = record(spec, prepared)
         slots = emit(self._program, instructions, result)
         self._program.finish(slots[result])
+        assert prepared.final_norm is not None  # it has no stages
         self._pooling = Pooling(self._program, slots[hidden], prepared.final_norm, spec.norm_eps)
         self._flight: Flight[Future[StepResult] | StepResult] = Flight(
             self._limits, spec.vocab_size

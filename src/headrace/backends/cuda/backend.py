@@ -44,8 +44,8 @@ class CudaBackend:
         gpu = device.find_gpu()
         layout.check_sizes(config.sizes(self.defaults))
         device.budget_bytes(gpu, config.gpu_memory)
-        if config.tensor_parallel > 1:
-            device.check_ranks(config.tensor_parallel)
+        if config.ranks > 1:
+            device.check_ranks(config.ranks)
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
@@ -115,15 +115,21 @@ class CudaBackend:
         if device.ranks_share_a_gpu():  # NCCL refuses that
             from headrace.parallel.gloo import GlooRanks
 
-            return GlooRanks(rank, config.tensor_parallel, meeting)
+            return GlooRanks(rank, config.tensor_parallel, meeting, stages=config.pipeline_parallel)
         from headrace.parallel.nccl import NcclRanks
 
-        return NcclRanks(rank, config.tensor_parallel, meeting, ordered=config.batch_invariant)
+        return NcclRanks(
+            rank,
+            config.tensor_parallel,
+            meeting,
+            stages=config.pipeline_parallel,
+            ordered=config.batch_invariant,
+        )
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
         """Includes the GPU and the compiler's version: the choice of kernels depends on the first,
         their code on the second."""
-        gpu, ranks = device.find_gpu(), config.tensor_parallel
+        gpu, ranks = device.find_gpu(), config.ranks
         return {
             "name": self.name.value,
             "path": "triton",

@@ -61,16 +61,17 @@ def check_ranks(ranks: int) -> None:
         return
     if count < ranks:
         raise ConfigError(
-            f"tensor_parallel is {ranks}; torch finds {count} GPU{'s' if count > 1 else ''}; "
-            "expected one for each rank.",
-            f"Set --tensor-parallel to {count} or less, or look at CUDA_VISIBLE_DEVICES.",
+            f"The model is divided among {ranks} ranks; torch finds {count} "
+            f"GPU{'s' if count > 1 else ''}; expected one for each rank.",
+            f"Set --tensor-parallel (times --pipeline-parallel) to {count} or less, or look at "
+            "CUDA_VISIBLE_DEVICES.",
             param="tensor_parallel",
         )
     names = [torch.cuda.get_device_name(index) for index in range(ranks)]
     if len(set(names)) > 1:
         raise ConfigError(
-            f"tensor_parallel is {ranks}; the first {ranks} GPUs are {', '.join(names)}; expected "
-            "GPUs of one kind.",
+            f"The model is divided among {ranks} ranks; the first {ranks} GPUs are "
+            f"{', '.join(names)}; expected GPUs of one kind.",
             "Choose equal ones by CUDA_VISIBLE_DEVICES.",
             param="tensor_parallel",
         )

@@ -46,7 +46,7 @@ from headrace.core.sizes import MIB
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.methods.quantized import QuantizedTensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Weight, are_tied
 
 VALUE_BYTES = 2  # of activations, embeddings and dense matrices: bf16
 LOGIT_BYTES = VECTOR_BYTES = 4
@@ -248,7 +248,7 @@ def _slots(spec: ModelSpec, shapes: DecoderWeights[Size]) -> list[Value]:
 
 def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Size]:
     """The sizes of weights as `loading.Loader` would prepare them."""
-    tied = weights.head.parts == weights.embed.parts
+    tied = are_tied(weights.embed, weights.head)
 
     def change(role: str, weight: Weight) -> Size:
         if role == "embed":

@@ -180,9 +180,11 @@ class CudaRunner(Closes):
             Landing(self._sampler.results.shape[1], device)
             for _ in range(limits.steps_in_flight + 1)
         ]
-        final_norm = self._weights.final_norm
-        assert isinstance(final_norm, torch.Tensor)
-        self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
+        self._pooling: Pooling | None = None
+        if spec.has_head:
+            final_norm = self._weights.final_norm
+            assert isinstance(final_norm, torch.Tensor)
+            self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
 
     @property
     def limits(self) -> RunnerLimits:
@@ -274,6 +276,8 @@ class CudaRunner(Closes):
         for shape in reversed(shapes):
             self._inputs.clear(shape)
             self._graphs.capture(shape, partial(self._launch_body, shape))
+        if not self._spec.has_head:
+            return
         self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
@@ -322,10 +326,13 @@ class CudaRunner(Closes):
         step.is_warm_up = not self._graphs.run(
             shape, lambda: self._launch_body(shape), shape.rows, at_once=bool(at_once)
         )
-        self._pooling.add(step)
+        if self._pooling is not None:
+            self._pooling.add(step)
         step.sampling()
         tops: list[Tops] = []
-        if len(wanted.rows) <= self._logit_rows:
+        if not self._spec.has_head:
+            pass  # the last stage draws
+        elif len(wanted.rows) <= self._logit_rows:
             tops += self._draw(step)
         else:
             tops += self._draw_in_pieces(wanted)

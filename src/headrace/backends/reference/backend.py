@@ -64,7 +64,7 @@ class ReferenceBackend:
             activation_bytes=lambda tokens, context: (
                 FLOAT_BYTES * tokens * (width + heads * context)
             ),
-            available_bytes=available // config.tensor_parallel or None,  # all on this host
+            available_bytes=available // config.ranks or None,  # all on this host
         )
 
     def load(
@@ -93,11 +93,13 @@ class ReferenceBackend:
     def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
         from headrace.parallel.gloo import GlooRanks
 
-        return GlooRanks(rank, config.tensor_parallel, meeting)
+        return GlooRanks(rank, config.tensor_parallel, meeting, stages=config.pipeline_parallel)
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
-        ranks = config.tensor_parallel
+        ranks = config.ranks
         path = "numpy" if ranks == 1 else f"numpy, {ranks} ranks"
+        if config.pipeline_parallel > 1:
+            path += f" in {config.pipeline_parallel} stages"
         return {"name": self.name.value, "path": path, "kv_dtype": KvDtype.F32.value}
 
 

@@ -143,6 +143,10 @@ def _only_one(value: int, written: str) -> Settings:
     raise _answer(written, *TOPICS["one_gpu"])
 
 
+def _ranks(name: str) -> Callable[[int, str], Settings]:
+    return lambda value, written: {} if value == 1 else {name: value}
+
+
 def _kv_type(value: str, written: str) -> Settings:
     if value in tuple(KvDtype):
         return {"kv_dtype": value}
@@ -247,8 +251,8 @@ def _log_level(value: str, written: str) -> Settings:
 
 
 _RULES: Mapping[str, Callable[[Any, str], Settings]] = {
-    "tensor_parallel": _only_one,
-    "pipeline_parallel": _only_one,
+    "tensor_parallel": _ranks("tensor_parallel"),
+    "pipeline_parallel": _ranks("pipeline_parallel"),
     "replicas": _only_one,
     "kv_dtype": _kv_type,
     "value_dtype": _kv_type,
