@@ -8,16 +8,22 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.cli.info import gpu_facts, model_facts, shown_lines
-from headrace.core.config import Device, StepSizes
+from headrace.core.config import Device, EngineConfig, StepSizes
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
+from headrace.core.sizes import show_bytes
 from headrace.fetch.resolve import name_model, resolve_model
 from headrace.server.edge.listen import bind, bind_admin
+
+if TYPE_CHECKING:  # they take time to import
+    from headrace.backends.backend import Backend
+    from headrace.plan.sizing import Sizing
+    from headrace.weights.load import OpenFile
 
 
 def show_dry_run(settings: Settings, *, as_json: bool) -> None:
@@ -61,6 +67,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
             opened.callback(draft.file.close)
             check_draft(path, file, draft, settings.engine)
         _, _, sizing = plan_memory(file, backend, settings.engine, draft)
+        sizing = _show_ranks(file, backend, settings.engine, sizing, report)
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes
@@ -73,6 +80,29 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["served_model_name"] = served.model.name
     report["identity"] = complete(served.identity, backend.facts(settings.engine))
     report["fingerprint"] = fingerprint(report["identity"])
+
+
+def _show_ranks(
+    file: OpenFile, backend: Backend, config: EngineConfig, sizing: Sizing, report: dict[str, Any]
+) -> Sizing:
+    """Memory of each stage's first rank: those of one stage have equal shares. Returns the leading
+    rank's, with as many blocks as fit everywhere."""
+    from headrace.assemble import plan_share
+    from headrace.plan.sizing import agreed
+
+    if config.ranks == 1:
+        return sizing
+    firsts = range(0, config.ranks, config.tensor_parallel)
+    sizings = agreed([sizing, *(plan_share(file, backend, config, at)[2] for at in firsts[1:])])
+    report["ranks"] = [
+        {
+            "ranks": list(range(first, first + config.tensor_parallel)),
+            "stage": config.pipeline_parallel - number,
+            "ledger": each.ledger.facts(),
+        }
+        for number, (first, each) in enumerate(zip(firsts, sizings, strict=True))
+    ]
+    return sizings[0]
 
 
 def _may_use_a_gpu(device: Device) -> bool:
@@ -116,6 +146,13 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "ledger" in report:
         lines += ["ledger", *(f"  {line}" for line in report["ledger"]["shown"].splitlines())]
         lines.append(f"  a context of {report['context_tokens']:,} tokens")
+    for each in report.get("ranks", ()):
+        ledger, ranks = each["ledger"], ", ".join(map(str, each["ranks"]))
+        lines.append(
+            f"  each of ranks {ranks} (stage {each['stage']}): "
+            f"{show_bytes(ledger['total_bytes'])}, of it weights "
+            f"{show_bytes(ledger['weights_bytes'])}, KV pool {show_bytes(ledger['kv_pool_bytes'])}"
+        )
     if "fingerprint" in report:
         lines += _identity_lines(report)
     return lines + [f"note: {note}" for note in report.get("notes", ())]

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Size:
         return cls(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
 
     def put_in(self, sizing: Sizing) -> Sizing:
-        return replace(sizing, total_blocks=self.total_blocks, context_tokens=self.context_tokens)
+        return sizing.with_pool(self.total_blocks, self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

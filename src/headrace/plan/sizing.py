@@ -6,8 +6,8 @@ names the exact flag that would work. Knows no backend: backends know this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from headrace.core.config import EngineConfig, StepSizes
 from headrace.core.errors import ConfigError, MemoryFitError
@@ -45,6 +45,24 @@ class Sizing:
     context_tokens: int
     ledger: Ledger
     notes: tuple[str, ...] = ()  # choices that a user might not expect
+
+    def with_pool(self, total_blocks: int, context_tokens: int) -> Sizing:
+        """As it is, with a pool of another size: that of the rank which has the least room."""
+        ledger = replace(
+            self.ledger,
+            total_blocks=total_blocks,
+            kv_pool_bytes=total_blocks * self.sizes.block_tokens * self.ledger.kv.bytes_per_token,
+        )
+        return replace(
+            self, total_blocks=total_blocks, context_tokens=context_tokens, ledger=ledger
+        )
+
+
+def agreed(sizings: Sequence[Sizing]) -> list[Sizing]:
+    """All ranks' sizings, with the pool that fits everywhere."""
+    blocks = min(each.total_blocks for each in sizings)
+    context = min(each.context_tokens for each in sizings)
+    return [each.with_pool(blocks, context) for each in sizings]
 
 
 def size_pool(footprint: Footprint, config: EngineConfig) -> Sizing:

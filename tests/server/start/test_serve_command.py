@@ -139,6 +139,19 @@ def test_a_dry_run_as_json(invoke: Invoke) -> None:
 
 
 @pytest.mark.usefixtures("default_model_path")
+def test_a_dry_run_of_ranks_shows_the_ledger_of_each_stage(invoke: Invoke) -> None:
+    asked = ["--device", "reference", "--pipeline-parallel", "4", "--kv-tokens", "4096"]
+    result = invoke("--dry-run", "--json", *asked)
+    report = json.loads(result.stdout)
+    last, *others = report["ranks"]
+    assert [each["stage"] for each in report["ranks"]] == [4, 3, 2, 1]
+    assert last["ledger"] == {k: v for k, v in report["ledger"].items() if k != "shown"}
+    pools = [each["ledger"]["kv_pool_bytes"] for each in report["ranks"]]
+    assert [pool // 4096 // (2 * 3 * 64 * 4) for pool in pools] == [7, 8, 8, 7]  # layers
+    assert last["ledger"]["weights_bytes"] > others[0]["ledger"]["weights_bytes"]  # output layer
+    assert "each of ranks 3 (stage 1): " in invoke("--dry-run", *asked).stdout
+
+
 def test_a_dry_run_of_what_does_not_fit(invoke: Invoke) -> None:
     asked = ("--kv-memory", "20MiB", "--context-tokens", "8192")
     result = invoke("--dry-run", *asked)
