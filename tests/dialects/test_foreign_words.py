@@ -119,7 +119,7 @@ UNDERSTOOD = [
         "max_sequences": 4, "max_batch_tokens": 64}),
     (["-np", "4"], {"max_sequences": 4}),
     (["-tp", "2", "--pp-size", "3"], {"tensor_parallel": 2, "pipeline_parallel": 3}),
-    (["--tensor-parallel-size", "1"], {"tensor_parallel": 1}),
+    (["--tensor-parallel-size", "1"], {"tensor_parallel": None}),
     (["--max-running-requests", "4"], {"max_sequences": 4}),
     (["--chunked-prefill-size", "64"], {"max_batch_tokens": 64}),
     (["--kv-cache-dtype", "fp8_e4m3"], {"kv_dtype": "fp8"}),
