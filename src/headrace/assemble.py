@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -11,13 +13,15 @@ from weakref import finalize
 
 from headrace.backends.backend import Backend
 from headrace.backends.registry import choose_backend
+from headrace.core.block_store import BlockStore
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.speculation import Speculator
-from headrace.core.step import Runner
+from headrace.core.step import MovesBlocks, Runner
+from headrace.core.version import headrace_version
 from headrace.draft_loader import (
     DraftFiles,
     check_vocabulary,
@@ -40,6 +44,7 @@ from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
+from headrace.weights.model_hash import hash_model
 from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.shard import share_weights
 from headrace.weights.weight import Weight
@@ -72,11 +77,12 @@ class Assembled:
     notes: tuple[str, ...]  # what a user might not expect
     draft: Draft | None = None  # a second model, which guesses tokens
     speculator: Speculator | None = None  # the engine's
+    store: BlockStore | None = None  # likewise: its prefix cache on disk
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
     _closed: finalize[..., Assembled] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._closed = finalize(self, _close, self.runner, self.file, self.draft)
+        self._closed = finalize(self, _close, self.runner, self.file, self.draft, self.store)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -105,7 +111,11 @@ class Draft(NamedTuple):
     files: DraftFiles
 
 
-def _close(runner: Runner, file: WeightsFile, draft: Draft | None) -> None:
+def _close(
+    runner: Runner, file: WeightsFile, draft: Draft | None, store: BlockStore | None
+) -> None:
+    if store is not None:
+        store.close()
     runner.close()
     file.close()
     if draft is not None:
@@ -162,6 +172,7 @@ def assemble(
         if checked is not None:
             checked.confirm()
         speculator = _speculator(config, runner, spec, draft)
+        store = _open_store(config, backend, runner, file, spec)
         undo.pop_all()
     notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
     logger.info("memory\n%s", sizing.ledger.render(allocated))
@@ -177,12 +188,13 @@ def assemble(
         config=config,
         backend=backend,
         runner=runner,
-        engine=Engine(runner, eos_ids, paced, speculator=speculator),
+        engine=Engine(runner, eos_ids, paced, speculator=speculator, store=store),
         ledger=sizing.ledger,
         allocated=allocated,
         notes=notes,
         draft=draft,
         speculator=speculator,
+        store=store,
     )
 
 
@@ -259,6 +271,39 @@ def _speculator(
     return TimedSpeculator(
         drafter.method, most_tokens=config.max_draft_tokens, model=model, synthetic=synthetic
     )
+
+
+def _open_store(
+    config: EngineConfig, backend: Backend, runner: Runner, file: WeightsFile, spec: ModelSpec
+) -> BlockStore | None:
+    """The prefix cache on disk that the settings ask for."""
+    if config.prefix_disk is None:
+        return None
+    if not isinstance(runner, MovesBlocks):
+        raise ConfigError(
+            f"prefix_disk is set; the {backend.name.value} device can't keep KV blocks elsewhere.",
+            "Leave it out.",
+            param="prefix_disk",
+        )
+    from headrace.prefix_disk.open import open_store
+
+    return open_store(config.prefix_disk, kv_identity(config, backend, runner, file, spec), runner)
+
+
+def kv_identity(
+    config: EngineConfig, backend: Backend, runner: MovesBlocks, file: WeightsFile, spec: ModelSpec
+) -> bytes:
+    """A hash of everything that the bits of a KV block depend on, besides its tokens: where it is
+    equal, blocks may be exchanged."""
+    facts = {
+        "headrace": headrace_version(),
+        "model": hash_model(file, spec),
+        "backend": backend.facts(config),
+        "layout": runner.block_layout,
+        "quantization": config.quantization.value,
+        "batch_invariant": config.batch_invariant,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
 def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:
