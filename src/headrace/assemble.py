@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -20,8 +18,7 @@ from headrace.core.errors import ConfigError, TemplateError
 from headrace.core.sampling import DrawNumbers
 from headrace.core.sizes import show_bytes
 from headrace.core.speculation import Speculator
-from headrace.core.step import MovesBlocks, Runner
-from headrace.core.version import headrace_version
+from headrace.core.step import Runner
 from headrace.draft_loader import (
     DraftFiles,
     check_vocabulary,
@@ -40,11 +37,11 @@ from headrace.parallel.leader import LeadingRunner
 from headrace.parallel.team import Size, Team, check_torch
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
+from headrace.store_loader import describe_store, load_store
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
-from headrace.weights.model_hash import hash_model
 from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.shard import share_weights
 from headrace.weights.weight import Weight
@@ -172,9 +169,13 @@ def assemble(
         if checked is not None:
             checked.confirm()
         speculator = _speculator(config, runner, spec, draft)
-        store = _open_store(config, backend, runner, file, spec)
+        store = load_store(config, backend, runner, file, spec)
         undo.pop_all()
-    notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
+    notes = (
+        *sizing.notes,
+        *_compare(sizing.ledger, allocated),
+        *describe_store(config, sizing.ledger),
+    )
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
     paced = replace(config, max_step_growth=sizing.sizes.max_step_growth)
@@ -271,39 +272,6 @@ def _speculator(
     return TimedSpeculator(
         drafter.method, most_tokens=config.max_draft_tokens, model=model, synthetic=synthetic
     )
-
-
-def _open_store(
-    config: EngineConfig, backend: Backend, runner: Runner, file: WeightsFile, spec: ModelSpec
-) -> BlockStore | None:
-    """The prefix cache on disk that the settings ask for."""
-    if config.prefix_disk is None:
-        return None
-    if not isinstance(runner, MovesBlocks):
-        raise ConfigError(
-            f"prefix_disk is set; the {backend.name.value} device can't keep KV blocks elsewhere.",
-            "Leave it out.",
-            param="prefix_disk",
-        )
-    from headrace.prefix_disk.open import open_store
-
-    return open_store(config.prefix_disk, kv_identity(config, backend, runner, file, spec), runner)
-
-
-def kv_identity(
-    config: EngineConfig, backend: Backend, runner: MovesBlocks, file: WeightsFile, spec: ModelSpec
-) -> bytes:
-    """A hash of everything that the bits of a KV block depend on, besides its tokens: where it is
-    equal, blocks may be exchanged."""
-    facts = {
-        "headrace": headrace_version(),
-        "model": hash_model(file, spec),
-        "backend": backend.facts(config),
-        "layout": runner.block_layout,
-        "quantization": config.quantization.value,
-        "batch_invariant": config.batch_invariant,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
 def _compare(ledger: Ledger, allocated: Allocated | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""A prefix cache that survives a restart, on the CPU backend: the same answers, logprobs and all."""
+"""A prefix cache that survives a restart, on the CPU backend: the same answers and logprobs."""
 
 from __future__ import annotations
 

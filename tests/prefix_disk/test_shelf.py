@@ -31,7 +31,7 @@ def read(path: Path, identity: bytes = ONE, key: bytes = KEY, size: int = len(CO
 
 
 def shelf_in(folder: Path, blocks: int = 3, identity: bytes = ONE) -> Shelf:
-    shelf = Shelf(str(folder), blocks * 4096, identity, len(CONTENT), param="prefix_disk")
+    shelf = Shelf(str(folder), blocks * 4096, identity, len(CONTENT))
     shelf.look()
     return shelf
 
@@ -181,8 +181,6 @@ def test_bad_folders_are_refused(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(ConfigError, match="can't be written to"):
         shelf_in(file)
-    with pytest.raises(ConfigError, match=r"allows 8\.0 KiB; one KV block"):
-        Shelf(str(tmp_path), 8192, ONE, 10**5, param="prefix_disk")
     open_to_all = tmp_path / "shared"
     (open_to_all / FOLDER).mkdir(parents=True)
     (open_to_all / FOLDER).chmod(0o755)

@@ -33,7 +33,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     made = []
 
     def start(blocks: int = 100) -> DiskStore:
-        shelf = Shelf(str(tmp_path), blocks * 4096, IDENTITY, SIZE, param="prefix_disk")
+        shelf = Shelf(str(tmp_path), blocks * 4096, IDENTITY, SIZE)
         made.append(DiskStore(shelf, IDENTITY, SIZE))
         return made[-1]
 

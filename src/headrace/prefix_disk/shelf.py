@@ -24,7 +24,6 @@ from pathlib import Path
 
 from headrace.core.disk import disk_full, is_full
 from headrace.core.errors import ConfigError
-from headrace.core.sizes import show_bytes
 from headrace.core.step import Contents
 from headrace.prefix_disk.block_file import HEADER_BYTES, write_block
 
@@ -38,19 +37,18 @@ USE_S = 60.0  # a use is noted at most so often
 
 class Shelf:
     def __init__(
-        self, folder: str, most_bytes: int, identity: bytes, block_bytes: int, *, param: str
+        self,
+        folder: str,
+        most_bytes: int,
+        identity: bytes,
+        block_bytes: int,
+        *,
+        param: str = "prefix_disk",
     ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
         self._identity = identity
-        self._size = _taken(HEADER_BYTES + block_bytes)
-        if most_bytes < self._size:
-            raise ConfigError(
-                f"{param} allows {show_bytes(most_bytes)}; one KV block of this model takes "
-                f"{show_bytes(self._size)}.",
-                "Allow more: some GiB hold thousands of blocks.",
-                param=param,
-            )
+        self._size = file_bytes(block_bytes)
         self._root = os.path.join(folder, FOLDER)
         self._own = os.path.join(self._root, identity.hex()[:32])
         self._make(param)
@@ -226,6 +224,11 @@ class Shelf:
         if found is not None:
             self._in_folder[os.path.dirname(place)].discard(place)
             self.total_bytes -= found[0]
+
+
+def file_bytes(block_bytes: int) -> int:
+    """What one block takes on disk."""
+    return _taken(HEADER_BYTES + block_bytes)
 
 
 def _taken(size: int) -> int:
