@@ -70,7 +70,7 @@ class Loading:
         self.contents = dict(self._found)
         return True
 
-    def give_up(self) -> None:
+    def give_up(self, *, is_late: bool) -> None:
         self.is_given_up = True
         self.contents = dict(list(self._found.items())[:1])  # some had come
 

@@ -41,8 +41,8 @@ class Load(Protocol):
         """What has come so far. After it has ended, or was given up, nothing is added."""
         ...
 
-    def give_up(self) -> None:
-        """Nobody waits any longer."""
+    def give_up(self, *, is_late: bool) -> None:
+        """Nobody waits any longer: because it took too long, or for another reason."""
         ...
 
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOAD_S = 2.0  # the longest wait for a load: a disk that is slower than this is no help
 MOST_LOAD_BYTES = 1 << 30  # of one request: it is in memory twice until it is adopted
+SOME_BYTES = 32 << 20  # adopted between two steps while others wait for the next one
+READ_BLOCKS = 8  # given to the store at a time: it may have enough after some
 
 Adopt = Callable[[Sequence[bytes], Mapping[bytes, Contents]], int]
 
@@ -37,6 +39,8 @@ class _Fetch:
     first: bytes  # the first key that it loads
     until_s: float
     waiting: list[EngineSequence] = field(default_factory=list)
+    has_ended: bool = False  # the load
+    served: int = 0  # of those that wait, the first so many have all that came
 
 
 class Fetching:
@@ -59,6 +63,7 @@ class Fetching:
         self._adopt = adopt
         self._fetches: dict[bytes, _Fetch] = {}  # by their first key
         self._most_blocks = max(1, MOST_LOAD_BYTES // runner.block_bytes)
+        self._some_blocks = max(1, SOME_BYTES // runner.block_bytes)
         self._has_failed = False
         self._new: list[tuple[bytes, int]] = []
         prefix.new = self._new
@@ -95,31 +100,44 @@ class Fetching:
     def settle(self, wait_s: float) -> None:
         """Adopt what was loaded, and queue those that waited for it. Waits for the first load."""
         for fetch in list(self._fetches.values()):
-            waiting = [sequence for sequence in fetch.waiting if not sequence.is_finished]
-            left_s = fetch.until_s - self._clock.now_s()
-            has_ended = fetch.load.wait(max(0.0, min(wait_s, left_s)) if waiting else 0.0)
+            fetch.waiting = [each for each in fetch.waiting if not each.is_finished]
+            if self._has_come(fetch, wait_s) and self._adopt_some(fetch):
+                del self._fetches[fetch.first]
+                for sequence in fetch.waiting:
+                    self._roster.resume(sequence)
             wait_s = 0.0
-            if not has_ended and waiting and self._clock.now_s() < fetch.until_s:
-                continue
-            if not has_ended:
-                fetch.load.give_up()
-                self.store.stats.late_loads += bool(waiting)
-            del self._fetches[fetch.first]
-            self._end(fetch.load, waiting)
 
-    def _end(self, load: Load, waiting: list[EngineSequence]) -> None:
-        contents = load.contents
-        for sequence in waiting:
-            if contents:
-                before = len(
-                    self._prefix.match(
-                        sequence.token_ids, sequence.keys, sequence.request.cache_salt
-                    )
-                )
-                after = self._try_adopt(sequence.keys, contents)
-                more = max(0, min(after, len(sequence.keys)) - before)
-                self.store.stats.hits_tokens += more * self._pool.block_tokens
-            self._roster.resume(sequence)
+    def _has_come(self, fetch: _Fetch, wait_s: float) -> bool:
+        """Whether its load has ended, or is not waited for any longer."""
+        if fetch.has_ended:
+            return True
+        left_s = fetch.until_s - self._clock.now_s()
+        ended = fetch.load.wait(max(0.0, min(wait_s, left_s)) if fetch.waiting else 0.0)
+        is_late = self._clock.now_s() >= fetch.until_s
+        if not ended and fetch.waiting and not is_late:
+            return False
+        if not ended:
+            fetch.load.give_up(is_late=is_late)
+            self.store.stats.late_loads += is_late
+        fetch.has_ended = True
+        return True
+
+    def _adopt_some(self, fetch: _Fetch) -> bool:
+        """Adopt some of what came, or all if nobody has to wait for that. Whether that was all."""
+        contents, size = fetch.load.contents, self._pool.block_tokens
+        if not contents:
+            return True
+        for sequence in fetch.waiting[fetch.served :]:
+            last = (len(sequence.token_ids) - 1) // size
+            salt = sequence.request.cache_salt
+            before = len(self._prefix.match(sequence.token_ids, sequence.keys, salt))
+            most = before + self._some_blocks if self._roster.running else last
+            after = self._try_adopt(sequence.keys[: min(most, last)], contents)
+            self.store.stats.hits_tokens += max(0, after - before) * size
+            if before < after == most < last and self._clock.now_s() < fetch.until_s:
+                return False
+            fetch.served += 1
+        return True
 
     def _try_adopt(self, keys: Sequence[bytes], contents: Mapping[bytes, Contents]) -> int:
         try:
@@ -138,16 +156,18 @@ class Fetching:
             self._new.clear()
 
     def _keep(self, pairs: list[tuple[bytes, int]]) -> None:
-        wanted = [(key, block) for key, block in pairs if self.store.wants(key)]
-        if not wanted:
-            return
-        try:
-            copies = self._runner.read_blocks([block for _, block in wanted])
-        except Exception as error:
-            self._note("read from", error)
-            return
-        for (key, _), copy in zip(wanted, copies, strict=True):
-            self.store.keep(key, copy)
+        for at in range(0, len(pairs), READ_BLOCKS):
+            some = pairs[at : at + READ_BLOCKS]
+            wanted = [(key, block) for key, block in some if self.store.wants(key)]
+            if not wanted:
+                continue
+            try:
+                copies = self._runner.read_blocks([block for _, block in wanted])
+            except Exception as error:
+                self._note("read from", error)
+                return
+            for (key, _), copy in zip(wanted, copies, strict=True):
+                self.store.keep(key, copy)
 
     def _note(self, what: str, error: Exception) -> None:
         self.store.stats.errors["write" if what == "read from" else "read"] += 1

@@ -29,6 +29,7 @@ MOST_USES = 65536  # to be noted
 AHEAD = 16  # files that the system is asked to read before their turn
 LOOK_S = 30.0  # how often other processes' files are looked for
 FIRST_LOOK_S = 2.0  # the longest that a start waits for what is there to be known
+SLOW_S = 1.0  # so long no load takes on a disk that is worth it
 REST_S = 30.0  # without loads after a late one, without writes after one that failed
 CLOSE_S = 3.0  # to write what is queued at the end
 
@@ -41,16 +42,17 @@ class DiskLoad:
         self.contents: dict[bytes, Contents] = {}
         self.is_given_up = False
         self.ended = threading.Event()
+        self.began_s: float | None = None  # None: others are before it
         self._store = store
 
     def wait(self, timeout_s: float) -> bool:
         return self.ended.wait(timeout_s) if timeout_s > 0 else self.ended.is_set()
 
-    def give_up(self) -> None:
+    def give_up(self, *, is_late: bool) -> None:
         self.is_given_up = True
         self.contents = dict(self.contents)  # nothing is added to this one
-        if not self.ended.is_set():
-            self._store.rest()
+        if is_late and self.began_s is not None and not self.ended.is_set():
+            self._store.note_late(time.monotonic() - self.began_s)
 
 
 class DiskStore:
@@ -108,10 +110,12 @@ class DiskStore:
         self._loads.put(load)
         return load
 
-    def rest(self) -> None:
-        """A load was late: the disk is left alone for a while, and prefixes are computed."""
-        self._no_loads_before_s = time.monotonic() + REST_S
-        self._warn("late", "a prefix took too long to load from %s and is computed", None)
+    def note_late(self, taken_s: float) -> None:
+        """A load took too long: if not because others were before it, the disk is left alone for a
+        while, and prefixes are computed."""
+        if taken_s >= SLOW_S:
+            self._no_loads_before_s = time.monotonic() + REST_S
+            self._warn("late", "a prefix took too long to load from %s and is computed", None)
 
     def close(self) -> None:
         self._is_closing = True
@@ -192,6 +196,9 @@ class DiskStore:
             del load
 
     def _read(self, load: DiskLoad) -> None:
+        if load.is_given_up:
+            return
+        load.began_s = time.monotonic()
         contents = load.contents
         files = self._open(load.keys)
         with contextlib.closing(files):
