@@ -123,10 +123,10 @@ class Shelf:
                 for place in self._in_folder.get(folder, set()) - present:
                     self._drop(place)
                 self._folders[folder] = changed
-        for folder in self._folders.keys() - seen:
-            for place in list(self._in_folder.get(folder, ())):
+        for folder in self._in_folder.keys() - seen:  # deleted as a whole
+            for place in list(self._in_folder[folder]):
                 self._drop(place)
-            del self._folders[folder]
+            self._folders.pop(folder, None)
         for used, place, size in found:
             self._add(place, size, used)
         if found:

@@ -143,6 +143,7 @@ class DiskStore:
                 self._shelf.use(self._place(key)[0])
             for key in _drain(self._bad):
                 self._shelf.delete(self._place(key)[0])
+                self._count()
             key, content = self._next()
             if content is not None:
                 self._write(key, content)
@@ -151,9 +152,11 @@ class DiskStore:
             else:
                 self._wake.wait(max(0.0, look_s - time.monotonic()))
                 self._wake.clear()
-            self.stats.stored_bytes = self._shelf.total_bytes
-            self.stats.evicted_blocks = self._shelf.evicted
         self._closed.set()
+
+    def _count(self) -> None:
+        self.stats.stored_bytes = self._shelf.total_bytes
+        self.stats.evicted_blocks = self._shelf.evicted
 
     def _look(self) -> None:
         try:
@@ -162,6 +165,7 @@ class DiskStore:
             self._shelf.sweep()
         except OSError as error:
             self._fail("read", error)
+        self._count()
         self._looked.set()
 
     def _next(self) -> tuple[bytes, Contents | None]:
@@ -181,6 +185,7 @@ class DiskStore:
             self._no_writes_before_s = time.monotonic() + REST_S
             self._fail("full" if is_full(error) else "write", error)
         finally:
+            self._count()
             with self._lock:
                 del self._queued[key]
 
