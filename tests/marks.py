@@ -63,6 +63,8 @@ PATHS = (
     "tests/backends/shared/test_recorder.py",
     "tests/backends/test_backend.py",
     "tests/backends/test_drafts.py",
+    "tests/engine/test_adoption.py",
+    "tests/engine/test_fetching.py",
     "tests/engine/test_long_runs.py",
     "tests/engine/test_properties.py",
     "tests/engine/test_same_tokens.py",

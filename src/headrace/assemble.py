@@ -11,6 +11,7 @@ from weakref import finalize
 
 from headrace.backends.backend import Backend
 from headrace.backends.registry import choose_backend
+from headrace.core.block_store import BlockStore
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
@@ -37,6 +38,7 @@ from headrace.parallel.leader import LeadingRunner
 from headrace.parallel.team import Size, Team, check_torch
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
+from headrace.store_loader import describe_store, load_store
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
@@ -73,11 +75,12 @@ class Assembled:
     notes: tuple[str, ...]  # what a user might not expect
     draft: Draft | None = None  # a second model, which guesses tokens
     speculator: Speculator | None = None  # the engine's
+    store: BlockStore | None = None  # likewise: its prefix cache on disk
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
     _closed: finalize[..., Assembled] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._closed = finalize(self, _close, self.runner, self.file, self.draft)
+        self._closed = finalize(self, _close, self.runner, self.file, self.draft, self.store)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -106,7 +109,11 @@ class Draft(NamedTuple):
     files: DraftFiles
 
 
-def _close(runner: Runner, file: WeightsFile, draft: Draft | None) -> None:
+def _close(
+    runner: Runner, file: WeightsFile, draft: Draft | None, store: BlockStore | None
+) -> None:
+    if store is not None:
+        store.close()
     runner.close()
     file.close()
     if draft is not None:
@@ -163,8 +170,13 @@ def assemble(
         if checked is not None:
             checked.confirm()
         speculator = _speculator(config, runner, spec, draft)
+        store = load_store(config, backend, runner, file, spec)
         undo.pop_all()
-    notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
+    notes = (
+        *sizing.notes,
+        *_compare(sizing.ledger, allocated),
+        *describe_store(config, sizing.ledger),
+    )
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
     paced = replace(config, max_step_growth=sizing.sizes.max_step_growth)
@@ -178,12 +190,13 @@ def assemble(
         config=config,
         backend=backend,
         runner=runner,
-        engine=Engine(runner, eos_ids, paced, speculator=speculator),
+        engine=Engine(runner, eos_ids, paced, speculator=speculator, store=store),
         ledger=sizing.ledger,
         allocated=allocated,
         notes=notes,
         draft=draft,
         speculator=speculator,
+        store=store,
     )
 
 

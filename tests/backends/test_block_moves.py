@@ -18,8 +18,14 @@ PROMPT = [(7 * at + 3) % VOCAB for at in range(40)]
 
 
 def compute(runner: Runner, table: list[int], start: int) -> StepResult:
-    row = Row(0, PROMPT[start:], start, table, draw=Draw(temperature=0.0))
-    runner.submit(plan_of([row]))
+    row = Row(
+        sequence_id=0,
+        token_ids=PROMPT[start:],
+        start=start,
+        block_table=table,
+        draw=Draw(temperature=0.0),
+    )
+    runner.submit(plan_of(row))
     return runner.collect()
 
 

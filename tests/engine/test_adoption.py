@@ -206,7 +206,7 @@ def _fields(limits: RunnerLimits) -> dict[str, int]:
 # -- under load --------------------------------------------------------------------------------
 
 under_load = settings(
-    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "15")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -48,6 +48,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.server.edge.browsers import browser_warnings
     from headrace.server.start.fingerprint import complete, fingerprint
     from headrace.server.start.model import read_model
+    from headrace.store_loader import check_store, describe_store
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
@@ -71,6 +72,8 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes
+    check_store(settings.engine, sizing.ledger)
+    report["notes"] += describe_store(settings.engine, sizing.ledger)
     served = read_model(
         path,
         name_model(path, settings.model),

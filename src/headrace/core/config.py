@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 from headrace.core.checks import RULE, Choice, check_fields, rule_of, within
 from headrace.core.drafter import MOST_DRAFT_TOKENS, DrafterText
 from headrace.core.errors import ConfigError
+from headrace.core.prefix_disk import PrefixDiskText
 from headrace.core.sizes import Share, Size
 
 
@@ -187,6 +188,14 @@ class EngineConfig(SchedulerConfig):
         )
         | within(above=0, at_most=1),
     )
+    prefix_disk: str | None = field(
+        default=None,
+        metadata=flag(
+            "Keep the prefix cache on disk too, so that it survives a restart: a folder and the "
+            "most it may take, as in /var/cache/headrace,20GiB."
+        )
+        | {RULE: PrefixDiskText()},
+    )
     threads: int | None = field(
         default=None,
         metadata=flag("CPU threads; default: the cores this process may use.") | within(at_least=1),
@@ -248,6 +257,15 @@ class EngineConfig(SchedulerConfig):
                 "and kv_fraction: each sets the size of the KV pool.",
                 "Keep one of them.",
                 param=given[1],
+            )
+
+        if self.prefix_disk is not None and (not self.prefix_cache or self.tensor_parallel > 1):
+            why = "a prefix cache; it is turned off" if not self.prefix_cache else "one process"
+            raise ConfigError(
+                f"prefix_disk needs an engine with {why}.",
+                "Leave out prefix_disk, or the setting that it does not go with: prefix_cache, "
+                "tensor_parallel.",
+                param="prefix_disk",
             )
 
     @classmethod

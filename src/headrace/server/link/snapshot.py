@@ -28,6 +28,17 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gave_way: int = 0
 
 
+class PrefixDiskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """See core/block_store.py."""
+
+    stored_bytes: int  # now
+    hits_tokens: int
+    loaded_bytes: int
+    written_bytes: int
+    blocks: dict[str, int]  # by what became of them: loaded, written, dropped, evicted
+    failures: dict[str, int]  # by kind: read, write, corrupt, late
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int
     # Now.
@@ -61,6 +72,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0  # of them
     accepted_at: list[int] = []  # by place in the draft
     drafting_s: float = 0.0  # spent on guessing
+    prefix_disk: PrefixDiskSnapshot | None = None  # None: there is none
 
 
 def take_snapshot(
@@ -114,6 +126,26 @@ def take_snapshot(
         accepted_tokens=stats.drafts.accepted_tokens,
         accepted_at=list(stats.drafts.accepted_at),
         drafting_s=stats.drafts.drafting_s,
+        prefix_disk=_disk_snapshot(engine),
+    )
+
+
+def _disk_snapshot(engine: Engine) -> PrefixDiskSnapshot | None:
+    if engine.scheduler.fetching is None:
+        return None
+    stats = engine.scheduler.fetching.store.stats
+    return PrefixDiskSnapshot(
+        stored_bytes=stats.stored_bytes,
+        hits_tokens=stats.hits_tokens,
+        loaded_bytes=stats.loaded_bytes,
+        written_bytes=stats.written_bytes,
+        blocks={
+            "loaded": stats.loaded_blocks,
+            "written": stats.written_blocks,
+            "dropped": stats.dropped_blocks,
+            "evicted": stats.evicted_blocks,
+        },
+        failures={**stats.errors, "late": stats.late_loads},
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
@@ -22,12 +22,10 @@ from headrace.fetch.catalog import entry_of
 from headrace.models.spec import ModelSpec
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import WeightsFile
-from headrace.weights.tensor import Tensor
+from headrace.weights.model_hash import SAMPLED, hash_model
 
 Identity = dict[str, Any]  # JSON values
 
-SAMPLE_BYTES = 4096  # of a tensor's start and of its middle
-SAMPLED = f"every tensor's name, format, shape and twice {SAMPLE_BYTES} of its bytes"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("generation_config.json", "config.json"),
@@ -41,7 +39,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("cors_origin", "allowed_host", "metrics_key", "admin_host", "admin_port", "max_bodies"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
-        *("log_content", "trace", "threads", "debug_invariants", "verify"),
+        *("log_content", "trace", "threads", "debug_invariants", "verify", "prefix_disk"),
     }
 )
 
@@ -59,7 +57,7 @@ def identify(
     return {
         "headrace": headrace_version(),
         "model": {
-            "sampled_sha256": _hash_model(file, spec),
+            "sampled_sha256": hash_model(file, spec),
             "sampled": SAMPLED,
             "bytes": sum(tensor.data.nbytes for tensor in file.stored.values()),
             "catalog_sha256": None if entry is None else entry.sha256,
@@ -82,20 +80,6 @@ def fingerprint(identity: Identity) -> str:
     model = {k: v for k, v in identity["model"].items() if k != "catalog_sha256"}
     counted = json.dumps({**identity, "model": model}, sort_keys=True, separators=(",", ":"))
     return f"hr-{_hash(counted.encode())[:12]}"
-
-
-def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
-    for name, tensor in sorted(file.stored.items()):
-        digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
-        for sample in _samples(tensor):
-            digest.update(sample)
-    return digest.hexdigest()
-
-
-def _samples(tensor: Tensor) -> list[memoryview]:
-    middle = tensor.data.nbytes // 2
-    return [tensor.data[:SAMPLE_BYTES], tensor.data[middle : middle + SAMPLE_BYTES]]
 
 
 def _formats(file: WeightsFile) -> dict[str, float]:
