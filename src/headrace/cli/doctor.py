@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +115,7 @@ def examine(
     as_json: AsJson = False,
 ) -> None:
     """Why is this endpoint slow? Exit status 1: a fault was found, or nothing could be measured."""
-    from headrace.doctor.report import all_failed, earlier_of, examine, load
+    from headrace.doctor.report import earlier_of, examine, has_no_verdict, load
 
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(
@@ -124,13 +125,18 @@ def examine(
         earlier=earlier_of(load(before)) if before is not None else None,
     )  # fmt: skip
     if watch:
-        _watch(endpoint, wanted)
+        _watch(
+            lambda: _observe(endpoint, wanted, from_prometheus, selector),
+            wanted.interval_s,
+            save=save,
+            as_json=as_json,
+        )
         return
     _may_probe(endpoint, wanted, yes=yes)
     found = examine(_observe(endpoint, wanted, from_prometheus, selector))
     _show(found, save=save, explain=explain, as_json=as_json)
     is_bad = any(finding.kind in ("fault", "counter") for finding in found.findings)
-    if is_bad or all_failed(found.seen):
+    if is_bad or has_no_verdict(found.seen):
         raise typer.Exit(EXIT_FOUND)
 
 
@@ -312,37 +318,52 @@ def _show(found: Diagnosis, *, save: Path | None, explain: bool, as_json: bool) 
         typer.echo(line)
 
 
-def _watch(endpoint: Endpoint, wanted: Wanted) -> None:
-    """Until it is interrupted. A finding is shown when it comes and when it goes."""
-    from headrace.doctor.collect import observe
+def _watch(
+    look: Callable[[], Observation], interval_s: float, *, save: Path | None, as_json: bool
+) -> None:
+    """Until it is interrupted. A finding is shown when it comes and when it goes; as JSON, every
+    look is a line. `save` has the last one."""
     from headrace.doctor.endpoint import EndpointError
-    from headrace.doctor.report import examine, finding_lines
+    from headrace.doctor.report import examine, facts
 
     there: dict[int, str] = {}
     while True:
         now = time.strftime("%H:%M:%S")
         try:
-            found = examine(observe(endpoint, wanted))
+            found = examine(look())
         except EndpointError as error:
-            typer.echo(f"{now}  {error.cause}")
-            time.sleep(wanted.interval_s)
+            typer.echo(f"{now}  {error.cause}", err=as_json)
+            time.sleep(interval_s)
             continue
-        current = {finding.rule: finding for finding in found.findings}
-        for rule in [rule for rule in there if rule not in current]:
-            typer.echo(f"{now}  gone: {there.pop(rule)}")
-        for rule, finding in current.items():
-            if rule not in there:
-                typer.echo(f"{now}")
-                typer.echo("\n".join(finding_lines(1, finding)))
-                there[rule] = finding.symptom
-        seen = found.seen
-        numbers = {name: seen.level(name) for name in ("running", "waiting", "kv_usage")}
-        words = [f"{name} {value:.3g}" for name, value in numbers.items() if value is not None]
-        rate = seen.rate("generation_tokens")
-        if rate is not None:
-            words.append(f"{rate:,.4g} tokens/s")
-        typer.echo(f"{now}  {', '.join(words) or 'no metrics'}; {len(current)} findings")
+        if save is not None:
+            save.write_text(json.dumps(facts(found), indent=2) + "\n")
+        if as_json:
+            typer.echo(json.dumps(facts(found)))
+        else:
+            _show_changes(now, found, there)
         sys.stdout.flush()
+
+
+def _show_changes(now: str, found: Diagnosis, there: dict[int, str]) -> None:
+    """`there`: the findings of the last look, by rule; those of this one afterwards."""
+    from headrace.doctor.report import finding_lines
+
+    current = {finding.rule: finding for finding in found.findings}
+    for rule in [rule for rule in there if rule not in current]:
+        typer.echo(f"{now}  gone: {there.pop(rule)}")
+    for rule, finding in current.items():
+        if rule not in there:
+            typer.echo(f"{now}")
+            typer.echo("\n".join(finding_lines(1, finding)))
+            there[rule] = finding.symptom
+    seen = found.seen
+    numbers = {name: seen.level(name) for name in ("running", "waiting", "kv_usage")}
+    words = [f"{name} {value:.3g}" for name, value in numbers.items() if value is not None]
+    rate = seen.rate("generation_tokens")
+    if rate is not None:
+        words.append(f"{rate:,.4g} tokens/s")
+    count = f"{len(current)} finding{'' if len(current) == 1 else 's'}"
+    typer.echo(f"{now}  {', '.join(words) or 'no metrics'}; {count}")
 
 
 def _notes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

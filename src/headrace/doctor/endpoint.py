@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from headrace.client.answer import Answer as Heard
 from headrace.client.answer import message_of
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.doctor.mishaps import no_stream, unreachable
 from headrace.doctor.observation import Answer
 
 _SHOWN_BYTES = 200
@@ -150,12 +151,7 @@ class Endpoint:
         return headers
 
     def _unreachable(self, error: BaseException) -> EndpointError:
-        what = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError):
-            return EndpointError(f"TLS with {self.host} failed: {what}.", "Check the certificate.")
-        return EndpointError(
-            f"{self.host}:{self.port} can't be reached: {what}.", "Is the server running?"
-        )
+        return EndpointError(*unreachable(f"{self.host}:{self.port}", error))
 
 
 class _Asking:
@@ -228,6 +224,9 @@ class _Asking:
         response = connection.getresponse()
         if response.status != 200:
             self._error = f"HTTP {response.status}: {message_of(response.read(_MAX_BODY_BYTES))}"
+            return
+        self._error = no_stream(response.getheader("Content-Type") or "")
+        if self._error is not None:
             return
         while line := response.readline():
             self._heard.feed(line, time.perf_counter() - self._scheduled_s)

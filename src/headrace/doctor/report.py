@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace.core.errors import ConfigError
 from headrace.doctor.finding import Finding
+from headrace.doctor.mishaps import advice
 from headrace.doctor.observation import (
     Answer,
     Earlier,
@@ -141,8 +142,11 @@ def _probe_lines(probe: Probe) -> Iterator[str]:
     errors = probe.errors
     if errors:
         yield from _wrapped("    failed   ", f"{len(errors)} of {len(probe.answers)}: {errors[0]}")
+    reasons: dict[str, list[str]] = {}
     for name, why in probe.skipped.items():
-        yield from _wrapped("    left out ", f"{name}: {why}")
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        yield from _wrapped("    left out ", f"{', '.join(names)}: {why}")
 
 
 def all_failed(seen: Observation) -> bool:
@@ -150,10 +154,17 @@ def all_failed(seen: Observation) -> bool:
     return seen.probe is not None and not any(answer.is_good for answer in seen.probe.answers)
 
 
+def has_no_verdict(seen: Observation) -> bool:
+    """Nothing was measured, or the endpoint went away in the middle."""
+    return all_failed(seen) or (seen.probe is not None and seen.probe.stopped is not None)
+
+
 def _healthy(seen: Observation) -> str:
     if seen.probe is not None and all_failed(seen):
         why = seen.probe.errors[0] if seen.probe.errors else "none was answered"
-        return f"No verdict: every probe failed ({why})."
+        return f"No verdict: every probe failed ({why}). {advice(why, seen.model)}".rstrip()
+    if seen.probe is not None and seen.probe.stopped is not None:
+        return "No verdict: the endpoint went away. Nothing is wrong with what it did before."
     if seen.probe is None and not seen.deltas:
         return "No finding. Without metrics and probes little can be seen."
     if seen.probe is None:
@@ -242,6 +253,7 @@ def probe_facts(probe: Probe) -> dict[str, Any]:
         "spent_tokens": probe.spent_tokens,
         "spent_s": probe.spent_s,
         "skipped": dict(probe.skipped),
+        "stopped": probe.stopped,
         "errors": list(probe.errors),
     }
 
