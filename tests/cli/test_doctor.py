@@ -158,7 +158,49 @@ def test_watch_says_what_comes_and_what_goes() -> None:
     assert shown.rstrip().endswith("0 findings")
 
 
-def _watched(texts: list[str]) -> str:
+def test_watch_as_json_is_a_line_for_every_look(tmp_path: Path) -> None:
+    last = tmp_path / "last.json"
+    pages = [render(VLLM, QUEUED)] * 5 + [render(VLLM, IDLE)] * 5
+    looks = [json.loads(line) for line in _watched(pages, "--json", "--save", str(last)).split("\n")
+             if line.startswith("{")]  # fmt: skip
+    assert [[f["rule"] for f in look["findings"]] for look in looks] == [[4], []]
+    assert json.loads(last.read_text())["findings"] == []
+
+
+def test_watch_from_prometheus() -> None:
+    """Two looks, then nobody is there: that is one line, and it goes on until it is stopped."""
+    looks: list[str] = []
+
+    class Queries(dict[str, Any]):
+        def __contains__(self, path: object) -> bool:
+            return str(path).startswith("/api/v1/query?")
+
+        def __getitem__(self, path: str) -> Any:
+            series = [{"metric": {"__name__": f"vllm:num_requests_{what}"}, "value": [1, value]}
+                      for what, value in (("running", "4"), ("waiting", "12"))]  # fmt: skip
+            return {"status": "success", "data": {"result": series}}
+
+    def stop_third(*_: Any) -> str:
+        looks.append("")
+        if len(looks) > 2:
+            raise KeyboardInterrupt
+        return "12:00:00"
+
+    prometheus = FakeEngine([])
+    prometheus.paths = Queries()
+    with (
+        pytest.MonkeyPatch.context() as patch, serving(prometheus) as server,
+        serving(vllm()) as endpoint,
+    ):  # fmt: skip
+        patch.setattr("headrace.cli.doctor.time.strftime", stop_third)
+        words = ("--watch", "--interval", "0.2", "--from-prometheus", server.url)
+        done = doctor(endpoint.url, *words)
+    assert done.exit_code == 130
+    assert "(rule 4)" in done.output
+    assert done.output.count("; 1 finding") == 2
+
+
+def _watched(texts: list[str], *words: str) -> str:
     """The command in this process, stopped by an interrupt after the last page."""
     left = list(texts)
 
@@ -170,6 +212,6 @@ def _watched(texts: list[str]) -> str:
 
     with pytest.MonkeyPatch.context() as patch, serving(vllm()) as endpoint:
         patch.setattr(collect, "Scraper", Pages)
-        done = doctor(endpoint.url, "--watch", "--interval", "0.2")
+        done = doctor(endpoint.url, "--watch", "--interval", "0.2", *words)
     assert done.exit_code == 130
     return done.output

@@ -29,6 +29,9 @@ def unreachable(host: str, error: BaseException) -> tuple[str, str]:
             return f"{host} speaks TLS, not plain HTTP.", "Give https:// instead of http://."
         said = error.line.strip()[:_SHOWN]
         return f"{host} does not speak HTTP: it says {said!r}.", "Give the server's own port."
+    if isinstance(error, (ConnectionResetError, http.client.RemoteDisconnected)):
+        remedy = "Is it an HTTP server? If it speaks TLS, give https:// instead of http://."
+        return f"{host} closes the connection without an answer: {what}.", remedy
     return f"{host} can't be reached: {what}.", "Is the server running?"
 
 

@@ -27,6 +27,7 @@ from headrace.doctor.observation import (
     ttft_of,
 )
 from headrace.doctor.rules import diagnose
+from headrace.doctor.rules.prefill import stream_gaps
 from headrace.doctor.rules.words import ms, percent
 from headrace.doctor.step_curve import burst_rate, overlap
 
@@ -248,6 +249,7 @@ def probe_facts(probe: Probe) -> dict[str, Any]:
         "overlaps": [overlap(burst) for burst in probe.bursts],
         "burst_levels": {name: list(values) for name, values in probe.burst_levels.items()},
         "stream": None if probe.stream is None else _answer_facts(probe.stream),
+        "longest_gap_s": max(stream_gaps(probe)[1], default=None),
         "client": asdict(probe.client),
         "deltas": dict(probe.deltas),
         "spent_tokens": probe.spent_tokens,
