@@ -95,6 +95,8 @@ def test_another_machine_is_not_probed_unasked() -> None:
         ((":8000", "--slo", "ttft=5"), "ttft"),
         ((":8000", "--key-variable", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
         (("verify", "no-such-file.json"), "not a report"),
+        ((":8000", "--save", "/no/such/folder/x.json"), "can't be written"),
+        ((":8000", "--save", "/"), "can't be written"),
         ((":8000", "--before", "no-such-file.json"), "not a report"),
     ],
 )

@@ -50,6 +50,14 @@ def test_why_no_reply_came(error: BaseException, cause: str, remedy: str) -> Non
     assert remedy in to_try
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/", "/v1/chat/completions", "/v1/models?x=1"])
+def test_a_url_as_people_have_it(end: str) -> None:
+    endpoint = Endpoint(f"http://user:secret@h:1/proxy{end}")
+    assert endpoint.url == "http://h:1/proxy"
+    assert endpoint.path == "/proxy"
+    assert Endpoint(f"http://h:1{end}").url == "http://h:1"
+
+
 def test_https_to_a_server_without_tls() -> None:
     with serving(FakeEngine([])) as endpoint:
         secure = Endpoint(endpoint.url.replace("http://", "https://"), timeout_s=5)

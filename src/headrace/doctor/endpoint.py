@@ -58,12 +58,12 @@ class ConnectTimes:
 
 
 class Endpoint:
-    """`url` is that of the server, with or without /v1 at its end."""
+    """`url` is that of the server, with or without /v1 and what follows it."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 20.0) -> None:
         text = url if "://" in url else f"http://{url}"
         try:
-            parts = urlsplit(text.removesuffix("/").removesuffix("/v1"))
+            parts = urlsplit(text.removesuffix("/"))
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{url!r} is not a URL: {error}.", "Give http://HOST:PORT.") from None
@@ -72,10 +72,10 @@ class Endpoint:
         self.host = parts.hostname
         self.is_tls = parts.scheme == "https"
         self.port = port or (443 if self.is_tls else 80)
-        self.path = parts.path
+        self.path = f"{parts.path}/".partition("/v1/")[0].removesuffix("/")
         self.timeout_s = timeout_s
         self._key = key
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self.path}"
 
     @property
     def is_loopback(self) -> bool:
