@@ -33,7 +33,7 @@ from doctor_servers import ENGINES, Engine, fixed, start
 from headrace.doctor.endpoint import Endpoint
 from peers.adapter import HttpServer
 
-MEASURED_S = 6.0
+MEASURED_S = 10.0
 WARM_UP_S = 2.0
 SEEDS = itertools.count(1)  # nobody asks the same twice: prompts would be found in the cache
 
