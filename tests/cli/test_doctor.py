@@ -74,6 +74,21 @@ def test_probes_that_all_fail_are_not_health() -> None:
     assert "No verdict: every probe failed (HTTP 404: no luck)." in done.output
 
 
+def test_verify_and_preflight_say_nothing_of_what_never_answered(tmp_path: Path) -> None:
+    """A finding that is not there is not gone, where nothing was measured."""
+    saved = tmp_path / "before.json"
+    with serving(vllm(script=Script(token_s=0.0005))) as endpoint:
+        doctor(endpoint.url, "--save", str(saved), *FAST)
+    with serving(vllm(script=Script(status=401))) as endpoint:
+        again = doctor("verify", str(saved), endpoint.url, *FAST)
+        asked = doctor("preflight", endpoint.url, *FAST)
+    for done in (again, asked):
+        assert done.exit_code == 1
+        assert "every probe failed (HTTP 401: no luck)" in done.stderr
+        assert "--key-variable" in done.stderr
+        assert done.stdout == ""
+
+
 def test_a_part_that_the_engine_does_not_tell() -> None:
     with serving(vllm()) as endpoint:
         done = doctor(endpoint.url, "--no-probe", "--about", "tokenizer", *FAST)

@@ -20,7 +20,7 @@ from headrace.doctor.names import VLLM
 from headrace.doctor.observation import Answer, EngineId
 from headrace.doctor.probe import Prober
 from headrace.doctor.prometheus import readings
-from headrace.doctor.report import examine, has_no_verdict, lines
+from headrace.doctor.report import examine, lines, no_verdict
 from headrace.doctor.scrape import Reading, read
 
 
@@ -84,7 +84,7 @@ def test_probes_that_all_fail_in_one_way(script: Script, says: str, to_try: str)
     whole = " ".join(list(lines(found))[list(lines(found)).index(verdict) :])
     assert says in whole
     assert to_try in whole
-    assert has_no_verdict(found.seen)
+    assert no_verdict(found.seen) is not None
     # What is left out for one reason is one line.
     assert sum("left out" in line for line in lines(found)) == 1
 
@@ -149,7 +149,7 @@ def test_what_was_measured_before_it_died_is_reported() -> None:
     assert "short    TTFT" in text
     assert "the endpoint went away after" in text
     assert "No verdict: the endpoint went away." in text
-    assert has_no_verdict(found.seen)
+    assert no_verdict(found.seen) is not None
 
 
 # Clocks.

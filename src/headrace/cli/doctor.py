@@ -116,7 +116,7 @@ def examine(
     as_json: AsJson = False,
 ) -> None:
     """Why is this endpoint slow? Exit status 1: a fault was found, or nothing could be measured."""
-    from headrace.doctor.report import earlier_of, examine, has_no_verdict, load
+    from headrace.doctor.report import earlier_of, examine, load, no_verdict
 
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(
@@ -138,7 +138,7 @@ def examine(
     found = examine(_observe(endpoint, wanted, from_prometheus, selector))
     _show(found, save=save, explain=explain, as_json=as_json)
     is_bad = any(finding.kind in ("fault", "counter") for finding in found.findings)
-    if is_bad or has_no_verdict(found.seen):
+    if is_bad or no_verdict(found.seen) is not None:
         raise typer.Exit(EXIT_FOUND)
 
 
@@ -160,7 +160,7 @@ def verify(
     """After the fix: probe again, and say whether it helped. Exit status 1: it did not."""
     from headrace.cli.doctor_text import notes, show_verified
     from headrace.core.ratio import Verdict
-    from headrace.doctor.report import examine, facts, load
+    from headrace.doctor.report import examine, facts, load, no_verdict
     from headrace.doctor.verify import compare, helped, promises
 
     before = load(report)
@@ -171,9 +171,12 @@ def verify(
     found = examine(_observe(endpoint, wanted, None, ""))
     after = facts(found)
     _keep(save, after)
+    _needs_answers(found.seen)
     rows = compare(before, after)
-    kept = promises(before, after, rows)
-    verdict = helped(rows)
+    # What did not show before the endpoint went away may still be there.
+    is_whole = no_verdict(found.seen) is None
+    kept = promises(before, after, rows) if is_whole else ()
+    verdict = helped(rows) if is_whole else Verdict.INCONCLUSIVE
     if as_json:
         from dataclasses import asdict
 
@@ -212,7 +215,9 @@ def preflight(
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(interval=interval, concurrency=concurrency, slo=slo, gpu=gpu, model=model)
     _may_probe(endpoint, wanted, yes=yes)
-    checks = checked(_observe(endpoint, wanted, None, ""))
+    seen = _observe(endpoint, wanted, None, "")
+    _needs_answers(seen)
+    checks = checked(seen)
     if as_json:
         from dataclasses import asdict
 
@@ -283,6 +288,15 @@ def _schema(path: Path | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is no JSON schema: not an object.", "Give a file of JSON.")
     return found
+
+
+def _needs_answers(seen: Observation) -> None:
+    """Where every probe failed, nothing else would be true."""
+    from headrace.doctor.report import all_failed, no_verdict
+
+    if all_failed(seen):
+        typer.echo(no_verdict(seen), err=True)
+        raise typer.Exit(EXIT_FOUND)
 
 
 def _may_save(path: Path | None) -> None:

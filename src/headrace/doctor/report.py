@@ -155,17 +155,21 @@ def all_failed(seen: Observation) -> bool:
     return seen.probe is not None and not any(answer.is_good for answer in seen.probe.answers)
 
 
-def has_no_verdict(seen: Observation) -> bool:
-    """Nothing was measured, or the endpoint went away in the middle."""
-    return all_failed(seen) or (seen.probe is not None and seen.probe.stopped is not None)
+def no_verdict(seen: Observation) -> str | None:
+    """Why nothing can be said: nothing was measured, or the endpoint went away in the middle."""
+    if seen.probe is None:
+        return None
+    if all_failed(seen):
+        why = seen.probe.errors[0] if seen.probe.errors else "none was answered"
+        return f"No verdict: every probe failed ({why}). {advice(why, seen.model)}".rstrip()
+    if seen.probe.stopped is not None:
+        return "No verdict: the endpoint went away. Nothing is wrong with what it did before."
+    return None
 
 
 def _healthy(seen: Observation) -> str:
-    if seen.probe is not None and all_failed(seen):
-        why = seen.probe.errors[0] if seen.probe.errors else "none was answered"
-        return f"No verdict: every probe failed ({why}). {advice(why, seen.model)}".rstrip()
-    if seen.probe is not None and seen.probe.stopped is not None:
-        return "No verdict: the endpoint went away. Nothing is wrong with what it did before."
+    if (why := no_verdict(seen)) is not None:
+        return why
     if seen.probe is None and not seen.deltas:
         return "No finding. Without metrics and probes little can be seen."
     if seen.probe is None:
