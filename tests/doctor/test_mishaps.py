@@ -148,8 +148,7 @@ def test_what_was_measured_before_it_died_is_reported() -> None:
     text = "\n".join(lines(found))
     assert "short    TTFT" in text
     assert "the endpoint went away after" in text
-    assert "No verdict: the endpoint went away." in text
-    assert no_verdict(found.seen) is not None
+    assert (no_verdict(found.seen) or "").startswith("No verdict: the endpoint went away.")
 
 
 # Clocks.
