@@ -249,6 +249,10 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command], invo
     shown = httpx.get(f"{url}/version", headers={"authorization": "Bearer k3y"}).json()
     assert shown["config"]["server"]["api_key"] == "***"
     assert (shown["config"]["engine"]["kv_tokens"], shown["kv_tokens"]) == (4096, 4096)
+    # What became of settings that were not set.
+    assert shown["config"]["engine"]["max_step_growth"] is None
+    assert shown["max_step_growth"] == 2.0
+    assert shown["max_batch_tokens"] > 0
     assert any(shown["fingerprint"] in line for line in command.said)
     # As the engine process said; a dry run comes to the same without one.
     foretold = json.loads(invoke("--dry-run", "--json", "--port", "0", *SMALL).stdout)

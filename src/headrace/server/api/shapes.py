@@ -51,6 +51,8 @@ class Version(msgspec.Struct):
     kv_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     max_sequences: int | msgspec.UnsetType | None = msgspec.UNSET
     block_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_batch_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_step_growth: float | msgspec.UnsetType | None = msgspec.UNSET
     ledger_bytes: dict[str, dict[str, int]] | msgspec.UnsetType | None = msgspec.UNSET
 
 

@@ -129,6 +129,8 @@ class EngineProcess:
                 pid=os.getpid(),
                 backend=self._assembled.backend.facts(configure.engine),
                 work=work_facts(self._assembled.spec, self._assembled.ledger),
+                max_batch_tokens=limits.max_batch_tokens,
+                max_step_growth=self._engine.scheduler.config.max_step_growth,
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)

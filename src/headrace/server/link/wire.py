@@ -89,6 +89,8 @@ class Ready(Message, tag="ready", frozen=True):
     pid: int
     backend: dict[str, str]  # the backend's facts: part of the fingerprint
     work: dict[str, float] = {}  # of a token and a step: work.py
+    max_batch_tokens: int | None = None
+    max_step_growth: float | None = None
 
 
 class Broken(Message, tag="broken", frozen=True):
