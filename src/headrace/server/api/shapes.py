@@ -52,6 +52,7 @@ class Version(msgspec.Struct):
     max_sequences: int | msgspec.UnsetType | None = msgspec.UNSET
     block_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     ledger_bytes: dict[str, dict[str, int]] | msgspec.UnsetType | None = msgspec.UNSET
+    speculate: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Objective(msgspec.Struct):

@@ -30,6 +30,7 @@ def version_facts(service: Service) -> dict[str, object]:
         "max_sequences": facts and facts.max_sequences,
         "block_tokens": facts and facts.block_tokens,
         "ledger_bytes": facts and facts.ledger_bytes,
+        "speculate": facts and facts.speculate,
     }
 
 

@@ -129,6 +129,7 @@ class EngineProcess:
                 pid=os.getpid(),
                 backend=self._assembled.backend.facts(configure.engine),
                 work=work_facts(self._assembled.spec, self._assembled.ledger),
+                speculate=self._assembled.config.speculate or "off",
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)

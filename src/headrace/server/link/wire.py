@@ -89,6 +89,7 @@ class Ready(Message, tag="ready", frozen=True):
     pid: int
     backend: dict[str, str]  # the backend's facts: part of the fingerprint
     work: dict[str, float] = {}  # of a token and a step: work.py
+    speculate: str = "off"  # the setting, or the backend's choice where it was left open
 
 
 class Broken(Message, tag="broken", frozen=True):
