@@ -134,6 +134,7 @@ def assemble(
     checking the model's files, if the parent process has already done that."""
     config = _choose_config(config, settings)
     backend = choose_backend(config)
+    config = replace(config, speculate=config.sizes(backend.defaults).speculate)
     path = resolve_model(model, offline=offline, progress=progress)
     if config.load_format is not LoadFormat.DUMMY:
         checked = check_model(path, again=config.verify, before=checked, progress=progress)
@@ -240,7 +241,7 @@ def find_draft(
     progress: Progress = silent,
 ) -> DraftFiles | None:
     """The draft model that the settings ask for, described and not loaded."""
-    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    drafter = read_drafter(config.speculate or Method.OFF, "speculate", ConfigError)
     if drafter.method is not Method.DRAFT:
         return None
     path = resolve_model(drafter.model, offline=offline, progress=progress)
@@ -261,7 +262,7 @@ def check_draft(path: Path, file: WeightsFile, draft: DraftFiles, config: Engine
 def _speculator(
     config: EngineConfig, runner: Runner, spec: ModelSpec, draft: Draft | None
 ) -> Speculator | None:
-    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    drafter = read_drafter(config.speculate or Method.OFF, "speculate", ConfigError)
     if drafter.method is Method.OFF:
         return None
     from headrace.speculate.draft_model import DraftModel

@@ -11,7 +11,7 @@ from headrace.core.clock import VirtualClock
 from headrace.core.drafter import Method
 from headrace.core.speculation import DraftRoom
 from headrace.core.step import Drafts, DrawParams, StepPlan, StepResult
-from headrace.speculate.speculator import TimedSpeculator
+from headrace.speculate.speculator import MOST_LEFT_OUT, TimedSpeculator
 
 GREEDY = DrawParams(temperature=0.0)
 
@@ -139,6 +139,56 @@ def test_many_streams_gain_where_steps_are_dear() -> None:
     machine = Machine(speculator(), fixed_s=0.05, row_s=0.0005)
     run(machine, [copying(stream) for stream in range(16)], 150)
     assert plain_s(machine, 16) / machine.seconds > 1.8
+
+
+def test_guesses_come_back_after_the_machine_was_busy() -> None:
+    """What was learnt of steps with guesses while they were dear is not trusted for long: without
+    guesses there is no step that could correct it."""
+    machine = Machine(speculator(), fixed_s=0.02, row_s=0.001)
+    period = [Random(3).randrange(1000) for _ in range(40)]
+    made = text(0, period * 3), period * 1500
+    run(machine, [made], 100)
+    machine.fixed_s, machine.row_s = 0.0, 0.03  # a row costs what it gives
+
+    def guesses_in(steps: int) -> int:
+        before = machine.guesses
+        for _ in range(steps):
+            machine.step([made[0]], [made[1]])
+        return machine.guesses - before
+
+    guesses_in(600)
+    assert guesses_in(50) == 0
+    machine.fixed_s, machine.row_s = 0.02, 0.001
+    guesses_in(1200)  # some ten seconds
+    assert guesses_in(50) > 300
+
+
+class Ticking:
+    """A clock that shows a millisecond more each time it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_s(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def test_looking_in_vain_takes_a_bounded_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = TimedSpeculator(Method.SUFFIX, clock=Ticking())
+    looks = 0
+
+    def look(*given: object) -> list[tuple[int, ...]]:
+        nonlocal looks
+        looks += 1
+        return [()]
+
+    monkeypatch.setattr(found, "_choose", look)
+    machine = Machine(found, fixed_s=0.02, row_s=0.001)
+    run(machine, [fresh(0)], 200)
+    assert 200 / (MOST_LEFT_OUT + 1) <= looks < 200 / MOST_LEFT_OUT + 20
 
 
 def test_good_streams_are_served_before_bad_ones() -> None:

@@ -57,11 +57,12 @@ class SchedulerConfig:
         )
         | within(at_least=1, at_most=10**9),
     )
-    speculate: str = field(
-        default="off",
+    speculate: str | None = field(
+        default=None,
         metadata=flag(
-            "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off. "
-            "On a CPU answers stay the same; on a GPU they vary as in any other batch."
+            "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off; "
+            "default: auto, on a GPU off. On a CPU answers stay the same; on a GPU they vary as in "
+            "any other batch."
         )
         | {RULE: DrafterText()},
     )
@@ -128,7 +129,7 @@ class GraphMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """The sizes for which each backend has its own defaults."""
+    """The sizes, and other settings of a step, for which each backend has its own defaults."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -136,6 +137,7 @@ class StepSizes:
     kv_dtype: KvDtype
     overlap: bool
     max_step_growth: float
+    speculate: str = "off"  # as --speculate has it; `auto` where it was measured to pay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.core.config import EngineConfig, StepSizes
+from headrace.core.drafter import kept_bytes
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
 from headrace.models.spec import ModelSpec
@@ -149,6 +150,10 @@ class _Sizer:
             kv_dtype=self.footprint.kv_dtype,
             graphs_bytes=self.footprint.graphs_bytes,
             runtime_bytes=self.footprint.runtime_bytes,
+            # In the host's memory: where a GPU's is counted it is none of it.
+            answers_bytes=0
+            if self.footprint.runtime_bytes is not None
+            else kept_bytes(self.sizes.speculate),
             total_blocks=blocks,
             block_tokens=self.sizes.block_tokens,
             max_batch_tokens=batch,

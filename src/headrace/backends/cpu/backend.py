@@ -35,6 +35,7 @@ class CpuBackend:
         kv_dtype=KvDtype.F16,
         overlap=False,
         max_step_growth=2.0,
+        speculate="auto",  # docs/decisions/0017-guesses-by-time.md has the figures
     )
 
     def check(self, config: EngineConfig) -> None:

@@ -54,6 +54,7 @@ class Version(msgspec.Struct):
     max_batch_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     max_step_growth: float | msgspec.UnsetType | None = msgspec.UNSET
     ledger_bytes: dict[str, dict[str, int]] | msgspec.UnsetType | None = msgspec.UNSET
+    speculate: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Objective(msgspec.Struct):

@@ -32,6 +32,7 @@ def version_facts(service: Service) -> dict[str, object]:
         "max_batch_tokens": facts and facts.max_batch_tokens,
         "max_step_growth": facts and facts.max_step_growth,
         "ledger_bytes": facts and facts.ledger_bytes,
+        "speculate": facts and facts.speculate,
     }
 
 

@@ -131,6 +131,7 @@ class EngineProcess:
                 work=work_facts(self._assembled.spec, self._assembled.ledger),
                 max_batch_tokens=limits.max_batch_tokens,
                 max_step_growth=self._engine.scheduler.config.max_step_growth,
+                speculate=self._assembled.config.speculate or "off",
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)

@@ -159,6 +159,7 @@ def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[
         "runtime": ledger.runtime_bytes,
         **({"graphs": ledger.graphs_bytes} if ledger.graphs_bytes else {}),
         **({"draft_model": ledger.draft_bytes} if ledger.draft_bytes else {}),
+        **({"answers": ledger.answers_bytes} if ledger.answers_bytes else {}),
     }
     if allocated is None:
         return {"predicted": predicted}

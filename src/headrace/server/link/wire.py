@@ -91,6 +91,7 @@ class Ready(Message, tag="ready", frozen=True):
     work: dict[str, float] = {}  # of a token and a step: work.py
     max_batch_tokens: int | None = None
     max_step_growth: float | None = None
+    speculate: str = "off"  # the setting, or the backend's choice where it was left open
 
 
 class Broken(Message, tag="broken", frozen=True):
