@@ -32,7 +32,13 @@ from headrace.router.heartbeat import Get
 from headrace.router.metrics import CONTENT_TYPE, write_metrics
 from headrace.router.replica import Replica
 from headrace.router.request import Request, passed_headers
-from headrace.router.router import OPERATORS_PATHS, MethodError, NotFoundError, Router
+from headrace.router.router import (
+    OPERATORS_PATHS,
+    MethodError,
+    NotFoundError,
+    OperatorOnlyError,
+    Router,
+)
 from headrace.router.settings import RouterSettings
 from headrace.server.access.keys import Keys
 from headrace.server.access.operators import ADMIN_PATHS, API_KEY_NAME
@@ -184,6 +190,10 @@ class ReplicasRouter(Router):
         """As server/access/operators.py has it: the operators' key, else --api-key, else the only
         key there is."""
         if request.is_admin and not self.settings.operator_key:
+            if request.method == b"POST" and "origin" in request.texts:
+                raise OperatorOnlyError(
+                    f"{request.path} is not for web pages.", "Send it from a program."
+                )
             return
         if self._has_admin and len(self.keys) and not request.is_admin:
             raise NotFoundError(

@@ -57,7 +57,7 @@ class Slot:
         common: Common,
         follow: Callable[[], None],
     ) -> None:
-        """`follow` begins heartbeats of what is new in the fleet."""
+        """`follow` begins heartbeats of what is new in the fleet, and ends those of the others."""
         self.number, self.share = number, share
         self._fleet, self._common, self._follow = fleet, common, follow
         self._reserved = reserve_port()
@@ -216,6 +216,7 @@ class Slot:
         self.state = "draining"
         if replica is not None:
             self._fleet.take_out(replica)
+            self._follow()  # no more heartbeats
             end_s = time.monotonic() + self._common.drain_s
             while replica.running and time.monotonic() < end_s:
                 await asyncio.sleep(LOOK_S)

@@ -249,7 +249,7 @@ def _log_level(value: str, written: str) -> Settings:
 _RULES: Mapping[str, Callable[[Any, str], Settings]] = {
     "tensor_parallel": _only_one,
     "pipeline_parallel": _only_one,
-    "replicas": _only_one,
+    "replicas": lambda value, written: {} if value == 1 else {"replicas": value},
     "kv_dtype": _kv_type,
     "value_dtype": _kv_type,
     "quantization": _quantization,
