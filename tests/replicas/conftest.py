@@ -54,14 +54,14 @@ def start(model: Path, folder: Path, **settings: object) -> Replicas:
     return Replicas(model, folder, server, {})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def replicas(
     default_model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Replicas]:
-    """Shared by a file's tests. Leave it as it was found."""
+    """Shared by many tests. Leave it as it was found."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
-    running = start(default_model_path, tmp_path_factory.mktemp("replicas"))
+    running = start(default_model_path, tmp_path_factory.mktemp("replicas"), hang_timeout_s=3)
     running.wait_up()
     yield running
     assert running.stop() == 0

@@ -77,27 +77,6 @@ def test_nothing_outlives_a_killed_router(default_model_path: Path, tmp_path: Pa
     raise AssertionError(f"{left} of {family} are left")
 
 
-def test_a_running_answer_ends_before_everything_stops(
-    default_model_path: Path, tmp_path: Path
-) -> None:
-    running = start(default_model_path, tmp_path)
-    running.wait_up()
-    family = descendants(running.process.pid)
-    body = {"model": "smollm2", "prompt": "Count:", "max_tokens": 200, "stream": True}
-    with httpx.stream(
-        "POST",
-        f"{running.base_url}/v1/completions",
-        json={**body, "ignore_eos": True},
-        timeout=60,
-    ) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        running.process.send_signal(signal.SIGTERM)
-        assert "data: [DONE]" in list(lines)
-    assert running.process.wait(30) == 0
-    assert all(map(gone, family))
-
-
 def test_a_second_signal_stops_at_once(default_model_path: Path, tmp_path: Path) -> None:
     running = start(default_model_path, tmp_path, drain_timeout_s=300)
     running.wait_up()
@@ -122,15 +101,6 @@ def test_a_second_signal_stops_at_once(default_model_path: Path, tmp_path: Path)
     assert all(map(gone, family))
 
 
-def test_one_replica_is_not_restarted(default_model_path: Path, tmp_path: Path) -> None:
-    running = start(default_model_path, tmp_path, replicas=1)
-    running.wait_ready()
-    answer = httpx.post(f"{running.base_url}/restart", json={})
-    assert answer.status_code == 409
-    assert "--replicas 2" in answer.json()["error"]["message"]
-    assert running.stop() == 0
-
-
 KEYS = """[[keys]]
 name = "ann"
 key = "sk-ann"
@@ -141,11 +111,13 @@ requests_per_minute = 2
 """
 
 
-def test_keys_and_their_limits(default_model_path: Path, tmp_path: Path) -> None:
+def test_keys_and_a_stop_with_one_replica(default_model_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(KEYS)
     file.chmod(0o600)
-    running = start(default_model_path, tmp_path, api_keys_file=str(file), metrics_key="ops")
+    running = start(
+        default_model_path, tmp_path, replicas=1, api_keys_file=str(file), metrics_key="ops"
+    )
     running.wait_ready()
 
     def ask(path: str, key: str | None, body: dict[str, object] | None = None) -> httpx.Response:
@@ -173,4 +145,21 @@ def test_keys_and_their_limits(default_model_path: Path, tmp_path: Path) -> None
     assert ask("/replicas", "sk-ann").status_code == 401
     assert ask("/replicas", "ops").status_code == 200
     assert '"key": "ann"' in running.log
-    assert running.stop() == 0
+    refused = ask("/restart", "ops", {})
+    assert refused.status_code == 409
+    assert "--replicas 2" in refused.json()["error"]["message"]
+    family = descendants(running.process.pid)
+    body = {"model": "smollm2", "prompt": "Count:", "max_tokens": 100, "ignore_eos": True}
+    with httpx.stream(
+        "POST",
+        f"{running.base_url}/v1/completions",
+        json={**body, "stream": True},
+        headers={"authorization": "Bearer sk-ann"},
+        timeout=60,
+    ) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        running.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" in list(lines)  # it ends before everything stops
+    assert running.process.wait(30) == 0
+    assert all(map(gone, family))

@@ -15,6 +15,8 @@ import pytest
 from tests.replicas.conftest import Replicas
 from tests.replicas.load import Load
 
+from headrace.weights.load import open_weights
+
 COMMAND = (sys.executable, "-P", "-c", "from headrace.cli.commands import main; main()")
 
 
@@ -26,57 +28,64 @@ def fingerprints(replicas: Replicas) -> set[str]:
     return {each["fingerprint"] for each in replicas.facts()["replicas"]}
 
 
+def weights_of(replicas: Replicas) -> str:
+    found = httpx.get(f"{replicas.base_url}/version").json()
+    return str(found["identity"]["model"]["sampled_sha256"])
+
+
+def alter(model: Path, copy: Path) -> Path:
+    """Another model: one bit of one weight differs."""
+    shutil.copy(model, copy)
+    with contextlib.closing(open_weights(model)) as file:
+        start = bytes(next(iter(file.stored.values())).data[:64])
+    data = copy.read_bytes()
+    at = data.index(start)
+    with copy.open("r+b") as altered:
+        altered.seek(at)
+        altered.write(bytes([start[0] ^ 1]))
+    return copy
+
+
 def test_every_replica_is_restarted_under_load(replicas: Replicas) -> None:
     before = replicas.pids()
     with load(replicas) as asking:
         asking.wait_for(10)
-        assert replicas.roll()["state"] == "done"
         replicas.process.send_signal(signal.SIGHUP)
-        replicas.wait_for(lambda: replicas.facts()["roll"]["state"] == "rolling")
+        replicas.wait_for(lambda: not {*before} & {*replicas.pids()})
         replicas.wait_for(lambda: replicas.facts()["roll"]["state"] == "done")
         asking.wait_for(10)
     assert not asking.failed
-    assert not {*before} & {*replicas.pids()}
     served = replicas.requests_served()
     assert {name: served[name] for name in asking.answered} == dict.fromkeys(asking.answered, 1)
 
 
-def test_settings_change_one_by_one(replicas: Replicas) -> None:
+def test_another_model_and_back(
+    replicas: Replicas, default_model_path: Path, tmp_path: Path
+) -> None:
     (before,) = fingerprints(replicas)
+    other = alter(default_model_path, tmp_path / "other.gguf")
+    weights = weights_of(replicas)
     with load(replicas) as asking:
         done = subprocess.run(
-            [*COMMAND, "restart", replicas.base_url, "--set", "max_sequences=8"],
+            [*COMMAND, "restart", replicas.base_url, "-m", str(other), "--set", "max_sequences=8"],
             capture_output=True,
             text=True,
             check=False,
         )
-        asking.wait_for(10)
+        asking.wait_for(5)
+        (after,) = fingerprints(replicas)
+        assert weights_of(replicas) != weights
+        back: dict[str, object] = {"max_sequences": 16}
+        assert replicas.roll(model=str(default_model_path), settings=back)["state"] == "done"
+        asking.wait_for(5)
     assert done.returncode == 0, done.stderr
+    assert "1 of 2 replicas are new, replica 2 is out" in done.stderr
     assert "all 2 replicas are new" in done.stderr
     assert not asking.failed
-    (after,) = fingerprints(replicas)
     assert after != before
     assert asking.versions == {before, after}
-
-
-def test_another_model_and_the_name_that_clients_use(
-    replicas: Replicas, default_model_path: Path, tmp_path: Path
-) -> None:
-    (before,) = fingerprints(replicas)
-    other = tmp_path / "other.gguf"
-    shutil.copy(default_model_path, other)
-    with other.open("r+b") as file:  # a weight that the fingerprint looks at
-        file.seek(-4096, os.SEEK_END)
-        last = file.read(1)
-        file.seek(-4096, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
-    with load(replicas) as asking:
-        assert replicas.roll(model=str(other))["state"] == "done"
-        asking.wait_for(5)
-        assert replicas.roll(model=str(default_model_path))["state"] == "done"
-    assert not asking.failed
-    (after,) = fingerprints(replicas)
-    assert after == before
+    assert fingerprints(replicas) == {before}
+    assert weights_of(replicas) == weights
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from headrace.core.server_config import ServerConfig
 from headrace.core.version import headrace_version
 from headrace.policies.routing import Wanted
 from headrace.replicas.fleet import RollingFleet
-from headrace.replicas.merged import merge_metrics
 from headrace.replicas.release import change
 from headrace.replicas.roll import Roller
+from headrace.replicas.shown import scrape_all, show_all, sum_load
 from headrace.replicas.slot import Slot
 from headrace.router.asked import Asked
 from headrace.router.exchange import Exchange, Way
@@ -33,7 +33,6 @@ from headrace.router.metrics import CONTENT_TYPE, write_metrics
 from headrace.router.replica import Replica
 from headrace.router.request import Request, passed_headers
 from headrace.router.router import (
-    OPERATORS_PATHS,
     MethodError,
     NotFoundError,
     OperatorOnlyError,
@@ -41,7 +40,7 @@ from headrace.router.router import (
 )
 from headrace.router.settings import RouterSettings
 from headrace.server.access.keys import Keys
-from headrace.server.access.operators import ADMIN_PATHS, API_KEY_NAME
+from headrace.server.access.operators import API_KEY_NAME
 from headrace.server.access.trusted import KEY_HEADER
 from headrace.server.edge.browsers import Browsers, preflight_headers
 from headrace.server.request.call import Call
@@ -54,7 +53,6 @@ ONE_REPLICAS = frozenset({"/history", "/diagnosis", "/fit"})  # for operators: o
 ANY_REPLICAS = frozenset({"/openapi.json"})
 BACK_S = 60.0  # how long a request waits for the replica that has what it names
 LOOK_S = 0.02
-SCRAPE_S = 2.0
 _ID = re.compile(r"resp_r(\d{1,3})_")
 _REPLICA = re.compile(r"(?:^|&)replica=(\d{1,3})(?:&|$)")
 
@@ -227,52 +225,16 @@ class ReplicasRouter(Router):
         super()._operate(client, request)
 
     def facts(self) -> dict[str, object]:
-        by_url = {str(each["url"]): each for each in self.replica_facts()}
-        progress = self.roller.progress
-        return {
-            "replicas": [
-                {
-                    **by_url.get(slot.address.url, {"url": slot.address.url}),
-                    "number": slot.number,
-                    "process": slot.state,
-                    "pid": slot.pid,
-                    "share": slot.share.shown,
-                    "restarts": slot.restarts,
-                    "why": slot.why or by_url.get(slot.address.url, {}).get("why"),
-                }
-                for slot in self._slots
-            ],
-            "roll": None if progress is None else progress.facts(),
-        }
+        return show_all(self._slots, self.replica_facts(), self.roller.progress)
 
     async def _metrics(self, client: ClientConnection) -> None:
         """The router's own, then every replica's, each sample with the replica's number."""
         own = write_metrics(self.counts, self.fleet, self.open_connections())
-        texts = await asyncio.gather(*(self._scraped(slot) for slot in self._slots))
-        found = {str(s.number): t for s, t in zip(self._slots, texts, strict=True) if t}
-        client.reply(200, CONTENT_TYPE.encode(), (own + merge_metrics(found)).encode())
-
-    async def _scraped(self, slot: Slot) -> str:
-        replica = self.fleet.find(slot.address.url)
-        if replica is None or not replica.is_up:
-            return ""
-        try:
-            async with asyncio.timeout(SCRAPE_S):
-                status, body = await self._scrape(replica)(METRICS)
-        except (HeadraceError, TimeoutError, OSError):
-            return ""
-        return body.decode("utf-8", "replace") if status == 200 else ""
+        theirs = await scrape_all(self._slots, self.fleet, self._scrape)
+        client.reply(200, CONTENT_TYPE.encode(), (own + theirs).encode())
 
     async def _load(self, client: ClientConnection) -> None:
-        """Counts are summed up; levels are those of the fullest replica."""
-        summed: dict[str, float] = {}
-        for replica in self.fleet.replicas:
-            for name, value in replica.load.items() if replica.is_up else ():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    before = summed.get(name, 0)
-                    is_level = isinstance(value, float)
-                    summed[name] = max(before, value) if is_level else before + value
-        self._json(client, summed)
+        self._json(client, sum_load(self.fleet))
 
     async def _versions(self, client: ClientConnection, request: Request) -> None:
         """A replica's, with its settings for operators; to others version and fingerprint."""
@@ -367,22 +329,6 @@ class ReplicasRouter(Router):
         if request.pinned:
             return self.fleet.one_at(request.pinned)
         return super()._version(request, asked, session)
-
-
-class AdminPort:
-    """front.Handler of the port for operators: probes, the page and what it shows, rolls."""
-
-    def __init__(self, router: ReplicasRouter) -> None:
-        self._router = router
-
-    def handle(self, client: ClientConnection, request: Request) -> asyncio.Task[None] | None:
-        if request.path not in ADMIN_PATHS | OPERATORS_PATHS | {RESTART}:
-            client.refuse(
-                NotFoundError(f"{request.path[:200]!r} is not served on the port for operators.")
-            )
-            return None
-        request.is_admin = True
-        return self._router.handle(client, request)
 
 
 def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

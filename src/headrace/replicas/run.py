@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from headrace.core.errors import HeadraceError
 from headrace.core.server_config import ServerConfig
 from headrace.replicas import messages
+from headrace.replicas.admin import AdminPort
 from headrace.replicas.announce import Announcer
 from headrace.replicas.fleet import RollingFleet
-from headrace.replicas.front import AdminPort, ReplicasRouter
+from headrace.replicas.front import ReplicasRouter
 from headrace.replicas.release import Release
 from headrace.replicas.roll import Roller
 from headrace.replicas.shares import Share
