@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.cli.info import gpu_facts, model_facts, shown_lines
+from headrace.cli.serve_replicas import shares_of
 from headrace.core.config import Device, EngineConfig, StepSizes
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
@@ -57,6 +58,11 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] += operator_warnings(settings.server, keys)
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path, settings.engine.load_format)
+    engine = settings.engine
+    if settings.server.replicas is not None:
+        shares = shares_of(settings)
+        report["replicas"] = [asdict(share) | {"shown": share.shown} for share in shares]
+        engine = replace(engine, threads=shares[0].threads, memory_share=shares[0].memory_bytes)
     with ExitStack() as opened:
         file = opened.enter_context(closing(open_weights(path, settings.engine.load_format)))
         if _may_use_a_gpu(settings.engine.device):
@@ -67,8 +73,8 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
         if draft is not None:
             opened.callback(draft.file.close)
             check_draft(path, file, draft, settings.engine)
-        _, _, sizing = plan_memory(file, backend, settings.engine, draft)
-        sizing = _show_ranks(file, backend, settings.engine, sizing, report)
+        _, _, sizing = plan_memory(file, backend, engine, draft)
+        sizing = _show_ranks(file, backend, engine, sizing, report)
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes
@@ -146,8 +152,12 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines += shown_lines({"model": report["model"]})
     if "gpu" in report:
         lines += shown_lines({"gpu": report["gpu"]})
+    if "replicas" in report:
+        lines += ["replicas", *_replica_lines(report)]
     if "ledger" in report:
-        lines += ["ledger", *(f"  {line}" for line in report["ledger"]["shown"].splitlines())]
+        whose = " of each replica" if "replicas" in report else ""
+        lines.append(f"ledger{whose}")
+        lines += [f"  {line}" for line in report["ledger"]["shown"].splitlines()]
         lines.append(f"  a context of {report['context_tokens']:,} tokens")
     for each in report.get("ranks", ()):
         ledger, ranks = each["ledger"], ", ".join(map(str, each["ranks"]))
@@ -159,6 +169,20 @@ def _lines(report: dict[str, Any]) -> list[str]:
     if "fingerprint" in report:
         lines += _identity_lines(report)
     return lines + [f"note: {note}" for note in report.get("notes", ())]
+
+
+def _replica_lines(report: dict[str, Any]) -> list[str]:
+    shares = report["replicas"]
+    lines = [f"  {f'replica {n}':<24}{share['shown']}" for n, share in enumerate(shares, start=1)]
+    if "ledger" in report:
+        each = report["ledger"]["total_bytes"]
+        lines.append(
+            f"  {'memory':<24}{len(shares)} x {show_bytes(each)} = {show_bytes(len(shares) * each)}"
+        )
+        if shares[0]["memory_bytes"] is not None:
+            whole = show_bytes(len(shares) * shares[0]["memory_bytes"])
+            lines[-1] += f" of {whole} free; each may plan with an equal share"
+    return lines
 
 
 def _identity_lines(report: dict[str, Any]) -> list[str]:

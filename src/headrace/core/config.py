@@ -248,6 +248,8 @@ class EngineConfig(SchedulerConfig):
             "were last hashed."
         ),
     )
+    # Most bytes of this machine's memory to plan with: what other engines leave to this one.
+    memory_share: int | None = field(default=None, metadata=within(at_least=1))
     overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:

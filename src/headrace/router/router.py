@@ -125,9 +125,9 @@ class Router:
             request, drops_keys=len(self.keys) > 0, internal_key=self.settings.internal_key
         )
         wanted = self.fleet.wanted(asked, session)
-        version = self.fleet.version_for(asked, session)
+        version = self._version(request, asked, session)
         way = Way(wanted=wanted, version=version, headers=headers)
-        if version:
+        if version and version in self.fleet.groups:
             client.reply_headers = (
                 *client.reply_headers,
                 (b"x-headrace-version", version.encode("latin-1")),
@@ -137,6 +137,9 @@ class Router:
         if self.fleet.has_shadows:
             self.shadows.copy(request, wanted, headers)
         return task
+
+    def _version(self, request: Request, asked: Asked, session: str | None) -> str:
+        return self.fleet.version_for(asked, session)
 
     def _keep_apart(self, request: Request, asked: Asked, key_name: str) -> Asked:
         """Keys share no prefixes: neither in a replica's cache nor by where they go."""
@@ -168,7 +171,7 @@ class Router:
                 entered.__exit__(None, None, None)
                 raise
         finally:
-            client.reply_headers = tuple(
+            client.reply_headers += tuple(
                 (n.encode("latin-1"), v.encode("latin-1")) for n, v in call.reply_headers.items()
             )
         counts.open_requests += 1

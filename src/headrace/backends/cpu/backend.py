@@ -70,7 +70,7 @@ class CpuBackend:
     ) -> Footprint:
         sizes = config.sizes(self.defaults)
         threads, _ = choose_threads(config.threads)
-        _, available = host.memory_bytes()
+        available = host.free_bytes(config.memory_share)
         return Footprint(
             spec=spec,
             sizes=sizes,

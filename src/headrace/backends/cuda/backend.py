@@ -68,7 +68,10 @@ class CudaBackend:
             ),
             available_bytes=device.budget_bytes(gpu, config.gpu_memory),
             graphs_bytes=layout.graph_bytes(
-                spec, config.graphs, sizes.max_batch_tokens, has_drafts=_draft_tokens(config) > 0
+                spec,
+                config.graphs,
+                sizes.max_batch_tokens,
+                has_drafts=_draft_tokens(config, self.defaults) > 0,
             ),
             runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
             kv_fraction=1.0,  # nothing else uses what is left of the budget
@@ -102,7 +105,7 @@ class CudaBackend:
             dependent=True,
             release=release,
             ranks=ranks,
-            draft_tokens=_draft_tokens(config),
+            draft_tokens=_draft_tokens(config, self.defaults),
         )
         return runner, Allocated(
             weights_bytes=runner.weight_bytes,
@@ -139,5 +142,5 @@ class CudaBackend:
         }
 
 
-def _draft_tokens(config: EngineConfig) -> int:
-    return 0 if config.speculate == "off" else config.max_draft_tokens
+def _draft_tokens(config: EngineConfig, defaults: StepSizes) -> int:
+    return 0 if config.sizes(defaults).speculate == "off" else config.max_draft_tokens

@@ -52,6 +52,12 @@ def ranks_share_a_gpu() -> bool:
     return bool(os.environ.get("HEADRACE_TEST_RANKS_SHARE_GPU"))
 
 
+def count_gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
 def check_ranks(ranks: int) -> None:
     """Each rank needs a GPU, and they must be alike: the slowest decides, the smallest limits."""
     import torch

@@ -54,7 +54,7 @@ class ReferenceBackend:
         """A rough estimate for a step: the widest rows, and the attention scores of every head."""
         width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
         heads = max(a.heads for a in spec.attention)
-        _, available = host.memory_bytes()
+        available = host.free_bytes(config.memory_share)
         return Footprint(
             spec=spec,
             sizes=config.sizes(self.defaults),

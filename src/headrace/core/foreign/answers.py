@@ -137,13 +137,7 @@ def _answer(written: str, because: str, remedy: str) -> ConfigError:
     return ConfigError(f"{written}: {because}", remedy)
 
 
-def _only_one(value: int, written: str) -> Settings:
-    if value == 1:
-        return {}
-    raise _answer(written, *TOPICS["one_gpu"])
-
-
-def _ranks(name: str) -> Callable[[int, str], Settings]:
+def _count(name: str) -> Callable[[int, str], Settings]:
     return lambda value, written: {} if value == 1 else {name: value}
 
 
@@ -251,9 +245,9 @@ def _log_level(value: str, written: str) -> Settings:
 
 
 _RULES: Mapping[str, Callable[[Any, str], Settings]] = {
-    "tensor_parallel": _ranks("tensor_parallel"),
-    "pipeline_parallel": _ranks("pipeline_parallel"),
-    "replicas": _only_one,
+    "tensor_parallel": _count("tensor_parallel"),
+    "pipeline_parallel": _count("pipeline_parallel"),
+    "replicas": _count("replicas"),
     "kv_dtype": _kv_type,
     "value_dtype": _kv_type,
     "quantization": _quantization,

@@ -39,6 +39,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("cors_origin", "allowed_host", "metrics_key", "admin_host", "admin_port", "max_bodies"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
+        *("replicas", "memory_share"),
         *("log_content", "trace", "threads", "debug_invariants", "verify", "prefix_disk"),
     }
 )
