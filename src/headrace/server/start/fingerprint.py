@@ -22,12 +22,10 @@ from headrace.fetch.catalog import entry_of
 from headrace.models.spec import ModelSpec
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import WeightsFile
-from headrace.weights.tensor import Tensor
+from headrace.weights.sampled import SAMPLED, hash_tensors
 
 Identity = dict[str, Any]  # JSON values
 
-SAMPLE_BYTES = 4096  # of a tensor's start and of its middle
-SAMPLED = f"every tensor's name, format, shape and twice {SAMPLE_BYTES} of its bytes"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("generation_config.json", "config.json"),
@@ -42,6 +40,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
         *("log_content", "trace", "threads", "debug_invariants", "verify"),
+        *("role", "handover_host", "handover_port", "handover_tokens", "handover_timeout_s"),
     }
 )
 
@@ -85,17 +84,7 @@ def fingerprint(identity: Identity) -> str:
 
 
 def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
-    for name, tensor in sorted(file.stored.items()):
-        digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
-        for sample in _samples(tensor):
-            digest.update(sample)
-    return digest.hexdigest()
-
-
-def _samples(tensor: Tensor) -> list[memoryview]:
-    middle = tensor.data.nbytes // 2
-    return [tensor.data[:SAMPLE_BYTES], tensor.data[middle : middle + SAMPLE_BYTES]]
+    return hash_tensors(file, start=json.dumps(asdict(spec), sort_keys=True).encode())
 
 
 def _formats(file: WeightsFile) -> dict[str, float]:
