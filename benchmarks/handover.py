@@ -60,7 +60,14 @@ def give() -> None:
 
     assembled = assemble(None, config=EngineConfig(kv_tokens=16_384))
     engine = assembled.engine
-    giver = Giver(engine, secret=secret_of(KEY), fingerprint="kv", host="127.0.0.1", port=0)
+    giver = Giver(
+        engine,
+        secret=secret_of(KEY),
+        fingerprint="kv",
+        vocab_size=assembled.spec.vocab_size,
+        host="127.0.0.1",
+        port=0,
+    )
     print(giver.port, flush=True)
     poll = select.poll()
     poll.register(giver.waker, select.POLLIN)

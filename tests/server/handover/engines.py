@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from tests.engine.conftest import TinyModel
+from tests.engine.conftest import VOCAB, TinyModel
 
 from headrace.backends.cpu.runner import CpuRunner
 from headrace.core.config import SchedulerConfig
@@ -41,7 +41,12 @@ class Giving:
         secret, fingerprint = more.pop("secret", SECRET), more.pop("fingerprint", PRINT)
         self.engine = make_engine(model, **more)
         self.giver = Giver(
-            self.engine, secret=secret, fingerprint=fingerprint, host="127.0.0.1", port=0
+            self.engine,
+            secret=secret,
+            fingerprint=fingerprint,
+            vocab_size=VOCAB,
+            host="127.0.0.1",
+            port=0,
         )
         self.peer = Peer("127.0.0.1", self.giver.port)
         self.steps = 0

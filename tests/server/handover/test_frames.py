@@ -6,7 +6,7 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.server.handover import frames
@@ -113,6 +113,7 @@ def test_foreign_frames() -> None:
         read(joined(Kind.BLOCKS, b"x"), {Kind.BEAT: 0})
 
 
+@settings(max_examples=40)
 @given(
     tokens=st.lists(st.integers(0, 2**31 - 1), min_size=4, max_size=40),
     salt=st.text(max_size=50),
@@ -171,6 +172,7 @@ def test_noise_in_payloads(noise: bytes) -> None:
         pass
 
 
+@settings(max_examples=40)
 @given(first=st.integers(0, 2**32 - 1), keys=KEYS, size=st.integers(1, 50), data=st.data())
 def test_blocks_survive(first: int, keys: list[bytes], size: int, data: st.DataObject) -> None:
     content = data.draw(st.binary(min_size=size * len(keys), max_size=size * len(keys)))
@@ -183,6 +185,7 @@ def test_blocks_survive(first: int, keys: list[bytes], size: int, data: st.DataO
             frames.unpack_blocks(memoryview(wrong), size)
 
 
+@settings(max_examples=40)
 @given(first=st.integers(0, 100), keys=KEYS, slot=st.integers(0, 9), crc=st.integers(0, 2**32 - 1))
 def test_places_survive(first: int, keys: list[bytes], slot: int, crc: int) -> None:
     payload = frames.pack_placed(first, keys, slot, crc)

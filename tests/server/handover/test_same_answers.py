@@ -28,7 +28,7 @@ from tests.server.handover.engines import (
 
 from headrace.core.request import GenerateRequest
 from headrace.engine.loop import Engine
-from headrace.server.handover import giver, taker
+from headrace.server.handover import giver, receiving, sending, taker
 from headrace.server.handover.frames import Cause
 from headrace.server.handover.session import Peer, secret_of
 
@@ -190,13 +190,13 @@ def test_cut_or_changed_at_any_byte(tiny_model: TinyModel, one: Engine, giving: 
 def test_shared_memory_whose_checksum_is_wrong(
     tiny_model: TinyModel, one: Engine, giving: Giving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, sent = giver.frames.pack_placed, []
+    real, sent = sending.frames.pack_placed, []
 
     def wrong(first: int, keys: list[bytes], slot: int, checksum: int) -> bytes:
         sent.append(first)
         return real(first, keys, slot, checksum ^ (len(sent) == 3))
 
-    monkeypatch.setattr(giver.frames, "pack_placed", wrong)
+    monkeypatch.setattr(sending.frames, "pack_placed", wrong)
     request = request_of(prompt_of(100))
     answer, outcomes, blocks = through(tiny_model, request, giving.peer)
     assert (answer, outcomes, blocks) == (alone(one, request), {"checksum": 1}, 2)
@@ -228,6 +228,38 @@ def test_a_giver_that_is_silent(
     answer, outcomes, _ = through(tiny_model, request, giving.peer, patience_s=0.3)
     assert (answer, outcomes) == (alone(one, request), {"timeout": 1})
     giving.hold.set()
+
+
+def test_a_peer_that_failed_is_not_asked_again_at_once(
+    tiny_model: TinyModel, one: Engine, giving: Giving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(tiny_model)
+    side = make_taker(engine, fingerprint="kv-other")
+    for name in ("first", "second"):
+        request = request_of(prompt_of(100, seed=len(name)), name)
+        fetch(engine, side, request, giving.peer)
+        assert answer_of(finish(engine)) == alone(one, request)
+    assert side.counts.outcomes == {"fingerprint": 1, "avoided": 1}
+    monkeypatch.setattr(taker, "AVOID_S", 0.0)
+    side._avoided.clear()
+    for name in ("third", "fourth"):
+        fetch(engine, side, request_of(prompt_of(100, seed=len(name)), name), giving.peer)
+        finish(engine)
+    assert side.counts.outcomes["avoided"] == 1
+    side.close()
+
+
+def test_tokens_that_the_model_does_not_have(tiny_model: TinyModel, giving: Giving) -> None:
+    """They must not fail the step of others."""
+    engine = make_engine(tiny_model)
+    side = make_taker(engine)
+    request = request_of([*prompt_of(40), 100_000, *prompt_of(40)])
+    assert side.fetch(request, giving.peer)
+    while not (ready := side.turn()):
+        pass
+    assert ready == [request]
+    assert side.counts.outcomes == {"frame": 1}
+    side.close()
 
 
 def test_nobody_waits_any_more(tiny_model: TinyModel, giving: Giving) -> None:
@@ -277,15 +309,15 @@ def test_memory_is_bounded(
     """Neither side keeps more than a few pieces, however slow the other is; and the number of
     fetches is bounded."""
     monkeypatch.setattr(taker, "MAX_FETCHES", 2)
-    engine = make_engine(tiny_model)
     for shares in (True, False):
+        engine = make_engine(tiny_model)
         side = make_taker(engine, shares=shares)
         requests = [request_of(prompt_of(120, seed=s), f"{shares}-{s}") for s in range(4)]
         waits = [side.fetch(request, giving.peer) for request in requests]
         assert waits == [True, True, False, False]
         assert side.counts.outcomes == {"busy": 2}
         fetches = list(side._fetches.values())
-        while not all(len(each.arrived) == taker.PIECES for each in fetches):
+        while not all(len(each.arrived) == receiving.PIECES for each in fetches):
             pass  # seven blocks each; nobody takes them
         assert all(each.end is None for each in fetches)
         ready: list[GenerateRequest] = []
@@ -294,7 +326,7 @@ def test_memory_is_bounded(
         assert side.counts.outcomes["whole"] == 2
         assert len(side._slots) <= 2
         side.close()
-    assert giving.most_copied <= giver.COPIED_PIECES
+    assert giving.most_copied <= sending.COPIED_PIECES
 
 
 def test_many_at_a_time_while_the_engine_is_busy(

@@ -6,21 +6,25 @@ the two sides; no frames.
 
 from __future__ import annotations
 
-import socket
+from typing import TYPE_CHECKING
 
 from headrace.core.errors import ConfigError
 from headrace.core.request import GenerateRequest, SampledToken
 from headrace.core.server_config import Role
 from headrace.engine.loop import Engine
-from headrace.server.handover.counts import HandoverCounts
-from headrace.server.handover.giver import Giver
 from headrace.server.handover.session import parse_peer
 from headrace.server.handover.setup import HandoverSetup
-from headrace.server.handover.taker import Taker
+
+if TYPE_CHECKING:  # most engines need neither side
+    from headrace.server.handover.counts import HandoverCounts
+    from headrace.server.handover.giver import Giver
+    from headrace.server.handover.taker import Taker
 
 
 class Desk:
-    def __init__(self, setup: HandoverSetup, engine: Engine, fingerprint: str) -> None:
+    def __init__(
+        self, setup: HandoverSetup, engine: Engine, fingerprint: str, vocab_size: int
+    ) -> None:
         """Raises ConfigError where this engine can't take part."""
         self._giver: Giver | None = None
         self._taker: Taker | None = None
@@ -35,8 +39,10 @@ class Desk:
                 param="role",
             )
         if setup.role is Role.PREFILL:
-            self._giver = _start_giver(setup, engine, fingerprint)
+            self._giver = _start_giver(setup, engine, fingerprint, vocab_size)
         else:
+            from headrace.server.handover.taker import Taker
+
             self._taker = Taker(
                 engine,
                 secret=setup.secret,
@@ -69,11 +75,9 @@ class Desk:
 
     def turn(self) -> list[GenerateRequest]:
         """Between two steps. Returns requests that are to be added now."""
-        if self._giver is not None and self._giver.is_busy:
+        if self._giver is not None:
             self._giver.turn()
-        if self._taker is not None and self._taker.is_busy:
-            return self._taker.turn()
-        return []
+        return [] if self._taker is None else self._taker.turn()
 
     def heard(self, tokens: list[SampledToken]) -> None:
         if self._giver is not None and self._giver.is_busy:
@@ -89,16 +93,19 @@ class Desk:
                 side.close()
 
 
-def _start_giver(setup: HandoverSetup, engine: Engine, fingerprint: str) -> Giver:
+def _start_giver(setup: HandoverSetup, engine: Engine, fingerprint: str, vocab_size: int) -> Giver:
+    from headrace.server.handover.giver import Giver
+
     try:
         return Giver(
             engine,
             secret=setup.secret,
             fingerprint=fingerprint,
+            vocab_size=vocab_size,
             host=setup.host,
             port=setup.port,
         )
-    except (OSError, socket.gaierror) as error:
+    except OSError as error:
         raise ConfigError(
             f"Hand-overs can't be offered at {setup.host}, port {setup.port}: "
             f"{error.strerror or error}.",

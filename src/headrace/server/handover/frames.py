@@ -61,6 +61,7 @@ class Cause(StrEnum):
     CHECKSUM = "checksum"
     BLOCKS = "blocks"  # not those that were asked for
     BUSY = "busy"  # too many hand-overs at one time
+    AVOIDED = "avoided"  # the one before failed just now
     REFUSED = "refused"  # the other engine can't compute this prompt
     EVICTED = "evicted"  # the other engine no longer has them
     TIMEOUT = "timeout"
@@ -141,6 +142,11 @@ class Placed:
 # -- whole frames ----------------------------------------------------------------------------------
 
 Fill = Callable[[memoryview], None]  # fills all of it with what comes next, or raises
+Memory = Callable[[int], memoryview]  # for so many bytes
+
+
+def fresh(size: int) -> memoryview:
+    return memoryview(bytearray(size))
 
 
 def write_frame(kind: Kind, *parts: Buffer) -> list[Buffer]:
@@ -152,14 +158,18 @@ def write_frame(kind: Kind, *parts: Buffer) -> list[Buffer]:
     return [start + _CHECK.pack(checksum), *parts]
 
 
-def read_frame(fill: Fill, most: dict[Kind, int]) -> tuple[Kind, memoryview]:
+def read_frame(
+    fill: Fill, most: dict[Kind, int], memory: Memory = fresh
+) -> tuple[Kind, memoryview]:
     """The next frame. `most` says which kinds are expected, and how long each may be."""
     head = bytearray(HEAD_BYTES)
     fill(memoryview(head))
-    return read_rest(head, fill, most)
+    return read_rest(head, fill, most, memory)
 
 
-def read_rest(head: Buffer, fill: Fill, most: dict[Kind, int]) -> tuple[Kind, memoryview]:
+def read_rest(
+    head: Buffer, fill: Fill, most: dict[Kind, int], memory: Memory = fresh
+) -> tuple[Kind, memoryview]:
     """The same, after its head was read."""
     magic, version, number, zero, length = _START.unpack_from(head)
     (checksum,) = _CHECK.unpack_from(head, _START.size)
@@ -172,7 +182,7 @@ def read_rest(head: Buffer, fill: Fill, most: dict[Kind, int]) -> tuple[Kind, me
         raise HandoverError(Cause.FRAME, f"a frame of kind {number} that was not expected")
     if length > longest:
         raise HandoverError(Cause.FRAME, f"a frame of {length} bytes; expected at most {longest}")
-    payload = memoryview(bytearray(length))
+    payload = memory(length)
     if length:
         fill(payload)
     if zlib.crc32(payload, zlib.crc32(head[: _START.size])) != checksum:

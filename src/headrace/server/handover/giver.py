@@ -14,10 +14,7 @@ import select
 import socket
 import threading
 import time
-import zlib
 from collections import deque
-
-import numpy as np
 
 from headrace.core.errors import HeadraceError
 from headrace.core.request import GenerateRequest, SampledToken, SamplingParams
@@ -26,43 +23,15 @@ from headrace.engine.prefix import block_keys
 from headrace.server.handover import frames, session
 from headrace.server.handover.counts import HandoverCounts
 from headrace.server.handover.frames import Cause, End, HandoverError, Kind, Wanted
+from headrace.server.handover.sending import Job, Sending
 from headrace.server.handover.shared import Slots
 from headrace.server.handover.waking import Waker
 
 MAX_CONNECTIONS = 64
-BEAT_S = 0.2
-SEND_S = 5.0  # for an asker to read something
-COPIED_PIECES = 2  # of one hand-over, that were copied and not sent
 TURN_BYTES = 16 << 20  # copied between two steps, beyond the first piece
-REQUEST_IDS = "handover-"  # an API's ids begin with other words
 BACKLOG = 64
 
 log = logging.getLogger(__name__)
-
-
-class Job:
-    """One prompt that somebody asked for. The loop and a connection's thread share it."""
-
-    def __init__(self, wanted: Wanted, keys: list[bytes], number: int) -> None:
-        self.wanted = wanted
-        self.keys = keys
-        self.request_id = f"{REQUEST_IDS}{number}"
-        self.next_block = wanted.first_block  # that was not copied yet
-        self.is_added = False
-        self.is_computed = False  # nothing more will become full
-        self.is_left = False  # nobody waits for it any more
-        self.end: End | None = None  # after the pieces below
-        self.pieces: deque[tuple[int, list[bytes], list[memoryview]]] = deque()
-        self.waker = Waker()
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.pieces) < COPIED_PIECES and self.end is None
-
-    def finish(self, cause: Cause | None, text: str = "") -> None:
-        if self.end is None:
-            self.end = End(cause, text)
-            self.waker.wake()
 
 
 class Giver:
@@ -72,6 +41,7 @@ class Giver:
         *,
         secret: bytes,
         fingerprint: str,
+        vocab_size: int,
         host: str,
         port: int,
     ) -> None:
@@ -80,6 +50,7 @@ class Giver:
         self._block_bytes = engine.moves.block_bytes
         self._block_tokens = engine.blocks.block_tokens
         self._secret, self._fingerprint = secret, fingerprint
+        self._vocab_size = vocab_size
         self.counts = HandoverCounts()
         self.waker = Waker()  # the loop's
         self._arrived: deque[Job] = deque()
@@ -111,9 +82,9 @@ class Giver:
             if job.is_left or self._is_closing:
                 self._drop(job)
                 continue
-            if not job.is_added:
-                self._add(job)
             budget -= self._copy(job, budget)
+            if not job.is_added and job.has_room:  # what comes next is not in the cache
+                self._add(job)
             if job.end is not None:
                 self._drop(job)
 
@@ -127,15 +98,16 @@ class Giver:
     def _add(self, job: Job) -> None:
         job.is_added = True
         wanted = job.wanted
-        request = GenerateRequest(
-            request_id=job.request_id,
-            prompt_token_ids=wanted.token_ids,
-            params=SamplingParams(max_tokens=1, temperature=0.0),
-            cache_salt=wanted.salt,
-            priority=wanted.priority,
-        )
         try:
-            self._engine.add(request)
+            self._engine.add(
+                GenerateRequest(
+                    request_id=job.request_id,
+                    prompt_token_ids=wanted.token_ids,
+                    params=SamplingParams(max_tokens=1, temperature=0.0),
+                    cache_salt=wanted.salt,
+                    priority=wanted.priority,
+                )
+            )
         except HeadraceError as error:
             job.finish(Cause.REFUSED, error.cause)
 
@@ -161,7 +133,7 @@ class Giver:
 
     def _drop(self, job: Job) -> None:
         del self._jobs[job.request_id]
-        if not job.is_computed:
+        if job.is_added and not job.is_computed:
             self._engine.cancel(job.request_id)
         job.finish(Cause.CUT, "the engine stops")
 
@@ -211,7 +183,7 @@ class Giver:
             try:
                 self._check(wanted, slots)
                 job = self._job(wanted)
-                sent = _Sending(wire, job, slots, self.waker).run()
+                sent = Sending(wire, job, slots, self.waker).run()
                 self.counts.done(job.end, sent, time.monotonic() - began_s)
             finally:
                 if slots is not None:
@@ -242,6 +214,9 @@ class Giver:
         own = (self._block_tokens, self._block_bytes)
         if (wanted.block_tokens, wanted.block_bytes) != own:
             raise HandoverError(Cause.FINGERPRINT, "blocks of another size")
+        tokens = wanted.token_ids
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise HandoverError(Cause.FRAME, "tokens that the model does not have")
         if (slots is None) != (wanted.slots == 0):
             raise HandoverError(Cause.FRAME, "slots without shared memory, or the reverse")
 
@@ -267,65 +242,6 @@ class Giver:
         for thread in threads:
             thread.join()
         self.waker.close()
-
-
-class _Sending:
-    """What a connection's thread does once a job is under way: pieces go out as they come."""
-
-    def __init__(self, wire: session.Wire, job: Job, slots: Slots | None, loop: Waker) -> None:
-        self._wire, self._job, self._slots = wire, job, slots
-        self._loop = loop  # woken where there is room for the next piece
-        self._free = [] if slots is None else list(range(slots.count))
-        self._sent_bytes = 0
-        wire.socket.settimeout(SEND_S)
-        self._poll = select.poll()
-        self._poll.register(wire.socket, select.POLLIN)
-        self._poll.register(job.waker, select.POLLIN)
-
-    def run(self) -> int:
-        """Until the end was sent; returns the bytes of blocks. Raises where the asker leaves."""
-        job, wire = self._job, self._wire
-        beat_s = time.monotonic() + BEAT_S
-        while True:
-            job.waker.clear()
-            while job.pieces and (self._slots is None or self._free):
-                self._send(*job.pieces.popleft())
-                self._loop.wake()
-                beat_s = time.monotonic() + BEAT_S
-            if job.end is not None and not job.pieces:
-                wire.send(Kind.END, frames.pack_end(job.end))
-                return self._sent_bytes
-            wait_s = max(0.0, beat_s - time.monotonic())
-            ready = {number for number, _ in self._poll.poll(wait_s * 1000)}
-            if wire.socket.fileno() in ready:
-                self._hear()
-            if time.monotonic() >= beat_s:
-                wire.send(Kind.BEAT)
-                beat_s = time.monotonic() + BEAT_S
-
-    def _hear(self) -> None:
-        _, payload = self._wire.receive({Kind.FREED: frames.FREED_BYTES})
-        slot = frames.unpack_freed(payload)
-        if self._slots is None or slot >= self._slots.count or slot in self._free:
-            raise HandoverError(Cause.FRAME, f"slot {slot} is not in use")
-        self._free.append(slot)
-
-    def _send(self, first: int, keys: list[bytes], contents: list[memoryview]) -> None:
-        size = sum(map(len, contents))
-        if self._slots is None:
-            self._wire.send(Kind.BLOCKS, frames.pack_blocks(first, keys), *contents)
-        else:
-            slot = self._free.pop()
-            at, checksum = 0, 0
-            with self._slots.view(slot, size) as view:
-                target = np.frombuffer(view, np.uint8)  # its copies let other threads run
-                for content in contents:
-                    target[at : at + len(content)] = np.frombuffer(content, np.uint8)
-                    at += len(content)
-                    checksum = zlib.crc32(content, checksum)
-                del target
-            self._wire.send(Kind.PLACED, frames.pack_placed(first, keys, slot, checksum))
-        self._sent_bytes += size
 
 
 def _say_end(wire: session.Wire, error: HandoverError) -> None:

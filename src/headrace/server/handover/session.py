@@ -103,9 +103,11 @@ class Wire:
             if sent:
                 views[0] = views[0][sent:]
 
-    def receive(self, most: dict[Kind, int]) -> tuple[Kind, memoryview]:
+    def receive(
+        self, most: dict[Kind, int], memory: frames.Memory = frames.fresh
+    ) -> tuple[Kind, memoryview]:
         with _as_handover():
-            return frames.read_frame(self._fill, most)
+            return frames.read_frame(self._fill, most, memory)
 
     def _fill(self, view: memoryview) -> None:
         at = 0

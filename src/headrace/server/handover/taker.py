@@ -15,10 +15,7 @@ import logging
 import queue
 import threading
 import time
-import zlib
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headrace.core.request import GenerateRequest
 from headrace.engine.loop import Engine
@@ -26,46 +23,24 @@ from headrace.engine.prefix import block_keys
 from headrace.server.handover import frames, session
 from headrace.server.handover.counts import HandoverCounts
 from headrace.server.handover.frames import Cause, End, HandoverError, Kind, Wanted
-from headrace.server.handover.session import Peer, Wire
+from headrace.server.handover.receiving import PIECES, Fetch, Piece, Receiving
+from headrace.server.handover.session import Peer
 from headrace.server.handover.shared import IS_SUPPORTED, Slots
 from headrace.server.handover.waking import Waker
 
 MAX_FETCHES = 16  # at one time; more are computed here
 PIECE_BYTES = 4 << 20  # of a frame or a slot, unless one block is larger
-PIECES = 4  # that may have come and not been taken, of one fetch
 SILENCE_S = 2.0  # a giver that lives says so ten times in this time
 TURN_BYTES = 8 << 20  # taken between two steps, beyond the first piece
+AVOID_S = 2.0  # a peer that failed is not asked: each request would wait for it in vain
+PEERS_FAULTS = frozenset(
+    {
+        *(Cause.UNREACHABLE, Cause.KEY, Cause.VERSION, Cause.FINGERPRINT),
+        *(Cause.FRAME, Cause.CHECKSUM, Cause.BLOCKS, Cause.TIMEOUT, Cause.CUT),
+    }
+)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Piece:
-    first: int
-    count: int
-    data: memoryview
-    slot: int | None  # to be given back
-
-
-class Fetch:
-    """One prompt's blocks on their way. The loop and a thread share it."""
-
-    def __init__(self, request: GenerateRequest, peer: Peer, keys: list[bytes], first: int) -> None:
-        self.request, self.peer, self.keys, self.first = request, peer, keys, first
-        self.began_s = time.monotonic()
-        self.arrived: deque[Piece] = deque()
-        self.room = threading.Semaphore(PIECES)
-        self.wire: Wire | None = None
-        self.is_left = False  # nobody waits for it
-        self.end: End | None = None  # set last: nothing arrives afterwards
-        self.has_said_end = False  # the other engine
-        self.taken = first  # blocks that this engine has
-        self.failure: Cause | None = None  # here, and not at the other end
-        self.slots: Slots | None = None  # that blocks come in
-
-    @property
-    def is_over(self) -> bool:
-        return self.end is not None and not self.arrived
 
 
 class Taker:
@@ -91,6 +66,7 @@ class Taker:
         self.counts = HandoverCounts()
         self.waker = Waker()  # the loop's
         self._fetches: dict[str, Fetch] = {}
+        self._avoided: dict[Peer, float] = {}  # until when
         self._work: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = 0  # threads that wait for work
@@ -115,6 +91,9 @@ class Taker:
             return self._skip()
         if len(self._fetches) >= MAX_FETCHES:
             self.counts.refused(Cause.BUSY)
+            return False
+        if self._avoided.get(peer, 0.0) > time.monotonic():
+            self.counts.refused(Cause.AVOIDED)
             return False
         fetch = Fetch(request, peer, keys, first)
         self._fetches[request.request_id] = fetch
@@ -168,6 +147,8 @@ class Taker:
 
     def _give_back(self, fetch: Fetch, piece: Piece) -> None:
         piece.data.release()
+        if piece.buffer is not None:
+            fetch.buffers.append(piece.buffer)
         fetch.room.release()
         if piece.slot is not None and fetch.wire is not None and fetch.end is None:
             with contextlib.suppress(HandoverError):  # its thread finds out
@@ -188,6 +169,8 @@ class Taker:
         self.counts.blocks += max(0, blocks)
         self.counts.done(end, max(0, blocks) * self._block_bytes, seconds)
         if end is not None and end.cause is not None:
+            if end.cause in PEERS_FAULTS:
+                self._avoid(fetch.peer)
             log.info(
                 "%d of %d blocks of request %s came from %s; the rest is computed here: %s",
                 blocks,
@@ -201,6 +184,11 @@ class Taker:
         if request.timeout_s is None:
             return request
         return replace(request, timeout_s=max(0.001, request.timeout_s - seconds))
+
+    def _avoid(self, peer: Peer) -> None:
+        now_s = time.monotonic()
+        self._avoided = {each: s for each, s in self._avoided.items() if s > now_s}
+        self._avoided[peer] = now_s + AVOID_S
 
     def _leave(self, fetch: Fetch) -> None:
         fetch.is_left = True
@@ -249,16 +237,18 @@ class Taker:
     def _pull(self, fetch: Fetch) -> End:
         wire = fetch.wire = session.connect(fetch.peer, shares=self._shares)
         try:
+            if fetch.is_left:
+                raise HandoverError(Cause.CUT, "nobody waits for it")
             prove = session.greet(wire, self._secret)
-            if wire.is_unix:
-                fetch.slots = self._take_slots()
-            slots = fetch.slots
+            slots = fetch.slots = self._take_slots() if wire.is_unix else None
             wanted = self._wanted(fetch, slots)
             session.ask(wire, prove, wanted, None if slots is None else slots.descriptor)
             wire.socket.settimeout(SILENCE_S)
-            return _Receiving(fetch, wanted, wire, slots, self.waker.wake).run()
+            return Receiving(fetch, wanted, wire, slots, self.waker.wake).run()
         finally:
             wire.close()
+            if fetch.is_left:
+                self._put_slots(fetch)
 
     def _wanted(self, fetch: Fetch, slots: Slots | None) -> Wanted:
         request = fetch.request
@@ -287,75 +277,9 @@ class Taker:
 
     def _put_slots(self, fetch: Fetch) -> None:
         """For the next fetch, if the giver has ended and will not write to them any more."""
-        slots, fetch.slots = fetch.slots, None
-        if slots is None:
-            return
-        if fetch.is_over and fetch.has_said_end:
-            with self._lock:
+        with self._lock:
+            slots, fetch.slots = fetch.slots, None
+            if slots is not None and fetch.is_over and fetch.has_said_end:
                 self._slots.append(slots)
-        else:
-            slots.close()
-
-
-class _Receiving:
-    """Frames of one hand-over, each checked, and pieces for the loop."""
-
-    def __init__(
-        self,
-        fetch: Fetch,
-        wanted: Wanted,
-        wire: Wire,
-        slots: Slots | None,
-        wake: Callable[[], None],
-    ) -> None:
-        self._fetch, self._wanted, self._wire, self._slots = fetch, wanted, wire, slots
-        self._wake = wake
-        self._next = wanted.first_block
-        count, size = wanted.piece_blocks, wanted.block_bytes
-        self._most = {Kind.BEAT: 0, Kind.END: frames.MAX_END_BYTES}
-        if slots is None:
-            self._most[Kind.BLOCKS] = frames.blocks_bytes(count, size)
-        else:
-            self._most[Kind.PLACED] = frames.placed_bytes(count)
-
-    def run(self) -> End:
-        fetch = self._fetch
-        while True:
-            fetch.room.acquire()
-            kind, payload = self._next_frame()
-            if kind is Kind.END:
-                end = frames.unpack_end(payload)
-                fetch.has_said_end = True
-                if end.cause is None and self._next < self._wanted.blocks:
-                    raise HandoverError(Cause.BLOCKS, "it ended before the last block")
-                return end
-            piece = self._sent(payload) if kind is Kind.BLOCKS else self._placed(payload)
-            self._next += piece.count
-            fetch.arrived.append(piece)
-            self._wake()
-
-    def _next_frame(self) -> tuple[Kind, memoryview]:
-        while True:
-            if self._fetch.is_left:
-                raise HandoverError(Cause.CUT, "nobody waits for it")
-            kind, payload = self._wire.receive(self._most)
-            if kind is not Kind.BEAT:
-                return kind, payload
-
-    def _sent(self, payload: memoryview) -> Piece:
-        found = frames.unpack_blocks(payload, self._wanted.block_bytes)
-        self._check(found.first, found.keys)
-        return Piece(found.first, len(found.keys), found.data, None)
-
-    def _placed(self, payload: memoryview) -> Piece:
-        found = frames.unpack_placed(payload)
-        self._check(found.first, found.keys)
-        assert self._slots is not None
-        data = self._slots.view(found.slot, len(found.keys) * self._wanted.block_bytes)
-        if zlib.crc32(data) != found.checksum:
-            raise HandoverError(Cause.CHECKSUM, "the checksum of blocks in shared memory is wrong")
-        return Piece(found.first, len(found.keys), data, found.slot)
-
-    def _check(self, first: int, keys: tuple[bytes, ...]) -> None:
-        if first != self._next or list(keys) != self._fetch.keys[first : first + len(keys)]:
-            raise HandoverError(Cause.BLOCKS, f"blocks from {first} on are not those asked for")
+            elif slots is not None:
+                slots.close()

@@ -28,6 +28,7 @@ from headrace.core.errors import (
     RetryLaterError,
 )
 from headrace.core.request import GenerateRequest
+from headrace.core.server_config import Role
 from headrace.server.grammars.host import Starter
 from headrace.server.grammars.places import Grammars
 from headrace.server.grammars.process import Setup
@@ -266,7 +267,8 @@ def _open_desk(setup: HandoverSetup, assembled: Assembled) -> Desk:
     from headrace.server.handover.desk import Desk
     from headrace.server.handover.identity import kv_fingerprint
 
-    return Desk(setup, assembled.engine, kv_fingerprint(assembled))
+    fingerprint = "" if setup.role is Role.BOTH else kv_fingerprint(assembled)
+    return Desk(setup, assembled.engine, fingerprint, assembled.spec.vocab_size)
 
 
 def main() -> int:
