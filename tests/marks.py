@@ -48,6 +48,8 @@ PATHS = (
     "tests/server/edge/test_app.py",
     "tests/server/edge/test_room.py",
     "tests/server/grammars/test_process.py",
+    "tests/server/handover/test_same_answers.py",
+    "tests/server/handover/test_servers.py",
     "tests/server/link/test_processes.py",
     "tests/server/link/test_supervisor.py",
     "tests/server/start/test_serve_command.py",

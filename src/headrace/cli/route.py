@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from headrace.core.sizes import parse_bytes
 from headrace.policies.routing import BOUND, Routing
 
 if TYPE_CHECKING:
+    from headrace.router.prefill import Prefills
+    from headrace.router.settings import RouterSettings
     from headrace.router.versions import Version
 
 
@@ -62,6 +65,14 @@ def route(
         typer.Option(
             metavar="dns:NAME:PORT",
             help="Every address of this name is a replica; looked up every 5 s.",
+        ),
+    ] = None,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A replica that computes long prompts for the others, started with --role "
+            "prefill; dns:NAME:PORT finds several. Repeat it. The others need --role decode.",
         ),
     ] = None,
     api_keys_file: Annotated[
@@ -140,6 +151,7 @@ def route(
         operator_key=_variable("--operator-key-variable", operator_key_variable),
         internal_key=_variable("--internal-key-variable", internal_key_variable),
     )
+    prefills = _prefills(prefill or [], versions, settings)
     set_up_logging(log_level, log_format)
     if not len(keys) and not is_loopback(host):
         warnings.append(
@@ -149,7 +161,9 @@ def route(
     with bind(host, port) as sock:
         for line in warnings:
             _say(line)
-        status = serve_router(versions, settings, sock, keys=keys, discover=name, say=_say)
+        status = serve_router(
+            versions, settings, sock, keys=keys, discover=name, prefills=prefills, say=_say
+        )
     raise typer.Exit(status)
 
 
@@ -187,6 +201,39 @@ def _versions(
     if versions:
         return check_versions([*map(parse_version, versions), *copies])
     return check_versions([Version(name="", addresses=tuple(map(parse_address, urls))), *copies])
+
+
+def _prefills(
+    texts: list[str], versions: tuple[Version, ...], settings: RouterSettings
+) -> Callable[[], Prefills] | None:
+    """Made when the router's loop runs."""
+    from headrace.client.connection import parse_address
+    from headrace.router.discover import parse_discover
+    from headrace.router.prefill import Prefills
+
+    if not texts:
+        return None
+    if settings.internal_key is None:
+        raise ConfigError(
+            "--prefill is given without --internal-key-variable: engines hand blocks only to those "
+            "that have the same key.",
+            "Give the key that the replicas have as --api-key.",
+        )
+    if len(versions) > 1:
+        raise ConfigError(
+            "--prefill is given with several versions, which can't use each other's blocks.",
+            "Start a router for each of them.",
+        )
+    names = [parse_discover(text) for text in texts if text.startswith("dns:")]
+    addresses = [parse_address(text) for text in texts if not text.startswith("dns:")]
+    if len(names) > 1:
+        raise ConfigError("--prefill has two names to look up.", "Keep one of them.")
+    urls = [each.url for each in addresses]
+    answering = {each.url for version in versions for each in version.addresses}
+    if again := [url for url in urls if urls.count(url) > 1 or url in answering]:
+        raise ConfigError(f"{again[0]} is given twice.", "Give each replica once.")
+    name = names[0] if names else None
+    return lambda: Prefills(addresses, settings, name=name)
 
 
 def _variable(flag: str, name: str | None) -> str | None:

@@ -44,6 +44,14 @@ class UnknownFields(StrEnum):
     REFUSE = "refuse"  # 400
 
 
+class Role(StrEnum):
+    """Which part of a request this server computes, where a router has others for the rest."""
+
+    BOTH = "both"
+    PREFILL = "prefill"  # prompts, whose blocks others fetch
+    DECODE = "decode"  # answers, with the blocks of long prompts from elsewhere
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """The rule of a list of names: each as browsers write it, so that they can be compared."""
@@ -239,6 +247,35 @@ class ServerConfig:
         default=None,
         metadata=flag("Settings that suit this traffic, where they are not set (--dry-run shows)."),
     )
+    # Prompts and answers computed apart (docs/prefill-decode.md).
+    role: Role = field(
+        default=Role.BOTH,
+        metadata=flag(
+            "Behind `headrace route --prefill`: compute prompts for others (prefill), fetch the "
+            "blocks of long prompts from those (decode), or neither (both). Needs --api-key."
+        ),
+    )
+    handover_host: str = field(
+        default="127.0.0.1",
+        metadata=flag("With --role prefill: the address where others fetch blocks."),
+    )
+    handover_port: int = field(
+        default=0,
+        metadata=flag("With --role prefill: the port for that; 0 takes a free one.") | _PORT,
+    )
+    handover_tokens: int = field(
+        default=256,
+        metadata=flag(
+            "With --role decode: a prompt is fetched if at least this many of its tokens are not "
+            "cached; shorter ones are computed here."
+        )
+        | within(at_least=1),
+    )
+    handover_timeout_s: float = field(
+        default=30.0,
+        metadata=flag("With --role decode: compute a prompt here if it takes longer than this.")
+        | within(above=0),
+    )
     # What is fast enough; workload/slo.py reads it.
     slo: str | None = field(
         default=None,
@@ -266,6 +303,14 @@ class ServerConfig:
         check_fields(self, ConfigError)
         if self.admin_port and self.admin_port == self.port:
             raise refusal(ConfigError, "admin_port", self.admin_port, "another port than --port")
+        if self.role is not Role.BOTH and not self.api_key:
+            raise ConfigError(
+                f"--role {self.role} is given without --api-key: engines hand blocks only to those "
+                "that have the same key.",
+                "Set the same --api-key on all of them, and give it to the router by "
+                "--internal-key-variable.",
+                param="role",
+            )
         if self.served_model_name is not None and not self.served_names:
             raise refusal(
                 ConfigError,

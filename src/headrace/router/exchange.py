@@ -81,6 +81,7 @@ class Way:
     version: str
     headers: bytes  # that replicas get
     stays: bool = False  # in its version, whatever happens
+    on_begin: Callable[[], None] | None = None  # with the first byte of an answer
 
 
 class Exchange:
@@ -202,6 +203,8 @@ class Exchange:
     ) -> None:
         self._has_begun = True
         self._answering = upstream
+        if self._way.on_begin is not None:
+            self._way.on_begin()
         loop = asyncio.get_running_loop()
         deadline.reschedule(loop.time() + self._settings.whole_s)
         self._count(replica.url, head.status)

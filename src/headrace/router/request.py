@@ -11,7 +11,7 @@ _NOT_PASSED = frozenset(
     {
         *(b"host", b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
         *(b"transfer-encoding", b"content-length", b"upgrade", b"expect", b"http2-settings"),
-        *(b"proxy-authorization", b"x-request-id", b"x-forwarded-for"),
+        *(b"proxy-authorization", b"x-request-id", b"x-forwarded-for", b"x-headrace-prefill"),
     }
 )
 _KEYS = frozenset({b"authorization", b"x-api-key"})

@@ -28,6 +28,7 @@ from headrace.router.exchange import Exchange, Way
 from headrace.router.fleet import Fleet
 from headrace.router.front import ClientConnection
 from headrace.router.metrics import CONTENT_TYPE, Counts, write_metrics
+from headrace.router.prefill import Prefills
 from headrace.router.request import Request, passed_headers
 from headrace.router.salt import SALTED, Salts
 from headrace.router.settings import RouterSettings
@@ -72,8 +73,10 @@ class Router:
         *,
         keys: Keys | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prefills: Prefills | None = None,
     ) -> None:
         self.fleet, self.settings = fleet, settings
+        self.prefills = prefills
         self.counts = Counts()
         self.keys = keys or Keys()
         self.is_draining = False
@@ -127,6 +130,9 @@ class Router:
         wanted = self.fleet.wanted(asked, session)
         version = self._version(request, asked, session)
         way = Way(wanted=wanted, version=version, headers=headers)
+        chosen = None if self.prefills is None else self.prefills.choose(asked, wanted)
+        if chosen is not None:
+            way.headers, way.on_begin = headers + chosen[0], chosen[1]
         if version and version in self.fleet.groups:
             client.reply_headers = (
                 *client.reply_headers,
@@ -134,6 +140,8 @@ class Router:
             )
         exchange = Exchange(self.fleet, self.settings, self.counts, client, request, way)
         task = asyncio.create_task(exchange.run())
+        if (on_begin := way.on_begin) is not None:  # where nothing begins
+            task.add_done_callback(lambda _: on_begin())
         if self.fleet.has_shadows:
             self.shadows.copy(request, wanted, headers)
         return task
@@ -251,6 +259,8 @@ class Router:
             )
         if request.path == "/metrics":
             text = write_metrics(self.counts, self.fleet, self.open_connections())
+            if self.prefills is not None:
+                text += "\n".join([*self.prefills.metrics(), ""])
             client.reply(200, CONTENT_TYPE.encode(), text.encode())
             return
         if changes:
@@ -265,7 +275,8 @@ class Router:
             raise InvalidRequestError(
                 "The body names no replica.", 'Send {"replica": "http://HOST:PORT"}.'
             ) from None
-        replica = self.fleet.find(url.rstrip("/"))
+        found = (fleet.find(url.rstrip("/")) for fleet in self._fleets())
+        replica = next((each for each in found if each is not None), None)
         if replica is None:
             raise NotFoundError(
                 f"{url[:200]!r} is no replica of this router.", "GET /replicas lists them."
@@ -290,9 +301,13 @@ class Router:
                 "ejections": replica.ejections,
                 "load": replica.load or None,
             }
-            for group in self.fleet.groups.values()
+            for fleet in self._fleets()
+            for group in fleet.groups.values()
             for replica in group.replicas.values()
         ]
+
+    def _fleets(self) -> list[Fleet]:
+        return [self.fleet] if self.prefills is None else [self.fleet, self.prefills.fleet]
 
     def _tell(self, client: ClientConnection, request: Request) -> None:
         if request.path == "/version":

@@ -19,6 +19,7 @@ from headrace.router.discover import Discovery, Name
 from headrace.router.fleet import Fleet
 from headrace.router.front import SWEEP_S, ClientConnection, Edge, Handler
 from headrace.router.heartbeat import Heart
+from headrace.router.prefill import Prefills
 from headrace.router.router import Router
 from headrace.router.settings import RouterSettings
 from headrace.router.versions import Version
@@ -46,11 +47,12 @@ def serve_router(
     *,
     keys: Keys | None = None,
     discover: Name | None = None,
+    prefills: Callable[[], Prefills] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Until a signal; returns the exit status."""
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_run(versions, settings, sock, keys, discover, say))
+        return runner.run(_run(versions, settings, sock, keys, discover, prefills, say))
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -67,17 +69,21 @@ async def _run(
     sock: socket.socket,
     keys: Keys | None,
     discover: Name | None,
+    make_prefills: Callable[[], Prefills] | None,
     say: Callable[[str], None],
 ) -> int:
     fleet = Fleet(versions, settings)
-    router = Router(fleet, settings, keys=keys)
+    prefills = None if make_prefills is None else make_prefills()
+    router = Router(fleet, settings, keys=keys, prefills=prefills)
     heart = Heart(fleet, settings)
     discovery = None if discover is None else Discovery(discover, fleet)
     if discovery is not None:
         await discovery.look()
     await heart.first()
     check_start(fleet, may_be_empty=discovery is not None)
-    for line in start_lines(fleet):
+    if prefills is not None:
+        await prefills.start(fleet)
+    for line in [*start_lines(fleet), *(prefills.lines() if prefills else ())]:
         say(line)
     plan = plan_connections(2 * settings.max_connections, BACKLOG)
     if plan.note:
@@ -85,6 +91,8 @@ async def _run(
     listen(sock, BACKLOG)
     async with serving(router, sock) as edge:
         heart.follow()
+        if prefills is not None:
+            prefills.follow()
         following = discovery and asyncio.create_task(discovery.follow(heart.follow))
         say(f"routing at {url_of(sock)} by {settings.routing}; Ctrl-C stops")
         stopped = asyncio.Event()
@@ -93,6 +101,8 @@ async def _run(
         await drain(router, edge, settings.drain_s)
         router.shadows.stop()
         heart.stop()
+        if prefills is not None:
+            prefills.stop()
         if following:
             following.cancel()
     return 0

@@ -16,8 +16,9 @@ TOPICS: dict[str, Answer] = {
         "max_waiting_tokens).",
     ),
     "apart": (
-        "Headrace computes prompts and answers in the same engine.",
-        _LEAVE,
+        "Headrace has its own way to compute prompts and answers apart.",
+        "Use --role prefill and --role decode (role), and headrace route --prefill; "
+        "docs/prefill-decode.md has an example.",
     ),
     "cache": (
         "Headrace chooses blocks and their order by itself.",

@@ -19,6 +19,8 @@ from headrace.core.request import ONCE, GenerateRequest
 from headrace.server.access.limits import Cost, Key, Reservation, Use
 from headrace.server.observe.record import RequestRecord
 
+API_KEY_NAME = "default"  # of the key of --api-key
+
 
 class KeyedCall(Protocol):
     """What this file needs of a call: its key, its method, and a place for response headers."""

@@ -13,14 +13,13 @@ from typing import NoReturn
 
 from headrace.core.errors import AuthenticationError, HeadraceError
 from headrace.core.server_config import ServerConfig
-from headrace.server.access.keys import Keys
+from headrace.server.access.keys import API_KEY_NAME, Keys
 from headrace.server.access.limits import Key
 from headrace.server.api.route import Route
 from headrace.server.api.routes import PROBES
 from headrace.server.edge.listen import is_loopback
 from headrace.server.request.call import Call, NotFoundError
 
-API_KEY_NAME = "default"  # keys.py's name for the key of --api-key
 ADMIN_PATHS = PROBES | {"/", "/metrics", "/load", "/version", "/history", "/diagnosis", "/fit"}
 
 

@@ -8,6 +8,7 @@ from headrace.server.api.chat import ChatCompletion, chat_completions
 from headrace.server.api.completions import Completion, completions
 from headrace.server.api.embeddings import EmbeddingList, embeddings
 from headrace.server.api.fit import FitQuery, fit
+from headrace.server.api.handover import handover
 from headrace.server.api.history import HistoryQuery, diagnosis, history
 from headrace.server.api.messages.endpoint import TokenCount, count_tokens, messages
 from headrace.server.api.messages.errors import MESSAGES_ERRORS
@@ -113,6 +114,7 @@ def all_routes() -> list[Route]:
             statuses=(503,),
         ),
         Route(path="/fit", endpoint=fit, is_operators=True, query=FitQuery, statuses=(503,)),
+        Route(path="/handover", endpoint=handover, response=shapes.Handover, statuses=(403, 503)),
         Route(path="/", endpoint=page, is_open=True, content_type="text/html"),
         Route(path="/v1/models", endpoint=list_models, response=shapes.ModelList),
         Route(path="/v1/models/{model}", endpoint=show_model, response=shapes.ModelCard),

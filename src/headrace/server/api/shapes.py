@@ -18,6 +18,13 @@ class Ready(msgspec.Struct):
     ready: bool
 
 
+class Handover(msgspec.Struct):
+    role: Literal["both", "prefill", "decode"]
+    host: str | None
+    port: int | None
+    fingerprint: str
+
+
 class Load(msgspec.Struct):
     """Null while there is no engine. Cached blocks are free: they give way."""
 

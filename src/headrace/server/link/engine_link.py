@@ -43,11 +43,17 @@ class RequestStream:
     """A request's tokens as they arrive. Leaving the `with` ends the request in any state."""
 
     def __init__(
-        self, link: EngineLink, number: int, request: GenerateRequest, on_start: OnStart
+        self,
+        link: EngineLink,
+        number: int,
+        request: GenerateRequest,
+        on_start: OnStart,
+        prefill: str = "",
     ) -> None:
         self._link = link
         self.number = number
         self.request = request
+        self.prefill = prefill  # an engine that computes its prompt
         self.on_start = on_start  # called when it leaves the engine's queue
         self.right_guesses = self.wrong_guesses = 0  # of tokens, that were checked so far
         self._arrived: list[wire.Row] = []
@@ -158,7 +164,7 @@ class EngineLink:
 
     def open(self, stream: RequestStream) -> None:
         self._streams[stream.number] = stream
-        self.send(wire.Add(stream.number, stream.request))
+        self.send(wire.Add(stream.number, stream.request, stream.prefill))
 
     def close(self, stream: RequestStream) -> None:
         self.unread.taken(stream)
@@ -169,8 +175,9 @@ class EngineLink:
         self,
         request: GenerateRequest,
         on_start: OnStart = lambda waited_s, cached_tokens: None,
+        prefill: str = "",
     ) -> RequestStream:
-        return RequestStream(self, next(self._numbers), request, on_start)
+        return RequestStream(self, next(self._numbers), request, on_start, prefill)
 
     def stuck_s(self) -> float:
         """Seconds since the engine last made progress."""

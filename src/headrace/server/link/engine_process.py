@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from headrace.core import collector
 from headrace.core.constraint import Constraint
@@ -27,14 +28,20 @@ from headrace.core.errors import (
     RetryLaterError,
 )
 from headrace.core.request import GenerateRequest
+from headrace.core.server_config import Role
 from headrace.server.grammars.host import Starter
 from headrace.server.grammars.places import Grammars
 from headrace.server.grammars.process import Setup
+from headrace.server.handover.setup import HandoverSetup
 from headrace.server.link import wire
 from headrace.server.link.frames import Encoder
 from headrace.server.link.snapshot import ledger_parts, take_snapshot
 from headrace.server.link.work import work_facts
 from headrace.server.observe.logs import set_up_logging
+
+if TYPE_CHECKING:  # imported once logging is set up
+    from headrace.assemble import Assembled
+    from headrace.server.handover.desk import Desk
 
 BEAT_S = 0.5
 IDLE_S = 0.25  # longest sleep of the loop: each turn counts as progress
@@ -86,6 +93,7 @@ class EngineProcess:
         self._publish_s = 0.0  # time spent sending results, over all steps
         self._ended = threading.Event()
         self._grammars: Grammars
+        self._desk: Desk
         # Requests that are open, from Add to Cancel or Refused.
         self._numbers: dict[str, int] = {}
         self._ids: dict[int, str] = {}
@@ -105,6 +113,7 @@ class EngineProcess:
                 offline=True,
                 checked=configure.checked,
             )
+            self._desk = _open_desk(configure.handover, self._assembled)
         except HeadraceError as error:
             self._link.send(wire.Broken(error.cause, error.remedy, error.detail))
             return 2
@@ -132,6 +141,8 @@ class EngineProcess:
                 max_batch_tokens=limits.max_batch_tokens,
                 max_step_growth=self._engine.scheduler.config.max_step_growth,
                 speculate=self._assembled.config.speculate or "off",
+                handover_port=self._desk.port,
+                handover_fingerprint=self._desk.fingerprint,
             )
         )
         beat = threading.Thread(target=self._beat, name="headrace-beat", daemon=True)
@@ -144,6 +155,7 @@ class EngineProcess:
         finally:
             self._ended.set()
             self._grammars.close()
+            self._desk.close()
             beat.join()
             self._assembled.close()
             collector.unsettle()
@@ -157,16 +169,20 @@ class EngineProcess:
         return None
 
     def _loop(self) -> None:
-        link, engine, grammars = self._link, self._engine, self._grammars
+        link, engine, grammars, desk = self._link, self._engine, self._grammars, self._desk
         while not link.closed:
-            for message in link.receive(0.0 if engine.has_work else IDLE_S, *grammars.filenos()):
+            wait_s = 0.0 if engine.has_work else IDLE_S
+            for message in link.receive(wait_s, *grammars.filenos(), *desk.filenos()):
                 if isinstance(message, wire.Shutdown):
                     return
                 self._obey(message)
+            for request in desk.turn():
+                self._start(request)
             if not grammars.is_idle:
                 self._add_compiled()
             if engine.has_work:
                 tokens, started = engine.step(), engine.take_started()
+                desk.heard(tokens)
                 if tokens or started:
                     began = time.perf_counter()
                     link.send(wire.Tokens.of(tokens, started, self._numbers))
@@ -183,21 +199,26 @@ class EngineProcess:
 
     def _obey(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.Add):
-            self._open(message.number, message.request)
+            self._open(message.number, message.request, message.prefill)
         elif isinstance(message, wire.Cancel):
             if (request_id := self._close(message.number)) is not None:
                 self._grammars.forget(request_id)
+                self._desk.forget(request_id)
                 self._engine.cancel(request_id)
         elif isinstance(message, wire.StopOne) and message.number in self._ids:
             self._engine.stop(self._ids[message.number], message.index)
 
-    def _open(self, number: int, request: GenerateRequest) -> None:
+    def _open(self, number: int, request: GenerateRequest, prefill: str) -> None:
         if request.request_id in self._numbers:
             cause = f"The request id {request.request_id!r} is in use; expected a new one."
             self._refuse(number, InvalidRequestError(cause, "Choose another id."))
             return
         self._numbers[request.request_id] = number
         self._ids[number] = request.request_id
+        if not self._desk.fetch(request, prefill):
+            self._start(request)
+
+    def _start(self, request: GenerateRequest) -> None:
         if request.grammar is None:
             self._add(request, None)
         else:
@@ -239,8 +260,18 @@ class EngineProcess:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):
             progress = self._turns + self._engine.progress
-            snapshot = take_snapshot(self._engine, self._publish_s, self._grammars.stats)
+            snapshot = take_snapshot(
+                self._engine, self._publish_s, self._grammars.stats, self._desk.counts
+            )
             self._link.send(wire.Beat(progress, snapshot))
+
+
+def _open_desk(setup: HandoverSetup, assembled: Assembled) -> Desk:
+    from headrace.server.handover.desk import Desk
+    from headrace.server.handover.identity import kv_fingerprint
+
+    fingerprint = "" if setup.role is Role.BOTH else kv_fingerprint(assembled)
+    return Desk(setup, assembled.engine, fingerprint, assembled.spec.vocab_size)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the HTTP process does not need them, and starts faster with
     from headrace.engine.loop import Engine
     from headrace.plan.ledger import Allocated, Ledger
     from headrace.server.grammars.places import GrammarStats
+    from headrace.server.handover.counts import HandoverCounts
 
 _STATM_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -73,10 +74,17 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accepted_at: list[int] = []  # by place in the draft
     drafting_s: float = 0.0  # spent on guessing
     prefix_disk: PrefixDiskSnapshot | None = None  # None: there is none
+    handovers: dict[str, int] = {}  # by outcome: "whole", or why blocks were missing
+    handover_bytes: int = 0
+    handover_s: float = 0.0
+    handover_skipped: int = 0  # prompts too short to be fetched
 
 
 def take_snapshot(
-    engine: Engine, publish_s: float = 0.0, grammars: GrammarStats | None = None
+    engine: Engine,
+    publish_s: float = 0.0,
+    grammars: GrammarStats | None = None,
+    handovers: HandoverCounts | None = None,
 ) -> EngineSnapshot:
     """May be called from another thread than the loop's: each number is read atomically, but the
     loop may move on between two of them."""
@@ -127,6 +135,10 @@ def take_snapshot(
         accepted_at=list(stats.drafts.accepted_at),
         drafting_s=stats.drafts.drafting_s,
         prefix_disk=_disk_snapshot(engine),
+        handovers={} if handovers is None else dict(handovers.outcomes),
+        handover_bytes=0 if handovers is None else handovers.bytes,
+        handover_s=0.0 if handovers is None else handovers.seconds,
+        handover_skipped=0 if handovers is None else handovers.skipped,
     )
 
 

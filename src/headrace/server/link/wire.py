@@ -20,6 +20,7 @@ from headrace.core.request import (
     Started,
 )
 from headrace.fetch.verify import Checked
+from headrace.server.handover.setup import HandoverSetup
 from headrace.server.link.frames import Decoder
 from headrace.server.link.snapshot import EngineSnapshot
 
@@ -40,6 +41,7 @@ class Configure(Message, tag="configure", frozen=True):
     log_format: str
     grammars_bytes: int  # limit for all grammar processes together
     checked: Checked = Checked()  # the model's files, as the HTTP process found them
+    handover: HandoverSetup = HandoverSetup()
 
 
 class Add(Message, tag="add", frozen=True):
@@ -47,6 +49,7 @@ class Add(Message, tag="add", frozen=True):
 
     number: int
     request: GenerateRequest
+    prefill: str = ""  # HOST:PORT of an engine that computes its prompt; empty: none
 
 
 class Cancel(Message, tag="cancel", frozen=True):
@@ -92,6 +95,8 @@ class Ready(Message, tag="ready", frozen=True):
     max_batch_tokens: int | None = None
     max_step_growth: float | None = None
     speculate: str = "off"  # the setting, or the backend's choice where it was left open
+    handover_port: int = 0  # where others fetch blocks; 0: nowhere
+    handover_fingerprint: str = ""  # of those that can fetch them
 
 
 class Broken(Message, tag="broken", frozen=True):

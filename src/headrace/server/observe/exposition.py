@@ -59,6 +59,7 @@ class _Families(Collector):
         yield from self._engine()
         yield from self._prefix_disk()
         yield from self._speculation()
+        yield from self._handovers()
         yield from self._grammars()
         yield from self._http()
         yield from self._facts()
@@ -315,6 +316,30 @@ class _Families(Collector):
             "drafting_seconds",
             "Time spent on guessing tokens; a part of the steps' schedule time.",
             engine.total("drafting_s"),
+        )
+
+    def _handovers(self) -> Iterator[Metric]:
+        engine, make = self._metrics.engine, self._make
+        outcomes = {"whole": 0.0} | engine.by_label("handovers")
+        yield make.own_counter(
+            "handovers",
+            "Prompts whose blocks were fetched from, or given to, another engine, by outcome.",
+            [({"outcome": outcome}, n) for outcome, n in outcomes.items()],
+        )
+        yield make.own_counter(
+            "handover_bytes",
+            "Bytes of blocks that were handed over.",
+            engine.total("handover_bytes"),
+        )
+        yield make.own_counter(
+            "handover_seconds",
+            "Time of all hand-overs together, computing the prompts included.",
+            engine.total("handover_s"),
+        )
+        yield make.own_counter(
+            "handover_skipped",
+            "Prompts with too few missing tokens to be fetched.",
+            engine.total("handover_skipped"),
         )
 
     def _grammars(self) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from headrace.core.request import FinishReason, GenerateRequest, TokenEvent
 from headrace.server.link.wire import Row
 from headrace.server.observe.record import RequestRecord
 from headrace.server.request.call import Call
+from headrace.server.request.prefill import prefill_of
 from headrace.server.request.prompts import off_loop
 from headrace.server.request.service import Service
 from headrace.text import RequestText
@@ -55,7 +56,8 @@ async def generate(
 
     opened_s = time.monotonic()
     try:
-        with ticket, service.supervisor.engine.stream(request, on_start) as stream:
+        prefill = prefill_of(service.config, call)
+        with ticket, service.supervisor.engine.stream(request, on_start, prefill) as stream:
             while not text.is_complete:
                 tokens = await stream.tokens()
                 record.right_guesses = stream.right_guesses

@@ -41,6 +41,7 @@ NEUTRAL_SETTINGS = frozenset(
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
         *("replicas", "memory_share"),
         *("log_content", "trace", "threads", "debug_invariants", "verify", "prefix_disk"),
+        *("role", "handover_host", "handover_port", "handover_tokens", "handover_timeout_s"),
     }
 )
 

@@ -23,6 +23,7 @@ from headrace.core.server_config import ServerConfig
 from headrace.fetch.verify import Checked
 from headrace.server.edge.descriptors import OWN, plan_connections
 from headrace.server.edge.listen import bind, bind_admin, is_loopback, listen, url_of
+from headrace.server.handover.setup import HandoverSetup
 from headrace.server.link import wire
 from headrace.server.link.supervisor import Supervisor
 from headrace.server.observe.logs import set_up_logging
@@ -128,6 +129,7 @@ class _Life:
                 log_format=config.log_format,
                 grammars_bytes=config.max_grammars_bytes,
                 checked=checked,
+                handover=HandoverSetup.from_config(config),
             ),
             hang_timeout_s=config.hang_timeout_s,
             max_restarts=config.max_restarts,
