@@ -142,9 +142,8 @@ class Router:
         """Keys share no prefixes: neither in a replica's cache nor by where they go."""
         if asked.is_object and request.path in SALTED:
             request.body = self._salts.salted(request.body, key_name, has_salt=asked.has_salt)
-        if asked.prefix is None:
-            return asked
-        return replace(asked, prefix=key_of(key_name, asked.prefix))
+        apart = tuple((key_of(key_name, key), tokens) for key, tokens in asked.prefixes)
+        return replace(asked, prefixes=apart)
 
     # -- keys ------------------------------------------------------------------------------------
 
