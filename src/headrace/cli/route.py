@@ -68,7 +68,8 @@ def route(
         str | None,
         typer.Option(
             metavar="dns:NAME:PORT",
-            help="Every address of this name is a replica; looked up every 5 s.",
+            help="Every address of this name is a replica; or, with k8s:NAMESPACE/SERVICE:PORT, "
+            "every ready pod of that service. Looked up every 5 s.",
         ),
     ] = None,
     api_keys_file: Annotated[

@@ -153,6 +153,12 @@ class Fleet:
             session=None if session is None else session_key(session),
         )
 
+    def taking(self, number: int) -> Replica | None:
+        """That one, if it takes requests and answers clients."""
+        found = (group.replicas.get(number) for group in self._answering())
+        replica = next((each for each in found if each is not None), None)
+        return replica if replica is not None and replica.takes(self._clock()) else None
+
     def choose(
         self, wanted: Wanted, version: str, tried: Collection[int] = (), *, strict: bool = False
     ) -> Replica | None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from headrace.core.errors import HeadraceError
-from headrace.router.discover import Discovery, Name
+from headrace.router.discover import Discovery, Source
 from headrace.router.fleet import Fleet
 from headrace.router.front import SWEEP_S, ClientConnection, Edge
 from headrace.router.heartbeat import Heart
@@ -45,7 +45,7 @@ def serve_router(
     sock: socket.socket,
     *,
     keys: Keys | None = None,
-    discover: Name | None = None,
+    discover: Source | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Until a signal; returns the exit status."""
@@ -66,7 +66,7 @@ async def _run(
     settings: RouterSettings,
     sock: socket.socket,
     keys: Keys | None,
-    discover: Name | None,
+    discover: Source | None,
     say: Callable[[str], None],
 ) -> int:
     fleet = Fleet(versions, settings)
