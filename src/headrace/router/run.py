@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from headrace.core.errors import HeadraceError
-from headrace.router.discover import Discovery, Name
+from headrace.router.discover import Discovery, Source
 from headrace.router.fleet import Fleet
 from headrace.router.front import SWEEP_S, ClientConnection, Edge, Handler
 from headrace.router.heartbeat import Heart
@@ -46,7 +46,7 @@ def serve_router(
     sock: socket.socket,
     *,
     keys: Keys | None = None,
-    discover: Name | None = None,
+    discover: Source | None = None,
     prefills: Callable[[], Prefills] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
@@ -68,7 +68,7 @@ async def _run(
     settings: RouterSettings,
     sock: socket.socket,
     keys: Keys | None,
-    discover: Name | None,
+    discover: Source | None,
     make_prefills: Callable[[], Prefills] | None,
     say: Callable[[str], None],
 ) -> int:

@@ -33,6 +33,7 @@ class Load(msgspec.Struct):
     waiting: int | None
     waiting_tokens: int | None
     free_blocks: int | None
+    cache_tokens: int | None
     saturation: float | None
 
 
