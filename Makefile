@@ -73,7 +73,8 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # The image's packages, each in one version and with the hashes of its wheels: what runs, and what
-# builds. Resolved for both of the image's processors, which must come to the same.
+# builds. Resolved for both of the image's processors, which must come to the same; the CUDA image is
+# for x86_64, with the torch and Triton that were tested on a GPU.
 LOCK := build/lock
 LOCK_FLAGS := --quiet --generate-hashes --only-binary :all: --python-version 3.11 --no-header
 BUILD_NEEDS := import tomllib; \
@@ -84,11 +85,15 @@ lock:
 	for cpu in x86_64 aarch64; do \
 		flags="--python-platform $$cpu-manylinux_2_28 --output-file $(LOCK)/$$cpu"; \
 		rm -f $(LOCK)/$$cpu.* && \
-		$(LOCK)/bin/uv pip compile pyproject.toml --extra otel $(LOCK_FLAGS) $$flags.run && \
+		$(LOCK)/bin/uv pip compile pyproject.toml --extra otel --extra hub $(LOCK_FLAGS) $$flags.run && \
 		$(PYTHON) -c '$(BUILD_NEEDS)' | $(LOCK)/bin/uv pip compile - $(LOCK_FLAGS) $$flags.build || exit 1; \
 	done
+	rm -f $(LOCK)/cuda.run && $(LOCK)/bin/uv pip compile pyproject.toml --extra otel --extra hub --extra cuda \
+		--constraint deploy/cuda-constraints.txt $(LOCK_FLAGS) --python-platform x86_64-manylinux_2_28 \
+		--output-file $(LOCK)/cuda.run
 	cmp $(LOCK)/x86_64.run $(LOCK)/aarch64.run && cmp $(LOCK)/x86_64.build $(LOCK)/aarch64.build
 	(echo "# What runs in the image. Made by: make lock"; cat $(LOCK)/x86_64.run) > deploy/requirements.lock
+	(echo "# What runs in the CUDA image. Made by: make lock"; cat $(LOCK)/cuda.run) > deploy/requirements-cuda.lock
 	(echo "# What builds the image's wheel. Made by: make lock"; cat $(LOCK)/x86_64.build) > deploy/build-requirements.lock
 
 # The default model, checked against its pinned hash, in the user's cache folder.
