@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test quick test-slow test-floors test-clients test-engines fuzz attack lint lock chat model bench-peers clean
+.PHONY: serve test quick test-slow test-floors test-clients test-engines test-ray fuzz attack lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -50,6 +50,13 @@ test-clients: $(VENV)/.dev model
 test-engines: $(VENV)/.dev
 	$(BIN)/python tests/dialects/engines.py
 	$(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
+
+# A real Ray cluster on this machine: Ray and what the tests need, some 600 MB, in an environment of
+# their own. `make test` skips what needs Ray.
+test-ray: model
+	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip install --quiet --editable '.[ray]' pytest pytest-timeout httpx
+	build/ray/bin/python -m pytest tests/ray_serve -rs
 
 # Odd requests to a real server for as long as you like; `make test` has half a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"

@@ -42,6 +42,8 @@ PATHS = (
     "tests/fetch/test_catalog.py",
     "tests/fetch/test_pull_parts.py",
     "tests/parallel/test_processes.py",
+    "tests/ray_serve/test_child.py",
+    "tests/ray_serve/test_cluster.py",
     "tests/server/access/test_operators.py",
     "tests/server/edge/test_app.py",
     "tests/server/edge/test_room.py",

@@ -8,6 +8,7 @@ test_kubernetes.py compares the two. Names of ConfigMaps get no hash here.
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def _apply(folder: Path, things: list[Thing]) -> None:
         if place.is_dir():
             things += render(place)
         else:
-            things += yaml.safe_load_all(place.read_text())
+            # Through JSON: what YAML writes once and names twice must be two.
+            things += json.loads(json.dumps(list(yaml.safe_load_all(place.read_text()))))
     for name in plan.get("components", []):
         _apply((folder / name).resolve(), things)
     for generator in plan.get("configMapGenerator", []):

@@ -115,7 +115,8 @@ def test_kubernetes_accepts_it(things: list[Thing], version: str) -> None:
     wanted = validator.latest_version() if version == "newest" else version
     for thing in things:
         if thing["kind"] not in CUSTOM_KINDS:
-            assert validator.validate(thing, wanted, strict=True) == wanted
+            used = validator.validate(thing, wanted, strict=True)
+            assert wanted.startswith(used)
             with pytest.raises(validator.ValidationError):  # it does look
                 validator.validate({**thing, "spek": {}}, wanted, strict=True)
 

@@ -74,11 +74,14 @@ class Child:
         try:
             url = await asyncio.wait_for(asyncio.shield(child._url), timeout_s)
         except TimeoutError:
-            child.kill()
+            await child.stop(0.0)
             raise ReplicaError(
                 f"`headrace {' '.join(words)}` was not ready after {timeout_s:g} s.",
                 "Raise start_s, or see the replica's log.",
             ) from None
+        except ReplicaError:
+            await child.stop(0.0)
+            raise
         child.port = int(url.rpartition(":")[2])
         return child
 
@@ -120,6 +123,12 @@ class Child:
             await asyncio.wait_for(self._process.wait(), timeout_s)
         except TimeoutError:
             self.kill()
+            await self._process.wait()
+        # Its log may still be open, held by a process of its own that is on its way out.
+        self._reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reading
+        self._process._transport.close()  # type: ignore[attr-defined]
 
     async def get(self, path: str, timeout_s: float = 5.0) -> tuple[int, bytes]:
         request = f"GET {path} HTTP/1.1\r\nauthorization: Bearer {self.metrics_key}\r\n"

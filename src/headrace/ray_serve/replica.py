@@ -7,6 +7,7 @@ server; not who asks or how many others there are.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Begun:
 class HeadraceReplica:
     async def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = read_settings(settings)
-        self._child = await Child.start(self._settings.command(), self._settings.start_s)
+        words = self._settings.command(os.cpu_count() or 1)
+        self._child = await Child.start(words, self._settings.start_s)
 
     async def answer(self, sent: Sent, request: bytes, body: bytes) -> AsyncIterator[Any]:
         """A `Begun`, then bytes as they come. `sent` has been read already, by the router."""
@@ -89,7 +91,10 @@ class HeadraceReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Gauges under the names of policies/scaler.py; one without a value is left out."""
-        status, text = await self._child.get("/metrics")
+        try:
+            status, text = await self._child.get("/metrics")
+        except (OSError, Lost, TimeoutError):
+            return {}  # it is stopping, or gone: check_health says so
         if status != 200:
             return {}
         names = {"pending_prefill_seconds": "pending_prefill_s", "slo_headroom": "headroom"}
@@ -101,8 +106,6 @@ class HeadraceReplica:
 
     def processes(self) -> dict[str, Any]:
         """For tests and for people: which processes, and what Ray lets them see."""
-        import os
-
         return {
             "pid": os.getpid(),
             "server_pid": self._child.pid,

@@ -81,15 +81,18 @@ class RaySettings:
             needs["GPU"] = float(self.gpus)
         return needs
 
-    def command(self) -> list[str]:
+    def command(self, node_cpus: int) -> list[str]:
         """The arguments of `headrace` that start a replica's server, without an address."""
         words = ["serve", *([self.model] if self.model else []), "--log-format", "json"]
         words += ["--drain-timeout", f"{self.drain_s:g}"]
         if self.tensor_parallel > 1:
             words += ["--tensor-parallel", str(self.tensor_parallel)]
-        has_threads = any(flag.partition("=")[0] == "--threads" for flag in self.serve_flags)
-        if not self.gpus and self.cpus >= 1 and not has_threads:
+        given = {flag.partition("=")[0] for flag in self.serve_flags}
+        if not self.gpus and self.cpus >= 1 and "--threads" not in given:
             words += ["--threads", str(int(self.cpus))]
+        # Replicas that share a node's processors share its memory in the same way.
+        if not self.gpus and not given & {"--kv-memory", "--kv-tokens", "--kv-fraction"}:
+            words += ["--kv-fraction", f"{min(0.5, 0.5 * self.cpus / node_cpus):.4g}"]
         return [*words, *self.serve_flags]
 
     def plain(self) -> dict[str, Any]:
