@@ -12,7 +12,7 @@ from tests.test_llm_draft_model import LLAMA, write_model
 from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
 from headrace.core.request import SamplingParams
-from headrace.llm import LLM, RequestOutput
+from headrace.llm import LLM
 
 PREFIX = [(7 * at + 3) % 250 for at in range(200)]
 PROMPTS = [[*PREFIX, 5, 6], [*PREFIX, 9], PREFIX[:40], [1, 2, 3]]
@@ -33,8 +33,8 @@ def load(tmp_path: Path) -> Load:
 
 def answers(model: LLM, **params: object) -> list[object]:
     asked = SamplingParams(**{"max_tokens": 12, "logprobs": 3, "seed": 5, **params})  # type: ignore[arg-type]
-    found: list[RequestOutput] = model.generate(PROMPTS, asked)
-    return [[(o.token_ids, o.logprobs) for o in each.outputs] for each in found]
+    found = model.generate(PROMPTS, asked)
+    return [[(one.token_ids, one.logprobs) for one in each.outputs] for each in found]
 
 
 def store_of(model: LLM):  # type: ignore[no-untyped-def]
@@ -117,7 +117,7 @@ def test_a_setting_that_can_not_be_read_is_refused(value: str, found: str) -> No
 def test_what_it_does_not_go_with_is_refused(load: Load) -> None:
     for other in ({"prefix_cache": False}, {"tensor_parallel": 2}):
         with pytest.raises(ConfigError, match="prefix_disk needs"):
-            EngineConfig(prefix_disk="/tmp/x,1GiB", **other)  # type: ignore[arg-type]
+            EngineConfig(prefix_disk="/tmp/x,1GiB", **other)
     with pytest.raises(ConfigError, match="one KV block of this model takes"):
         load(size="1KiB")
     assert EngineConfig(prefix_disk="/a,b/c,1GiB").prefix_disk == "/a,b/c,1GiB"

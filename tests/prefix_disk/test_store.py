@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.prefix_disk import store as store_module
+from headrace.prefix_disk.block_file import read_block
 from headrace.prefix_disk.shelf import Shelf
 from headrace.prefix_disk.store import DiskStore
 
@@ -145,7 +146,7 @@ def test_a_late_load_is_given_up_and_others_are_not_tried(
     store.close()
     again = make()
     go_on = threading.Event()
-    plain = store_module.read_block
+    plain = read_block
 
     def slow(*arguments: object) -> memoryview:
         found = plain(*arguments)  # type: ignore[arg-type]
