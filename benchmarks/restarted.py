@@ -27,7 +27,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,7 +236,7 @@ async def restart(args: argparse.Namespace, folder: Path) -> None:
 
 
 async def turn(
-    args: argparse.Namespace, folder: Path, hurt: Callable[[int, float], Awaitable[None]]
+    args: argparse.Namespace, folder: Path, hurt: Callable[[int, float], Coroutine[Any, Any, None]]
 ) -> dict[str, Any]:
     with Server(args.replicas, folder) as server:
         seen = Seen()
