@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace.router.settings import RouterSettings
     from headrace.router.versions import Version
 
+NAMED = ("dns:", "k8s:")  # replicas that are looked up
+
 
 def route(
     urls: Annotated[
@@ -233,8 +235,8 @@ def _prefills(
             "--prefill is given with several versions, which can't use each other's blocks.",
             "Start a router for each of them.",
         )
-    names = [parse_discover(text) for text in texts if text.startswith("dns:")]
-    addresses = [parse_address(text) for text in texts if not text.startswith("dns:")]
+    names = [parse_discover(text) for text in texts if text.startswith(NAMED)]
+    addresses = [parse_address(text) for text in texts if not text.startswith(NAMED)]
     if len(names) > 1:
         raise ConfigError("--prefill has two names to look up.", "Keep one of them.")
     urls = [each.url for each in addresses]

@@ -150,8 +150,13 @@ def _least(wanted: Wanted, ring: Ring, pending: Pending, tie: float) -> int:
     if not wanted.prefixes:
         return least_pending(ring.replicas, pending, tie)
     least = min(map(pending.__getitem__, ring.replicas))
-    home = ring.after(wanted.prefixes[min(HOME, len(wanted.prefixes) - 1)][0])
-    return next(replica for replica in home if pending[replica] == least)
+    in_order = ring.after(home_key(wanted.prefixes))
+    return next(replica for replica in in_order if pending[replica] == least)
+
+
+def home_key(prefixes: Prefixes) -> int:
+    """Of a beginning, one at least, that is not so short that everybody has it."""
+    return prefixes[min(HOME, len(prefixes) - 1)][0]
 
 
 def route(

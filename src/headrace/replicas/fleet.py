@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from headrace.client.connection import Address
-from headrace.policies.routing import Wanted
+from headrace.policies.routing import Wanted, home_key
 from headrace.router.asked import Asked
 from headrace.router.fleet import Fleet, Group
 from headrace.router.replica import Replica
@@ -66,8 +66,8 @@ class RollingFleet(Fleet):
         live = [g for g in groups if any(r.takes(now_s) for r in g.replicas.values())] or groups
         named = [g for g in live if g.identity is not None and asked.model in g.identity.models]
         versions = [group.version for group in named or live]
-        if user is None and asked.prefix is not None:
-            user = f"prefix {asked.prefix}"
+        if user is None and asked.prefixes:
+            user = f"prefix {home_key(asked.prefixes)}"
         chosen = pick(versions, user, self._random.random()).name
         # One beginning may be everybody's: then a version would get more than its share.
         loads = {version.name: self._load(version.name, asked) for version in versions}

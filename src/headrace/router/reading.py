@@ -90,7 +90,8 @@ class RequestReader:
     def forget_body(self) -> None:
         """Of a request that is not whole."""
         self._edge.bodies_bytes -= self._body_bytes
-        self._body, self._body_bytes = [], 0
+        self._body.clear()
+        self._body_bytes = 0
 
     # -- what llhttp calls -----------------------------------------------------------------------
 
