@@ -35,7 +35,7 @@ from headrace.models.sharding import share_of
 from headrace.models.spec import ModelSpec
 from headrace.models.stages import stages_of
 from headrace.parallel.leader import LeadingRunner
-from headrace.parallel.team import Size, Team, check_torch
+from headrace.parallel.team import Team, check_torch, size_of, with_size
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
 from headrace.store_loader import describe_store, load_store
@@ -43,6 +43,7 @@ from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
+from headrace.weights.model_hash import hash_model
 from headrace.weights.sampling_defaults import read_sampling_defaults
 from headrace.weights.shard import share_weights, stage_weights
 from headrace.weights.weight import Weight
@@ -149,10 +150,10 @@ def assemble(
         team = ranks = None
         if config.ranks > 1:
             check_torch()
-            team = Team(path, config, backend.name)
+            team = Team(path, config, backend.name, _hash_whole(file, config))
             undo.callback(team.close)
-            size = team.agree(Size.of(sizing))
-            sizing = size.put_in(sizing)
+            size = team.agree(size_of(sizing))
+            sizing = with_size(sizing, size)
             ranks = backend.join(config, 0, team.meeting)
             undo.callback(ranks.close)
         tokenizer = None if _lacks_tokenizer(file, config) else read_tokenizer(file)
@@ -199,6 +200,11 @@ def assemble(
         speculator=speculator,
         store=store,
     )
+
+
+def _hash_whole(file: OpenFile, config: EngineConfig) -> str:
+    whole, _ = describe_file(file, config.context_tokens)
+    return hash_model(file, whole)
 
 
 def plan_memory(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.parallel.test_meeting import free_port
 
 from headrace.assemble import assemble
 from headrace.core.errors import ConfigError
@@ -44,7 +47,7 @@ def generate(engine: Engine) -> dict[str, list[int]]:
 
 def add_in_order(rank: int, count: int, meeting: Path, say: Any) -> None:
     """1 + 2^-24 is 1 in float32: three values whose sum depends on the order, at 40 places."""
-    ranks = GlooRanks(rank, count, meeting)
+    ranks = GlooRanks(rank, count, str(meeting))
     own = np.float32([1.0, 2.0**-24, 2.0**-24][rank])
     say.send(ranks.sum(np.full(40, own)).tolist())
     ranks.close()
@@ -69,7 +72,7 @@ def test_a_sum_does_not_depend_on_the_place_of_a_value(tmp_path: Path) -> None:
 def pids(runner: LeadingRunner) -> list[int]:
     team = runner._team
     assert isinstance(team, Team)
-    return [process.pid for process in team._processes]
+    return [process.pid for process in team._processes.values()]
 
 
 def test_three_ranks_answer_as_one_and_end_together(default_model_path: Path) -> None:
@@ -101,15 +104,33 @@ def test_three_ranks_answer_as_one_and_end_together(default_model_path: Path) ->
             os.kill(pid, 0)
 
 
-def test_two_stages_of_three_ranks_answer_as_one(default_model_path: Path) -> None:
-    model = str(default_model_path)
+def test_two_stages_of_three_ranks_answer_as_one(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second stage's ranks come as those of another host do."""
+    monkeypatch.setenv("HEADRACE_RANK_KEY", "a secret of enough characters")
+    model, address = str(default_model_path), f"127.0.0.1:{free_port()}"
     one = assemble(model, **SETTINGS)
     expected = generate(one.engine)
     one.close()
-    six = assemble(model, tensor_parallel=3, pipeline_parallel=2, **SETTINGS)
+    command = [sys.executable, "-m", "headrace", "rank", address, model]
+    others = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ranks: dict[str, Any] = {
+        "tensor_parallel": 3,
+        "pipeline_parallel": 2,
+        "rank_address": address,
+    }
+    six = assemble(model, **ranks, **SETTINGS)
     assert generate(six.engine) == expected
     assert six.ledger.kv_pool_bytes * 6 == one.ledger.kv_pool_bytes
     six.close()
+    for other in others:
+        assert other.stderr is not None
+        lines = [other.stderr.readline() for _ in range(3)]
+        assert lines[1:] == [f"joined {address}\n", "the engine has ended; waiting for the next\n"]
+        other.send_signal(signal.SIGINT)
+        assert other.wait(timeout=30) == 130
+        other.stderr.close()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ file is cheap: heavy packages (torch) are imported by the methods that need them
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from headrace.core.config import Device, EngineConfig, StepSizes
@@ -57,7 +56,7 @@ class Backend(Protocol):
         `ranks`, the model is this rank's share."""
         ...
 
-    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+    def join(self, config: EngineConfig, rank: int, meeting: str) -> Ranks:
         """Meets the other ranks of `config.tensor_parallel`, which do the same at this time, over
         a file that none of them has made yet (see parallel/)."""
         ...

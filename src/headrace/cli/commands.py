@@ -38,6 +38,7 @@ from headrace.cli.plan import plan
 from headrace.cli.planning_words import PlanningCommand
 from headrace.cli.profile import profile
 from headrace.cli.ps import ps
+from headrace.cli.rank import rank
 from headrace.cli.ray import ray
 from headrace.cli.restart import restart
 from headrace.cli.route import route
@@ -187,6 +188,7 @@ def chat(
 app.command(cls=SectionedCommand)(serve)
 app.command()(route)
 app.command()(restart)
+app.command()(rank)
 app.command()(ray)
 app.command()(ps)
 app.command()(batch)

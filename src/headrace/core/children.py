@@ -61,6 +61,8 @@ def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def _is_kept(name: str) -> bool:
+    if name == "HEADRACE_RANK_KEY":  # an engine's process lets ranks of other hosts in with it
+        return True
     known = name.upper() in _KEPT or name.startswith(_KEPT_PREFIXES)
     return known and not _SECRET.search(name.upper())
 

@@ -217,6 +217,13 @@ class EngineConfig(SchedulerConfig):
         metadata=flag("Stages that have some of the layers each, of --tensor-parallel processes.")
         | within(at_least=1, at_most=64),
     )
+    rank_address: str | None = field(
+        default=None,
+        metadata=flag(
+            "HOST:PORT where ranks of other hosts join: all stages but the last. The key is in "
+            "HEADRACE_RANK_KEY."
+        ),
+    )
     quantization: Quantization = field(
         default=Quantization.NONE, metadata=flag("Quantize layers while loading them onto a GPU.")
     )
@@ -263,12 +270,12 @@ class EngineConfig(SchedulerConfig):
                 param=given[1],
             )
 
-        if self.prefix_disk is not None and (not self.prefix_cache or self.tensor_parallel > 1):
+        if self.prefix_disk is not None and (not self.prefix_cache or self.ranks > 1):
             why = "a prefix cache; it is turned off" if not self.prefix_cache else "one process"
             raise ConfigError(
                 f"prefix_disk needs an engine with {why}.",
                 "Leave out prefix_disk, or the setting that it does not go with: prefix_cache, "
-                "tensor_parallel.",
+                "tensor_parallel, pipeline_parallel.",
                 param="prefix_disk",
             )
 

@@ -8,10 +8,8 @@ would have other bits in another batch.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.core.errors import DeviceLostError
+from headrace.parallel.meeting import open_store
 
 Values = TypeVar("Values")
 Plain = TypeVar("Plain")
@@ -74,13 +73,11 @@ class TorchRanks:
 class GlooRanks(TorchRanks):
     """Until `close`. Every rank makes its own, at the same time."""
 
-    def __init__(self, number: int, count: int, meeting: Path, *, stages: int = 1) -> None:
-        """`meeting` is a file that all ranks can reach and that does not exist yet."""
+    def __init__(self, number: int, count: int, meeting: str, *, stages: int = 1) -> None:
+        """`meeting` is where all ranks meet: meeting.py."""
         super().__init__(number, count, stages)
-        # All ranks are on this host: names of hosts need not be resolvable.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = dist.FileStore(str(meeting), self._all)  # type: ignore[attr-defined]
         with lost_if_it_fails():
+            store = open_store(meeting, number, self._all, TIMEOUT)
             dist.init_process_group("gloo", store=store, rank=number, world_size=self._all,
                                     timeout=TIMEOUT)  # fmt: skip
             self._meet()

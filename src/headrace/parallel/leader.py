@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 from headrace.core.errors import DeviceLostError, HeadraceError
 from headrace.core.ranks import Ranks
 from headrace.core.step import Runner, RunnerLimits, StepPlan, StepResult
-from headrace.parallel.plans import PlanReader, PlanWriter, SentPlan
-
-Order = tuple[Literal["submit"], SentPlan] | tuple[Literal["collect"]] | tuple[Literal["close"]]
+from headrace.parallel.channel import Channel, Close, Collect, Submit
+from headrace.parallel.plans import PlanReader, PlanWriter
 
 
 class Followers(Protocol):
     @property
-    def connections(self) -> Sequence[Connection[Any, Any]]: ...
+    def channels(self) -> Sequence[Channel]: ...
 
     def close(self) -> None: ...
 
@@ -29,7 +27,7 @@ class Followers(Protocol):
 class LeadingRunner:
     def __init__(self, runner: Runner, team: Followers, ranks: Ranks) -> None:
         self._runner, self._ranks = runner, ranks
-        self._team, self._followers = team, team.connections
+        self._team, self._followers = team, team.channels
         self._writer = PlanWriter(runner.limits.max_sequences)
 
     @property
@@ -41,22 +39,22 @@ class LeadingRunner:
         return self._runner.progress
 
     def submit(self, plan: StepPlan) -> None:
-        self._order(("submit", self._writer.write(plan)))
+        self._order(Submit(self._writer.write(plan)))
         self._runner.submit(plan)
 
     def collect(self) -> StepResult:
-        self._order(("collect",))
+        self._order(Collect())
         return self._runner.collect()
 
     def close(self) -> None:
         for follower in self._followers:
             with contextlib.suppress(OSError):  # it is gone already
-                follower.send(("close",))
+                follower.send(Close())
         self._runner.close()
         self._ranks.close()
         self._team.close()
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: Submit | Collect) -> None:
         try:
             for follower in self._followers:
                 follower.send(order)
@@ -67,19 +65,19 @@ class LeadingRunner:
             ) from error
 
 
-def follow(runner: Runner, orders: Connection[Any, Any]) -> None:
+def follow(runner: Runner, orders: Channel) -> None:
     """What the other ranks do, until they are told to end, or the first rank is gone."""
     reader = PlanReader(runner.limits.max_sequences)
     while True:
         try:
-            order: Order = orders.recv()
+            order = orders.receive_any()
         except (EOFError, OSError):
             return
-        if order[0] == "close":
+        if not isinstance(order, Submit | Collect):
             return
         try:
-            if order[0] == "submit":
-                runner.submit(reader.read(order[1]))
+            if isinstance(order, Submit):
+                runner.submit(reader.read(order.plan))
             else:
                 runner.collect()
         except DeviceLostError:

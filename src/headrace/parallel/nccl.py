@@ -8,13 +8,13 @@ ranks instead, for answers that don't depend on their batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from headrace.parallel.gloo import TIMEOUT, TorchRanks, lost_if_it_fails
+from headrace.parallel.meeting import open_store
 
 Values = TypeVar("Values")
 
@@ -23,13 +23,13 @@ class NcclRanks(TorchRanks):
     """Until `close`. Every rank makes its own, at the same time, on its current GPU."""
 
     def __init__(
-        self, number: int, count: int, meeting: Path, *, stages: int = 1, ordered: bool = False
+        self, number: int, count: int, meeting: str, *, stages: int = 1, ordered: bool = False
     ) -> None:
         super().__init__(number, count, stages)
         self._ordered = ordered and count > 2  # a sum of two has one order
-        store = dist.FileStore(str(meeting), self._all)  # type: ignore[attr-defined]
         device = torch.device("cuda", torch.cuda.current_device())
         with lost_if_it_fails():
+            store = open_store(meeting, number, self._all, TIMEOUT)
             dist.init_process_group("nccl", store=store, rank=number, world_size=self._all,
                                     timeout=TIMEOUT, device_id=device)  # fmt: skip
             self._meet()

@@ -7,79 +7,69 @@ Knows how ranks talk while they start, not what they load (rank_process.py does)
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.core.children import child_environment, python_command
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError, DeviceError, HeadraceError
+from headrace.parallel.channel import Channel, Loaded, Refused, Size, Start
+from headrace.parallel.meeting import Door
 from headrace.plan.sizing import Sizing
 
 MODULE = "headrace.rank_process"
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What a rank is told first."""
-
-    rank: int
-    count: int
-    meeting: Path  # see parallel/gloo.py
-    model_path: Path
-    config: EngineConfig
-    device: Device  # which the first rank chose
+M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """Of the KV pool. A rank says what would fit, and is told what is used."""
-
-    total_blocks: int
-    context_tokens: int
-
-    @classmethod
-    def of(cls, sizing: Sizing) -> Size:
-        return cls(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
-
-    def put_in(self, sizing: Sizing) -> Sizing:
-        return sizing.with_pool(self.total_blocks, self.context_tokens)
+def size_of(sizing: Sizing) -> Size:
+    return Size(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """Why a rank can't start."""
-
-    cause: str
-    remedy: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    pass
+def with_size(sizing: Sizing, size: Size) -> Sizing:
+    return sizing.with_pool(size.total_blocks, size.context_tokens)
 
 
 class Team:
-    """The followers of an engine, seen from its first rank."""
+    """The followers of an engine, seen from its leading rank. Those of its own stage are processes
+    of this host; with a `rank_address` the ranks of other stages come from other hosts."""
 
-    def __init__(self, model_path: Path, config: EngineConfig, device: Device) -> None:
-        count = config.ranks
-        self.count = count
+    def __init__(
+        self, model_path: Path, config: EngineConfig, device: Device, model_hash: str
+    ) -> None:
+        self.count = config.ranks
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
-        self.meeting = self._folder / "meeting"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.connections: list[Connection[Any, Any]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.channels: list[Channel] = []
+        self._door: Door | None = None
+        self.meeting = str(self._folder / "meeting")
+        own = self.count
         try:
-            for rank in range(1, count):
-                self._start(rank, model_path, config, device)
+            if config.rank_address is not None:
+                self._door = Door(config.rank_address)
+                self.meeting, own = self._door.meeting, config.tensor_parallel
+            start = Start(
+                rank=0,
+                meeting=self.meeting,
+                config=config,
+                device=device,
+                model_hash=model_hash,
+            )
+            for rank in range(1, own):
+                self._start(replace(start, rank=rank, model_path=str(model_path)))
+            if self._door is not None:
+                self._let_in(start, range(own, self.count))
         except BaseException:
             self.close()
             raise
@@ -91,8 +81,8 @@ class Team:
             total_blocks=min(each.total_blocks for each in sizes),
             context_tokens=min(each.context_tokens for each in sizes),
         )
-        for connection in self.connections:
-            connection.send(size)
+        for channel in self.channels:
+            channel.send(size)
         return size
 
     def wait(self) -> None:
@@ -102,9 +92,11 @@ class Team:
 
     def close(self) -> None:
         """End them: each ends when its connection does."""
-        for connection in self.connections:
-            connection.close()
-        for process in self._processes:
+        if self._door is not None:
+            self._door.close()
+        for channel in self.channels:
+            channel.close()
+        for process in self._processes.values():
             try:
                 process.wait(timeout=10)
             except subprocess.TimeoutExpired:
@@ -112,48 +104,52 @@ class Team:
                 process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, rank: int, model_path: Path, config: EngineConfig, device: Device) -> None:
+    def _start(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            process = subprocess.Popen(
+            self._processes[start.rank] = subprocess.Popen(
                 [*python_command(MODULE), str(number)],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
-                env=_environment(rank, device),
+                env=_environment(start.rank, start.device),
             )
-        self._processes.append(process)
-        connection: Connection[Any, Any] = Connection(ours.detach())
-        self.connections.append(connection)
-        start = Start(
-            rank=rank,
-            count=self.count,
-            meeting=self.meeting,
-            model_path=model_path,
-            config=config,
-            device=device,
-        )
-        with contextlib.suppress(OSError):  # found when its answer is read
-            connection.send(start)
+        self._greet(Connection(ours.detach()), start)
 
-    def _answer(self, rank: int, kind: type[Any]) -> Any:
+    def _let_in(self, start: Start, ranks: range) -> None:
+        assert self._door is not None
+        log.info("waiting for %s ranks of other hosts at %s", len(ranks), start.config.rank_address)
+        for rank, connection in zip(ranks, self._door.wait(len(ranks)), strict=True):
+            self._greet(connection, replace(start, rank=rank))
+
+    def _greet(self, connection: Connection[Any, Any], start: Start) -> None:
+        channel = Channel(connection)
+        self.channels.append(channel)
+        with contextlib.suppress(OSError):  # found when its answer is read
+            channel.send(start)
+
+    def _answer(self, rank: int, kind: type[M]) -> M:
         try:
-            answer = self.connections[rank - 1].recv()
+            answer = self.channels[rank - 1].receive_any()
         except (EOFError, OSError) as error:
-            process = self._processes[rank - 1]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=5)
-            raise DeviceError(
-                f"Rank {rank} of {self.count} ended while it started (exit status "
-                f"{process.returncode}).",
-                "The lines above say why.",
-            ) from error
+            raise self._ended(rank) from error
         if isinstance(answer, Refused):
             raise HeadraceError(
                 f"Rank {rank} of {self.count}: {answer.cause}", answer.remedy, detail=answer.detail
             )
         assert isinstance(answer, kind)
         return answer
+
+    def _ended(self, rank: int) -> DeviceError:
+        process, why = self._processes.get(rank), "its connection ended"
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+            why = f"exit status {process.returncode}"
+        return DeviceError(
+            f"Rank {rank} of {self.count} ended while it started ({why}).",
+            "The lines above say why, or those of its own host.",
+        )
 
 
 def _environment(rank: int, device: Device) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from headrace.backends.cpu import _native, layout
 from headrace.backends.cpu.kv import check_kv_dtype, kv_bytes_per_token
@@ -112,7 +111,7 @@ class CpuBackend:
             activations_bytes=runner.activation_bytes,
         )
 
-    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+    def join(self, config: EngineConfig, rank: int, meeting: str) -> Ranks:
         raise AssertionError("refused by check()")
 
     def facts(self, config: EngineConfig) -> dict[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from headrace.backends.cuda import device, layout
 from headrace.backends.cuda.kv_sizes import kv_bytes_per_token
@@ -114,7 +113,7 @@ class CudaBackend:
             graphs_bytes=runner.graph_bytes,
         )
 
-    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+    def join(self, config: EngineConfig, rank: int, meeting: str) -> Ranks:
         if device.ranks_share_a_gpu():  # NCCL refuses that
             from headrace.parallel.gloo import GlooRanks
 

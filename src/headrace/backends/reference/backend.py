@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from headrace.backends.reference.runner import ReferenceRunner
 from headrace.backends.shared import host
@@ -90,7 +89,7 @@ class ReferenceBackend:
         )
         return runner, None
 
-    def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
+    def join(self, config: EngineConfig, rank: int, meeting: str) -> Ranks:
         from headrace.parallel.gloo import GlooRanks
 
         return GlooRanks(rank, config.tensor_parallel, meeting, stages=config.pipeline_parallel)
