@@ -220,7 +220,7 @@ def _play(
             for name, each in zip(("guessed", "plain"), order, strict=True)
         }
     )
-    return Played(**done)
+    return Played(plain=done["plain"], guessed=done["guessed"])
 
 
 def _row(

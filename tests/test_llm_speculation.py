@@ -4,11 +4,13 @@ in fewer steps."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.backends.cpu.backend import CpuBackend
 from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import ConfigError, InvalidRequestError, MemoryFitError
 from headrace.core.request import BeamParams
@@ -91,6 +93,22 @@ def test_the_draft_model_is_in_the_ledger(plain: LLM, guessing: LLM) -> None:
     assert ledger.total_bytes > plain._assembled.ledger.total_bytes + ledger.weights_bytes
     assert "draft model" in guessing.memory_report()
     assert ledger.kv_tokens == 4096
+
+
+def test_what_was_not_said_is_the_backends_choice(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = replace(CpuBackend.defaults, speculate="auto")
+    monkeypatch.setattr(CpuBackend, "defaults", chosen)
+    with LLM(default_model_path, device="cpu", kv_tokens=1024) as told_nothing:
+        assert isinstance(told_nothing._assembled.speculator, TimedSpeculator)
+        assert told_nothing._assembled.config.speculate == "auto"
+        assert told_nothing._assembled.ledger.answers_bytes > 30e6
+        assert "answers" in told_nothing.memory_report()
+        assert told_nothing.generate("a", SamplingParams(max_tokens=1), speculate="suffix")
+    with LLM(default_model_path, device="cpu", kv_tokens=1024, speculate="off") as told:
+        assert told._assembled.speculator is None
+        assert told._assembled.ledger.answers_bytes == 0
 
 
 def test_a_draft_model_that_does_not_fit_is_refused(default_model_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.config import EngineConfig
-from headrace.core.drafter import Drafter, Method, check_asked, read_drafter
+from headrace.core.drafter import Drafter, Method, check_asked, kept_bytes, read_drafter
 from headrace.core.errors import ConfigError, InvalidRequestError
 from headrace.core.request import GenerateRequest, SamplingParams
 
@@ -94,6 +94,14 @@ def test_what_an_engine_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=cause):
         check_asked(asked, engine, is_beam_search=is_beam_search)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "keeps"),
+    [("auto", True), ("suffix", True), ("ngram", False), ("draft:x", False), ("off", False)],
+)
+def test_only_who_keeps_answers_takes_memory_for_them(drafter: str, keeps: bool) -> None:
+    assert (kept_bytes(drafter) > 0) == keeps
 
 
 @pytest.mark.parametrize("asked", [None, Method.OFF, Method.AUTO])

@@ -61,8 +61,8 @@ class SchedulerConfig:
         default=None,
         metadata=flag(
             "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off; "
-            "default: auto, on a GPU off. On a CPU answers stay the same; on a GPU they vary as in "
-            "any other batch."
+            "default: off, on a GPU off too. On a CPU answers stay the same; on a GPU they vary as "
+            "in any other batch."
         )
         | {RULE: DrafterText()},
     )

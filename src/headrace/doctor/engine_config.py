@@ -114,6 +114,8 @@ def told_by_headrace(version: object) -> _Read:
         fields[name] = told.get(name) or fields.get(name)
     fields["max_waiting"] = server.get("max_waiting_requests")
     fields["fingerprint"] = told.get("fingerprint")
+    if told.get("speculate") not in (None, "off"):
+        fields["speculation"] = _text(told.get("speculate"))
     if fields.get("device") not in (None, "cpu", "reference"):
         fields["gpu_memory"] = engine.get("gpu_memory")
     if engine.get("graphs") == "off":

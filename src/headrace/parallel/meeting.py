@@ -145,4 +145,6 @@ def open_store(meeting: str, rank: int, count: int, timeout: timedelta) -> Any:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return dist.FileStore(str(Path(meeting)), count)  # type: ignore[attr-defined]
     host, port = parse_address(meeting.removeprefix(TCP))
-    return dist.TCPStore(host, port, count, is_master=rank == 0, timeout=timeout)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, count, is_master=rank == 0, timeout=timeout
+    )

@@ -34,7 +34,8 @@ class CpuBackend:
         kv_dtype=KvDtype.F16,
         overlap=False,
         max_step_growth=2.0,
-        speculate="auto",  # docs/decisions/0017-guesses-by-time.md has the figures
+        # Not auto: 16 and 32 streams gain too little (docs/decisions/0017-guesses-by-time.md).
+        speculate="off",
     )
 
     def check(self, config: EngineConfig) -> None:
