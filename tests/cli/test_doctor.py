@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli.commands import app
 from headrace.doctor import collect
+from headrace.doctor.collect import observe_prometheus
 from headrace.doctor.exposition import read_page
 from headrace.doctor.names import VLLM
 from headrace.doctor.scrape import read
@@ -185,8 +187,8 @@ def test_watch_as_json_is_a_line_for_every_look(tmp_path: Path) -> None:
 
 
 def test_watch_from_prometheus() -> None:
-    """Two looks, then nobody is there: that is one line, and it goes on until it is stopped."""
-    looks: list[str] = []
+    """Two looks, as far apart as was asked for although Prometheus answers at once."""
+    looks: list[float] = []
 
     class Queries(dict[str, Any]):
         def __contains__(self, path: object) -> bool:
@@ -197,11 +199,11 @@ def test_watch_from_prometheus() -> None:
                       for what, value in (("running", "4"), ("waiting", "12"))]  # fmt: skip
             return {"status": "success", "data": {"result": series}}
 
-    def stop_third(*_: Any) -> str:
-        looks.append("")
+    def twice(*words: Any, **more: Any) -> Any:
+        looks.append(time.monotonic())
         if len(looks) > 2:
             raise KeyboardInterrupt
-        return "12:00:00"
+        return observe_prometheus(*words, **more)
 
     prometheus = FakeEngine([])
     prometheus.paths = Queries()
@@ -209,12 +211,13 @@ def test_watch_from_prometheus() -> None:
         pytest.MonkeyPatch.context() as patch, serving(prometheus) as server,
         serving(vllm()) as endpoint,
     ):  # fmt: skip
-        patch.setattr("headrace.cli.doctor.time.strftime", stop_third)
+        patch.setattr(collect, "observe_prometheus", twice)
         words = ("--watch", "--interval", "0.2", "--from-prometheus", server.url)
         done = doctor(endpoint.url, *words)
     assert done.exit_code == 130
     assert "(rule 4)" in done.output
     assert done.output.count("; 1 finding") == 2
+    assert looks[1] - looks[0] >= 0.2
 
 
 def _watched(texts: list[str], *words: str) -> str:

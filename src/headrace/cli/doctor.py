@@ -366,7 +366,7 @@ def _watch(
 
     there: dict[int, str] = {}
     while True:
-        now = time.strftime("%H:%M:%S")
+        now, began = time.strftime("%H:%M:%S"), time.monotonic()
         try:
             found = examine(look())
         except EndpointError as error:
@@ -379,3 +379,5 @@ def _watch(
         else:
             show_changes(now, found, there)
         sys.stdout.flush()
+        # Prometheus answers at once; the endpoint's own readings have taken their time.
+        time.sleep(max(0.0, interval_s - (time.monotonic() - began)))

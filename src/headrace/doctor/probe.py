@@ -231,8 +231,10 @@ class Prober:
 
     def _prefix(self) -> None:
         before = self._read()
-        for _ in range(self._plan.prefix_pairs):
-            prefix = self._drawn.prompt(self._plan.prefix_tokens)
+        for pair in range(self._plan.prefix_pairs):
+            # Whole blocks are found: prefixes of several lengths leave a half of one on average.
+            more = self._drawn.words(4 * pair)
+            prefix = f"{self._drawn.prompt(self._plan.prefix_tokens)} {more}".rstrip()
             self._ask("beside", self._drawn.prompt(self._plan.short_tokens), 4)
             if self._any_good("sizes"):
                 self._ask("question", self._drawn.question(), 4, path=TEXT)
