@@ -8,6 +8,11 @@ endpoint is a paced one, whose times are known (paced_endpoint.py), or with --se
 serve` of the default model on one core; --pin gives clients one core too, the other one. What is
 compared: medians of TTFT and TPOT, and output tokens by wall clock, as each client reports them
 itself. The output is a Markdown table: medians of the rounds, and how far each peer is from ours.
+
+With --serve there are two columns more, for a client on the same machine may slow the server down:
+what the server itself measured while this client ran (means of its own /metrics, warm-up included)
+and how much processor time the client took. Where the server's own figures differ between clients,
+so must the clients'.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -23,7 +29,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -39,6 +45,9 @@ class Figures:
     tpot_s: float
     tokens_s: float
     is_valid: bool = True  # ours marks a run in which the client was late; others never do
+    server_ttft_s: float | None = None  # what the server says of this turn, in the mean
+    server_tpot_s: float | None = None
+    cpu_s: float = 0.0  # of the client and its children, its start included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +215,43 @@ def clients_of(asked: argparse.Namespace) -> dict[str, Client]:
     return found
 
 
+_OWN = ("headrace_time_to_first_token_seconds", "headrace_request_time_per_output_token_seconds")
+
+
+def watched(client: Client, turn: Turn, is_served: bool) -> Figures:
+    """The client's figures, with what the server and the processor say about its turn."""
+    before = _sums(turn.url) if is_served else {}
+    began_s = _children_s()
+    found = client(turn)
+    cpu_s = _children_s() - began_s
+    if not is_served:
+        return replace(found, cpu_s=cpu_s)
+    after = _sums(turn.url)
+    ttft_s, tpot_s = (
+        (after[f"{name}_sum"] - before.get(f"{name}_sum", 0.0))
+        / (after[f"{name}_count"] - before.get(f"{name}_count", 0.0))
+        for name in _OWN
+    )
+    return replace(found, cpu_s=cpu_s, server_ttft_s=ttft_s, server_tpot_s=tpot_s)
+
+
+def _sums(url: str) -> dict[str, float]:
+    """Sums and counts of the server's histograms, over all of their labels."""
+    found: dict[str, float] = {}
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        for line in answer.read().decode().splitlines():
+            name = line.split("{")[0].split(" ")[0]
+            if name.removesuffix("_sum").removesuffix("_count") in _OWN:
+                found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+    return found
+
+
+def _children_s() -> float:
+    """Processor time of children that have ended; the server has not."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measure(asked: argparse.Namespace) -> tuple[dict[str, list[Figures]], list[dict[str, float]]]:
     """By client, and what the paced endpoint says about itself."""
     random = Random(asked.seed)
@@ -223,7 +269,7 @@ def measure(asked: argparse.Namespace) -> tuple[dict[str, list[Figures]], list[d
                     url=url, model=model, clients=asked.clients, tokens=asked.tokens, folder=place,
                     prompts=texts(asked.requests + 2 * asked.clients, asked.words, random),
                 )  # fmt: skip
-                rounds[name].append(clients[name](turn))
+                rounds[name].append(watched(clients[name], turn, asked.serve))
                 print(f"{number} {name}: {rounds[name][-1]}", file=sys.stderr, flush=True)
                 if not asked.url and not asked.serve:
                     with urllib.request.urlopen(f"{url}/timings", timeout=5) as answer:
@@ -232,30 +278,37 @@ def measure(asked: argparse.Namespace) -> tuple[dict[str, list[Figures]], list[d
 
 
 def table(rounds: dict[str, list[Figures]], truth: list[dict[str, float]]) -> Iterator[str]:
-    yield "| client | TTFT, ms | TPOT, ms | output tokens/s | from ours |"
-    yield "|---|---|---|---|---|"
     ours = _middle(rounds["headrace"])
+    is_served = rounds["headrace"][0].server_tpot_s is not None
+    more = " the server's own TTFT, TPOT | client's CPU, s |" if is_served else ""
+    yield f"| client | TTFT, ms | TPOT, ms | output tokens/s | from ours |{more}"
+    yield "|---|---|---|---|---|" + ("---|---|" if is_served else "")
     for name, values in rounds.items():
         cells = [
-            f"{statistics.median(part) * scale:,.2f} ({min(part) * scale:,.2f} to "
-            f"{max(part) * scale:,.2f})"
-            for part, scale in (
-                ([one.ttft_s for one in values], 1e3),
-                ([one.tpot_s for one in values], 1e3),
-                ([one.tokens_s for one in values], 1.0),
-            )
+            _spread([one.ttft_s * 1e3 for one in values]),
+            _spread([one.tpot_s * 1e3 for one in values]),
+            _spread([one.tokens_s for one in values]),
         ]
         middle = _middle(values)
-        away = "" if name == "headrace" else ", ".join(
+        cells.append("" if name == "headrace" else ", ".join(
             f"{theirs / own - 1:+.1%}" for theirs, own in zip(middle, ours, strict=True)
-        )  # fmt: skip
+        ))  # fmt: skip
+        if is_served:
+            own = [[(one.server_ttft_s or 0.0) * 1e3 for one in values],
+                   [(one.server_tpot_s or 0.0) * 1e3 for one in values]]  # fmt: skip
+            cells += [", ".join(_spread(part) for part in own),
+                      f"{statistics.median(one.cpu_s for one in values):.0f}"]  # fmt: skip
         invalid = sum(not one.is_valid for one in values)
         shown = f"{name} ({invalid} rounds invalid)" if invalid else name
-        yield f"| {shown} | {' | '.join(cells)} | {away} |"
+        yield f"| {shown} | {' | '.join(cells)} |"
     if truth:
         ttft_s = statistics.median(one["ttft_s"] for one in truth)
         tpot_s = statistics.median(one["tpot_s"] for one in truth)
         yield f"| what the endpoint did | {ttft_s * 1e3:,.2f} | {tpot_s * 1e3:,.2f} | | |"
+
+
+def _spread(part: list[float]) -> str:
+    return f"{statistics.median(part):,.2f} ({min(part):,.2f} to {max(part):,.2f})"
 
 
 def _middle(values: list[Figures]) -> tuple[float, float, float]:

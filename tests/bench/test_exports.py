@@ -18,7 +18,7 @@ from headrace.bench.html import page
 from headrace.bench.observed import observed_asks
 from headrace.bench.plot import bars
 from headrace.bench.plot import lines as plotted
-from headrace.bench.series import at_once, slice_means, token_rates
+from headrace.bench.series import at_once, slice_means, time_means, token_rates
 from headrace.bench.sweep import Bracket, Point
 from headrace.client.answer import Failure
 from headrace.workload.slo import Slo
@@ -131,6 +131,7 @@ def test_charts_are_xml_with_round_numbers() -> None:
 def test_pictures_for_a_terminal() -> None:
     assert bars([0, 1, 2, 7]) == "▁▂▃█"
     assert bars([0, 0]) == "▁▁"
+    assert bars([7, None, 7]) == "█ █"  # nothing was measured there, which is not 0
     shown = list(plotted(summary_of(RECORDS)))
     assert [line.split()[0] for line in shown] == ["tokens/s", "at", "TTFT"]
     assert max(map(len, shown)) <= 100
@@ -145,6 +146,13 @@ def test_series_hold_every_token_and_every_request() -> None:
     found = at_once(summary)
     assert max(number for _, number in found) in (4, 5)  # 0.4 s each, one every 0.1 s
     assert found[-1][1] == 0
+
+
+def test_a_level_lasts_until_the_next_step() -> None:
+    """Four requests for ten seconds are four in every slice, not only in those where one began."""
+    steps = [(0.0, 4.0), (9.0, 2.0), (10.0, 0.0)]
+    assert [y for _, y in time_means(steps, 5)] == pytest.approx([4, 4, 4, 4, 3])
+    assert time_means([], 5) == time_means([(1.0, 2.0)], 5) == []
 
 
 def test_steps_too_many_to_see_become_means_over_time() -> None:

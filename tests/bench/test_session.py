@@ -9,7 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.bench.fake_endpoint import FakeEndpoint, answered, changed, event, refusal, response
+from tests.bench.fake_endpoint import (
+    FakeEndpoint,
+    answered,
+    changed,
+    event,
+    refusal,
+    response,
+    words_of,
+)
 
 from headrace.bench.record import CountedBy
 from headrace.bench.run import Stop
@@ -17,6 +25,7 @@ from headrace.bench.session import Asked, Session, run_session
 from headrace.bench.spend import Purse
 from headrace.bench.summary import Summary
 from headrace.client.connection import Unreachable, parse_address
+from headrace.core.errors import ConfigError
 from headrace.hardware.api_prices import parse_api
 from headrace.workload.arrivals import ClosedLoop
 from headrace.workload.distribution import Constant
@@ -52,6 +61,20 @@ def test_prompts_have_the_asked_length_by_the_endpoints_own_count() -> None:
     assert (session.target.model, session.target.is_exact) == ("fake", True)
     assert summary.counted_by == {CountedBy.USAGE: 12}
     assert all(body["ignore_eos"] and body["stream"] for body in endpoint.bodies)
+
+
+def test_counts_that_make_no_sense_are_refused_unless_prompts_are_given() -> None:
+    def reply(body: dict[str, Any]) -> bytes:
+        found = answered(body)
+        usage = b'"prompt_tokens": ' + str(2 * words_of(body) + 12).encode()
+        return changed(found, usage, b'"prompt_tokens": 9')
+
+    with pytest.raises(ConfigError, match=r"counts 9 tokens .* expected more") as caught:
+        measured(FakeEndpoint(reply))
+    assert "--prompts" in caught.value.remedy
+    prompts = [[{"role": "user", "content": f"Name {n} rivers."}] for n in range(30)]
+    summary, _ = measured(FakeEndpoint(reply), prompts=prompts)
+    assert len(summary.good) == 12
 
 
 def test_warm_up_is_sent_and_not_measured_and_shares_no_prompt_with_the_run() -> None:

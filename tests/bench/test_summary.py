@@ -150,3 +150,15 @@ def test_a_run_without_a_whole_answer_has_no_figures_and_a_table() -> None:
     assert (found.output_tokens_s, found.wall_s, found.met_share) == (0.0, 0.0, 0.0)
     assert "1 connection refused" in "\n".join(lines(found))
     assert "0 of 0 whole" in "\n".join(lines(summary_of([], slo=Slo(ttft_s=1.0))))
+
+
+def test_failures_show_what_was_said_most_often() -> None:
+    said = ["CUDA out of memory"] * 2 + ["engine stopped"]
+    records = [failed(float(n), Failure.IN_STREAM, text) for n, text in enumerate(said)]
+    records += [failed(4.0, Failure.RESET, "long " * 60), failed(5.0, Failure.CONNECT)]
+    summary = summary_of([whole(0.0), *records])
+    cause = str(Failure.IN_STREAM)
+    assert summary.failures_said[cause] == "CUDA out of memory"
+    shown = list(lines(summary))
+    assert any(line.strip() == f"{cause}: CUDA out of memory" for line in shown)
+    assert max(map(len, shown)) <= 100

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,30 @@ def test_a_package_found_by_way_of_the_current_folder_is_found_by_children(tmp_p
         command, cwd=SOURCE, env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == str(SOURCE)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_child_ends_with_a_parent_that_was_killed() -> None:
+    script = (
+        "import subprocess, sys, time; from headrace.core.children import end_with_parent;"
+        "made = subprocess.Popen(['sleep', '600'], preexec_fn=end_with_parent);"
+        "print(made.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until_s = time.monotonic() + 30
+    while _is_running(child):
+        assert time.monotonic() < until_s, "the child still runs"
+        time.sleep(0.02)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

@@ -193,8 +193,9 @@ def _sweep(found: Bracket) -> str:
 def _failures(summary: Summary) -> str:
     if not summary.failures:
         return ""
-    rows = [[cause, str(count)] for cause, count in summary.failures.items()]
-    return "<h2>Failures</h2>" + _table(["cause", "requests"], rows)
+    said = summary.failures_said
+    rows = [[cause, said.get(cause, ""), str(n)] for cause, n in summary.failures.items()]
+    return "<h2>Failures</h2>" + _table(["cause", "said most often", "requests"], rows)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

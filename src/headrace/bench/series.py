@@ -43,10 +43,16 @@ def slice_means(steps: Points, slices: int = 240) -> Points:
     slices: a client that sends again within a millisecond would else be painted as a bar."""
     if len(steps) <= 2 * slices:
         return steps
-    start_s, end_s = steps[0][0], steps[-1][0]
+    found = time_means(steps, slices)
+    return [*found, steps[-1]] if found else steps
+
+
+def time_means(steps: Points, slices: int) -> Points:
+    """(Beginning, mean over time) of equal slices: a level lasts until the next step."""
+    start_s, end_s = (steps[0][0], steps[-1][0]) if steps else (0.0, 0.0)
     width = (end_s - start_s) / slices
     if width <= 0:
-        return steps
+        return []
     areas = [0.0] * slices
     for (at_s, level), (until_s, _) in pairwise(steps):
         while at_s < until_s:
@@ -55,8 +61,7 @@ def slice_means(steps: Points, slices: int = 240) -> Points:
             next_s = max(min(until_s, next_s), math.nextafter(at_s, math.inf))
             areas[place] += level * (next_s - at_s)
             at_s = next_s
-    means = [(start_s + place * width, area / width) for place, area in enumerate(areas)]
-    return [*means, steps[-1]]
+    return [(start_s + place * width, area / width) for place, area in enumerate(areas)]
 
 
 def first_tokens(summary: Summary) -> Points:
@@ -72,8 +77,8 @@ def cumulative(values: Sequence[float], most: int = 400) -> Points:
     return [(ordered[place], (place + 1) / len(ordered)) for place in places]
 
 
-def binned(points: Points, bins: int) -> list[float]:
-    """Means of equal slices of x, 0 where nothing is."""
+def binned(points: Points, bins: int) -> list[float | None]:
+    """Means of equal slices of x, None where nothing is."""
     if not points:
         return []
     low, high = min(x for x, _ in points), max(x for x, _ in points)
@@ -81,4 +86,4 @@ def binned(points: Points, bins: int) -> list[float]:
     found: list[list[float]] = [[] for _ in range(bins)]
     for x, y in points:
         found[min(bins - 1, int((x - low) / width))].append(y)
-    return [sum(values) / len(values) if values else 0.0 for values in found]
+    return [sum(values) / len(values) if values else None for values in found]

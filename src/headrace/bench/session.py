@@ -86,6 +86,7 @@ class Session:
             key=asked.key,
             extra=asked.extra,
             salt=asked.salt,
+            writes_prompts=not asked.prompts,
             on_answer=(lambda answer: None) if asked.purse is None else asked.purse.pay,
         )
         return self.target

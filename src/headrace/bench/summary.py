@@ -90,6 +90,17 @@ class Summary:
         found = Counter(_cause(one) for one in self.records if not one.is_good)
         return dict(found.most_common())
 
+    @cached_property
+    def failures_said(self) -> dict[str, str]:
+        """By cause: what the endpoint, or the connection, said most often."""
+        said: dict[str, Counter[str]] = {}
+        for one in self.records:
+            detail, cause = one.answer.detail, _cause(one)
+            if not one.is_good and detail:
+                detail = detail.removeprefix(f"{cause[-3:]}: ")  # of an HTTP status
+                said.setdefault(cause, Counter())[detail] += 1
+        return {cause: found.most_common(1)[0][0] for cause, found in said.items()}
+
     @property
     def failed(self) -> int:
         return len(self.records) - len(self.good)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import shorten
 
 from headrace.bench.interval import LEAST_GROUPS, least_count
 from headrace.bench.record import CountedBy
 from headrace.bench.summary import SHARES, Spread, Summary
 
+_WIDTH = 100
 ROWS = (
     ("ttft", "TTFT"),
     ("visible", "first visible text"),
@@ -32,6 +34,8 @@ def lines(summary: Summary) -> Iterator[str]:
     if summary.failures:
         shown = ", ".join(f"{count} {cause}" for cause, count in summary.failures.items())
         yield f"failed       {shown}"
+        for cause, said in summary.failures_said.items():
+            yield f"             {shorten(f'{cause}: {said}', _WIDTH - 13, placeholder='…')}"
     if good:
         yield f"throughput   {_rate(summary)}"
         yield (

@@ -81,9 +81,11 @@ async def find_target(
     key: str | None,
     extra: Mapping[str, Any],
     salt: str,
+    writes_prompts: bool = True,
     on_answer: Callable[[Answer], None] = lambda answer: None,
 ) -> Target:
-    """Tries what the endpoint takes. Raises with its own words where it takes nothing."""
+    """Tries what the endpoint takes. Raises with its own words where it takes nothing. How many
+    tokens a word has is asked only where prompts are to be written."""
     name = model or await find_model(connections, key)
     writer = Writer(Scale(), f"{salt} prepare")
     answer = Answer()
@@ -100,6 +102,8 @@ async def find_target(
                 )
                 answer = await ask(connections, target, writer, _SHORT)
                 on_answer(answer)
+                if answer.failure is None and not writes_prompts:
+                    return target
                 if answer.failure is None:
                     return await _scaled(connections, target, writer, answer, on_answer)
                 if not _is_about_fields(answer):

@@ -97,6 +97,7 @@ def own_facts(summary: Summary) -> dict[str, Any]:
             "cpu_share": health.cpu_share,
         },
         "failures": summary.failures,
+        "failures_said": summary.failures_said,
         "rate_limited": summary.rate_limited,
         "tokens_counted_by": {str(key): count for key, count in summary.counted_by.items()},
         "tokens_disagreed": summary.disagreed,

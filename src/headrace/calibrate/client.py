@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from headrace.core.children import child_environment, python_command
+from headrace.core.children import child_environment, end_with_parent, python_command
 from headrace.core.errors import HeadraceError
 
 PATIENCE_S = 300.0  # with one request
@@ -178,6 +178,7 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C is for us
+            preexec_fn=end_with_parent,  # who kills us does not know about it
         )
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,17 @@ def python_command(module: str) -> list[str]:
     if sys.flags.no_user_site:
         flags.append("-s")
     return [sys.executable, *flags, "-m", module]
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """For Popen's preexec_fn. Linux: the child gets this signal when the process that started it
+    ends, even by a SIGKILL, after which nobody else could stop it (strictly: when the thread that
+    started it ends). Elsewhere it does nothing."""
+    if sys.platform == "linux":
+        import ctypes
+
+        parent_death_signal = 1
+        ctypes.CDLL(None).prctl(parent_death_signal, number)
 
 
 def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
