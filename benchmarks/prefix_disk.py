@@ -137,6 +137,7 @@ def writing_cost(rounds: int, folder: Path) -> None:
             with server(*flags) as url:
                 rates[kind].append(_load(url, seed=number))
                 if kind == "with":
+                    time.sleep(2)  # counts come twice a second, and the last blocks are written
                     name = "headrace:prefix_disk"
                     written = metric(url, f'{name}_bytes_total{{direction="written"')
                     dropped = metric(url, f'{name}_blocks_total{{outcome="dropped"')
