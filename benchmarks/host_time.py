@@ -114,7 +114,7 @@ def make_runner(args: argparse.Namespace, sequences: int) -> Any:
             dependent=args.device == "cuda",
         )
     if args.device == "cpu":  # launches are left out: a replay is one call, and so is this
-        runner._graphs.run = lambda *_, **__: None  # type: ignore[method-assign]
+        runner._graphs.run = lambda *_, **__: True  # type: ignore[method-assign]
     return runner
 
 

@@ -1,11 +1,12 @@
 """What the policy `prefix` is worth: shared prompts on small real replicas, beside round robin.
 
-    python benchmarks/routed_prefixes.py [--replicas 4] [--prefixes 12] [--requests 96]
+    python benchmarks/routed_prefixes.py [--replicas 4] [--prefixes 16] [--requests 192]
+    python benchmarks/routed_prefixes.py --prefixes 0      # nothing shared: prefix, least-pending
 
-Each replica is a Headrace of the default model whose KV pool holds a few of the prefixes, not all.
-Requests of all prefixes come mixed, the same in both rounds; between rounds the replicas are
-started anew. Counted are the prompt tokens that came from a cache, as the answers' usage has them,
-and the time to the first token.
+Each replica is a Headrace of the default model whose KV pool holds a few of the prefixes, not all;
+all pools together hold them. Requests of all prefixes come mixed, the same in every round; between
+rounds the replicas are started anew. Counted are the prompt tokens that came from a cache, as the
+answers' usage has them, the time to the first token, and the time of all.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Heard:
 
 
 @contextlib.contextmanager
-def fleet(replicas: int, kv_tokens: int, policy: str, bound: float) -> Iterator[int]:
+def fleet(replicas: int, kv_tokens: int, policy: str) -> Iterator[int]:
     """The router's port."""
     with contextlib.ExitStack() as stack:
         flags = ["--threads", "1", "--kv-tokens", str(kv_tokens), "--context-tokens", "2048"]
         ports = [stack.enter_context(Server(None, flags)).port for _ in range(replicas)]
         words = [sys.executable, "-c", _ROUTE, "route", *(f":{port}" for port in ports)]
         router = subprocess.Popen(
-            [*words, "--port", "0", "--policy", policy, "--bound", str(bound), "--heartbeat", "5"],
+            [*words, "--port", "0", "--policy", policy, "--heartbeat", "5"],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -74,6 +75,8 @@ def fleet(replicas: int, kv_tokens: int, policy: str, bound: float) -> Iterator[
 
 def prompts(prefixes: int, requests: int, words: int) -> list[str]:
     chance = random.Random(7)
+    if not prefixes:
+        return [" ".join(chance.choices(_WORDS, k=words)) for _ in range(requests)]
     shared = [" ".join(chance.choices(_WORDS, k=words)) for _ in range(prefixes)]
     return [f"{chance.choice(shared)} Question {number}?" for number in range(requests)]
 
@@ -112,19 +115,19 @@ def ask(port: int, prompt: str) -> Heard:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--prefixes", type=int, default=12)
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--prefixes", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--words", type=int, default=500, help="of a prefix")
     parser.add_argument("--kv-tokens", type=int, default=3072, help="of a replica")
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--bounds", type=float, nargs="+", default=[1.25], help="of prefix")
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--policies", nargs="+", help="the first is what the last is compared with")
     asked = parser.parse_args()
     texts = prompts(asked.prefixes, asked.requests, asked.words)
-    found = {}
-    rounds = [("round-robin", 1.25), ("least-pending", 1.25)]
-    for policy, bound in [*rounds, *(("prefix", bound) for bound in asked.bounds)]:
+    found = []
+    policies = asked.policies or ["round-robin", "least-pending", "prefix"][not asked.prefixes :]
+    for policy in policies:
         with (
-            fleet(asked.replicas, asked.kv_tokens, policy, bound) as port,
+            fleet(asked.replicas, asked.kv_tokens, policy) as port,
             ThreadPoolExecutor(asked.concurrency) as pool,
         ):
             began_s = time.perf_counter()
@@ -132,15 +135,19 @@ def main() -> None:
             wall_s = time.perf_counter() - began_s
         times = sorted(each.ttft_s for each in heard)
         hits = sum(each.cached_tokens for each in heard) / sum(each.prompt_tokens for each in heard)
-        p95 = times[int(0.95 * len(times))]
-        found[policy] = hits, p95
+        p50, p95 = statistics.median(times), times[int(0.95 * len(times))]
+        found.append((hits, p50, p95, wall_s))
         print(
-            f"{policy} (bound {bound:g}): {hits:.1%} of prompt tokens cached; TTFT p50 "
-            f"{statistics.median(times):.3f} s, p95 {p95:.3f} s; all in {wall_s:.1f} s",
+            f"{policy}: {hits:.1%} of prompt tokens cached; TTFT p50 {p50:.3f} s, p95 {p95:.3f} s; "
+            f"all in {wall_s:.1f} s",
             flush=True,
         )
-    (turns, slow), (cached, fast) = found["round-robin"], found["prefix"]
-    print(f"prefix against round-robin: hits {cached / turns:.2f}x, p95 TTFT {fast / slow:.2f}x")
+    one, two = found[0], found[-1]
+    hits = f"hits {two[0] / one[0]:.2f}x, " if one[0] else ""
+    print(
+        f"{policies[-1]} against {policies[0]}: {hits}TTFT p50 {two[1] / one[1]:.2f}x, p95 "
+        f"{two[2] / one[2]:.2f}x, time of all {two[3] / one[3]:.2f}x"
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def in_process(llm: LLM, prompts: list[list[int]]) -> float:
 
 
 class Server:
-    def __init__(self, sequences: int, kv_tokens: int = 16384) -> None:
+    def __init__(self, sequences: int, kv_tokens: int = 16384, *more: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -54,7 +54,7 @@ class Server:
         command = [sys.executable, "-c", run, "serve"]
         flags = ["--port", str(self.port), "--max-sequences", str(sequences)]
         self._process = subprocess.Popen(
-            [*command, *flags, "--kv-tokens", str(kv_tokens), "--log-level", "warning"],
+            [*command, *flags, "--kv-tokens", str(kv_tokens), "--log-level", "warning", *more],
             env=os.environ,
         )
         for _ in range(600):

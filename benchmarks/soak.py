@@ -1,10 +1,11 @@
 """Whether a server's memory stays flat: many short requests, resident memory along the way.
 
-    python benchmarks/soak.py [--requests 10000] [--concurrency 8] [--json FILE]
+    python benchmarks/soak.py [--requests 10000] [--concurrency 8] [--speculate auto] [--json FILE]
 
 Chat requests of a few tokens, some streamed, some with a seed, a stop string, a schema or logprobs,
-some that the client leaves early, some that are refused. Resident memory of both processes is read
-after 1,000 requests and after all of them.
+some whose answers repeat their prompt, so that tokens are guessed, some that the client leaves
+early, some that are refused. Resident memory of both processes is read after 1,000 requests and
+after all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import json
 import random
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ def make_body(chooser: random.Random) -> dict[str, Any]:
             }
         },
         6: {"temperature": -1},  # refused
+        7: {
+            "messages": [{"role": "user", "content": f"Repeat: {f'{words}. ' * 4}"}],
+            "temperature": 0,
+            "max_tokens": 40,
+        },
     }
     return {**body, **extras.get(kind, {})}
 
@@ -79,6 +86,16 @@ def processes(server: Server) -> dict[str, int]:
     return {"http": server.pid, "engine": int(children[0])}
 
 
+def guessed(server: Server) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    found = {}
+    for name in ("draft_tokens", "accepted_tokens"):
+        start = f"vllm:spec_decode_num_{name}_total"
+        found[name] = sum(float(line.split()[-1]) for line in lines if line.startswith(start))
+    return found
+
+
 async def soak(server: Server, count: int, concurrency: int) -> list[dict[str, Any]]:
     chooser = random.Random(0)
     bodies = iter([(make_body(chooser), chooser.random() < 0.05) for _ in range(count)])
@@ -107,12 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--speculate", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    server = Server(options.concurrency, KV_TOKENS)
+    server = Server(options.concurrency, KV_TOKENS, "--speculate", options.speculate)
     began = time.perf_counter()
     try:
         samples = asyncio.run(soak(server, options.requests, options.concurrency))
+        guesses = guessed(server)
     finally:
         server.stop()
     taken_s = time.perf_counter() - began
@@ -122,9 +141,10 @@ def main() -> None:
     print(f"{options.requests} requests in {taken_s:.0f} s; growth since {FIRST}: {total:+.2%}")
     for name, value in growth.items():
         print(f"  {name}: {value:+.2%}")
+    print(f"guessed tokens: {guesses['draft_tokens']:.0f}, right {guesses['accepted_tokens']:.0f}")
     if options.json:
         report = {"samples": samples, "growth": growth, "total": total, "seconds": taken_s}
-        options.json.write_text(json.dumps(report, indent=2))
+        options.json.write_text(json.dumps({**report, "guesses": guesses}, indent=2))
 
 
 if __name__ == "__main__":

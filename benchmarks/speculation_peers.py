@@ -1,14 +1,17 @@
 """Speculation of Headrace and of llama.cpp on one file and the same prompts, served, in turns.
 
     python benchmarks/speculation_peers.py --llama-server PATH [--prompts 3] [--rounds 3]
-        [--spec-types ngram-mod ngram-simple] [--spec-flags "--spec-ngram-mod-n-match 8"]
+        [--spec NAME="--spec-type ngram-mod --spec-ngram-mod-n-match 8" ...]
 
-Each engine is served twice and more: plain, and with each kind of speculation. Prompts go to every
-server as the same token ids, greedily and with the same most tokens, one request at a time; each
-was sent once before for a single token, so its prompt is in the cache and what is timed is the
-answer. A round asks all servers prompt by prompt, so that a machine that changes its speed is
-unfair to none. Besides tokens a second it counts how many answers are those of the same engine's
-plain server: speculation should change none.
+Each engine is served twice and more: plain, and with each kind of speculation. llama.cpp's are its
+ngram-mod and ngram-simple as they are set, and both with shorter matches and drafts, which suit
+answers of a few hundred tokens better. Prompts go to every server as the same token ids, greedily
+and with the same most tokens, one request at a time; each was sent once before for a single token,
+so its prompt is in the cache and what is timed is the answer. A round asks all servers prompt by
+prompt, so that a machine that changes its speed is unfair to none, and begins with another server
+each time. Our servers get another cache_salt in each round, so that they don't find the answers of
+the round before; llama.cpp's ngram-mod keeps what it has seen. Besides tokens a second it counts
+how many answers are those of the same engine's plain server: speculation should change none.
 """
 
 from __future__ import annotations
@@ -35,6 +38,15 @@ from speculation_workloads import WORKLOADS, Workload
 # Turns made of answers would be other prompts for each engine; grammars are written differently.
 NAMES = ("code edit", "JSON echo", "chat")
 
+SPECS = {
+    "ngram-mod": "--spec-type ngram-mod",
+    "ngram-simple": "--spec-type ngram-simple",
+    "ngram-mod, short": "--spec-type ngram-mod --spec-ngram-mod-n-match 8 "
+    "--spec-ngram-mod-n-min 2 --spec-ngram-mod-n-max 16",
+    "ngram-simple, short": "--spec-type ngram-simple --spec-ngram-simple-size-n 4 "
+    "--spec-ngram-simple-size-m 16",
+}
+
 
 @dataclass(slots=True)
 class Contender:
@@ -50,8 +62,9 @@ class Contender:
         return f"{self.engine} {self.kind}"
 
 
-def ask(port: int, prompt: list[int], max_tokens: int) -> tuple[str, int, float]:
+def ask(port: int, prompt: list[int], max_tokens: int, salt: str) -> tuple[str, int, float]:
     body = {
+        "cache_salt": salt,
         "model": "m",
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -88,9 +101,8 @@ def start(args: argparse.Namespace, model: Path, open_: ExitStack) -> list[Conte
         for kind, setting in (("plain", "off"), ("auto", "auto"))
     ]
     found.append(serve("llama.cpp", "plain", theirs, "/health"))
-    for kind in args.spec_types:
-        flags = ["--spec-type", kind, *shlex.split(args.spec_flags)]
-        found.append(serve("llama.cpp", kind, [*theirs, *flags], "/health"))
+    for kind, flags in args.spec.items():
+        found.append(serve("llama.cpp", kind, [*theirs, *shlex.split(flags)], "/health"))
     return found
 
 
@@ -101,9 +113,11 @@ def measure(args: argparse.Namespace, contenders: list[Contender], tokenizer: To
         for workload in chosen:
             took = {each.name: [0.0, 0] for each in contenders}
             for number, prompt in enumerate(prompts[workload.name]):
-                for each in contenders:
-                    ask(each.server.port, prompt, 1)
-                    text, tokens, seconds = ask(each.server.port, prompt, workload.answer_tokens)
+                first = (at + number) % len(contenders)
+                for each in contenders[first:] + contenders[:first]:
+                    port, salt = each.server.port, f"{at} {number}"
+                    ask(port, prompt, 1, salt)
+                    text, tokens, seconds = ask(port, prompt, workload.answer_tokens, salt)
                     took[each.name][0] += seconds
                     took[each.name][1] += tokens
                     before = each.answers.setdefault((workload.name, number), text)
@@ -126,8 +140,9 @@ def rows_of(contenders: list[Contender]) -> list[dict[str, Any]]:
     rows = []
     for each in contenders:
         base = plain[each.engine]
-        same = sum(base.answers[at] == text for at, text in each.answers.items())
         for workload, rates in each.rates.items():
+            answers = {at: text for at, text in each.answers.items() if at[0] == workload}
+            same = sum(base.answers[at] == text for at, text in answers.items())
             gains = [own / theirs for own, theirs in zip(rates, base.rates[workload], strict=True)]
             rows.append(
                 {
@@ -138,11 +153,18 @@ def rows_of(contenders: list[Contender]) -> list[dict[str, Any]]:
                     "rates": rates,
                     "gain": statistics.median(gains),
                     "same_as_plain": same,
-                    "answers": len(each.answers),
+                    "answers": len(answers),
                     "changed_between_rounds": each.changed,
                 }
             )
     return rows
+
+
+def _spec(text: str) -> tuple[str, str]:
+    name, is_given, flags = text.partition("=")
+    if not is_given:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected NAME=FLAGS")
+    return name, flags
 
 
 def main() -> None:
@@ -153,10 +175,10 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3, help="of each workload")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workload", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--spec-types", nargs="+", default=["ngram-mod", "ngram-simple"])
-    parser.add_argument("--spec-flags", default="", help="more of llama-server's, for these")
+    parser.add_argument("--spec", nargs="+", type=_spec, help="NAME=FLAGS of llama-server")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    args.spec = dict(args.spec) if args.spec else SPECS
     model = resolve_model(args.model)
     tokenizer = read_tokenizer(open_weights(model))
     with ExitStack() as open_:
@@ -165,8 +187,9 @@ def main() -> None:
     rows = rows_of(contenders)
     for row in rows:
         print(
-            f"{row['workload']:<10} {row['engine']:<10} {row['speculation']:<13}"
-            f"{row['tokens_s']:8.1f} tokens/s {row['gain']:6.2f}×  "
+            f"{row['workload']:<10} {row['engine']:<10} {row['speculation']:<20}"
+            f"{row['tokens_s']:8.1f} tokens/s ({min(row['rates']):.0f}-{max(row['rates']):.0f}) "
+            f"{row['gain']:6.2f}×  "
             f"{row['same_as_plain']} of {row['answers']} answers as its plain server's"
         )
     if args.json is not None:

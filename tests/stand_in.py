@@ -47,8 +47,9 @@ def make(arguments: list[str]) -> None:
 def docker(arguments: list[str]) -> None:
     command, *rest = arguments
     if command == "build":
-        if not (Path(rest[-1]) / "Dockerfile").exists():
-            refuse(f"no Dockerfile in {rest[-1]}")
+        name = rest[rest.index("-f") + 1] if "-f" in rest else "Dockerfile"
+        if not (Path(rest[-1]) / name).exists():
+            refuse(f"no {name} in {rest[-1]}")
     elif command == "run":
         text = Path("Dockerfile").read_text()
         (volume,) = re.findall(r"^VOLUME (\S+)", text, re.MULTILINE)
@@ -65,8 +66,8 @@ def kustomize(arguments: list[str]) -> None:
     if arguments[:3] != ["edit", "set", "image"] or not Path("kustomization.yaml").exists():
         refuse(f"kustomize {' '.join(arguments)} in {Path.cwd()}")
     name = arguments[3].partition("=")[0]
-    if f"image: {name}" not in Path("deployment.yaml").read_text():
-        refuse(f"deployment.yaml has no image {name}")
+    if not any(f"image: {name}:" in path.read_text() for path in Path().rglob("*.yaml")):
+        refuse(f"{Path.cwd()} has no image {name}")
 
 
 def kubectl(arguments: list[str]) -> None:

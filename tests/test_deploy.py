@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import OTHER_VARIABLES, all_settings
 from headrace.doctor.observation import GpuNow
-from headrace.server.api.routes import all_routes
 from headrace.server.link.snapshot import EngineSnapshot
 from headrace.server.link.supervisor import SHUT_DOWN_S, State
 from headrace.server.link.wire import Ready
@@ -32,6 +31,7 @@ from headrace.workload.slo import parse_slo
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
 METRIC = re.compile(r"\b(?:headrace|vllm):(?!latest\b)[a-z0-9_]+")  # "latest": an image's tag
+IMAGES = ("Dockerfile", "Dockerfile.cuda")
 VARIABLE = re.compile(r"\bHEADRACE_[A-Z_]+\b")
 
 
@@ -93,11 +93,6 @@ def manifests() -> list[tuple[str, Any]]:
         for path in sorted(DEPLOY.glob("**/*.yaml"))
         for document in yaml.safe_load_all(path.read_text())
     ]
-
-
-def manifest(kind: str) -> Any:
-    (found,) = [document for _, document in manifests() if document.get("kind") == kind]
-    return found
 
 
 # -- metrics ---------------------------------------------------------------------------------------
@@ -196,101 +191,25 @@ def test_alerts_name_labels_that_there_are(metric_labels: dict[str, set[str]]) -
         assert alert["alert"] in text, f"{alert['alert']} is not explained"
 
 
-# -- Kubernetes ------------------------------------------------------------------------------------
-
-
-def test_probes_ports_and_paths_are_the_servers() -> None:
-    pod = manifest("Deployment")["spec"]["template"]
-    (container,) = pod["spec"]["containers"]
-    (port,) = container["ports"]
-    assert port == {"name": "http", "containerPort": ServerConfig().port}
-    open_paths = {route.path for route in all_routes() if route.is_open}
-    for probe, path in {
-        "startupProbe": "/ready",
-        "readinessProbe": "/ready",
-        "livenessProbe": "/health",
-    }.items():
-        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
-        assert path in open_paths  # a probe has no key
-    notes = pod["metadata"]["annotations"]
-    paths = {route.path for route in all_routes()}
-    assert notes["prometheus.io/path"] in paths
-    assert notes["prometheus.io/port"] == str(ServerConfig().port)
-    (service,) = [d for _, d in manifests() if d.get("kind") == "Service"]
-    assert service["spec"]["ports"][0]["targetPort"] == "http"
-    (endpoint,) = manifest("PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["path"] in paths) == ("http", True)
-    assert manifest("InferencePool")["spec"]["targetPorts"] == [{"number": ServerConfig().port}]
-
-
-def test_every_selector_finds_the_pods() -> None:
-    labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
-    selectors = [manifest("Service")["spec"]["selector"]]
-    for kind in ("Deployment", "PodMonitor", "InferencePool", "PodDisruptionBudget"):
-        selectors.append(manifest(kind)["spec"]["selector"]["matchLabels"])
-    for selector in selectors:
-        assert selector.items() <= labels.items()
-    target = manifest("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
-    assert target["name"] == manifest("Deployment")["metadata"]["name"]
-    (rule,) = manifest("HTTPRoute")["spec"]["rules"]
-    assert rule["backendRefs"][0]["name"] == manifest("InferencePool")["metadata"]["name"]
-
-
-def test_a_pod_has_time_to_drain() -> None:
-    spec = manifest("Deployment")["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    command = container["lifecycle"]["preStop"]["exec"]["command"]
-    environment = {each["name"]: each.get("value") for each in container["env"]}
-    drain_s = float(environment["HEADRACE_DRAIN_TIMEOUT_S"] or 0)
-    assert drain_s == ServerConfig().drain_timeout_s
-    assert spec["terminationGracePeriodSeconds"] > float(command[1]) + drain_s + SHUT_DOWN_S
-    # Or a Service named headrace would set HEADRACE_PORT.
-    assert spec["enableServiceLinks"] is False
-
-
-def test_a_pod_may_do_little() -> None:
-    spec = manifest("Deployment")["spec"]["template"]["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    volumes = {volume["name"] for volume in spec["volumes"]}
-    for container in [*spec["containers"], *spec["initContainers"]]:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-        assert set(container["resources"]) == {"requests", "limits"}
-    claims = [v["persistentVolumeClaim"] for v in spec["volumes"] if "emptyDir" not in v]
-    assert [claim["claimName"] for claim in claims] == [
-        manifest("PersistentVolumeClaim")["metadata"]["name"]
-    ]
-
-
-def test_the_kustomization_lists_files_that_there_are() -> None:
-    listed = manifest("Kustomization")["resources"]
-    assert listed
-    for name in listed:
-        assert (DEPLOY / "kubernetes" / name).is_file()
-
-
 # -- settings, Docker, systemd ---------------------------------------------------------------------
 
 
 def test_variables_are_settings() -> None:
     known = {setting.variable for setting in all_settings()} | OTHER_VARIABLES
-    files = [ROOT / "Dockerfile", DEPLOY / "headrace.service", ROOT / "docs/deploy.md"]
-    for path in [*files, *DEPLOY.glob("**/*.yaml")]:
+    texts = [*IMAGES, "deploy/headrace.service", "docs/deploy.md", "docs/kubernetes.md"]
+    for path in [*(ROOT / name for name in texts), *DEPLOY.glob("**/*.yaml")]:
         found = set(VARIABLE.findall(path.read_text())) - {"HEADRACE_"}
         assert found <= known, f"{path.name}: {found - known}"
 
 
-def docker_lines() -> list[str]:
-    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+def docker_lines(name: str) -> list[str]:
+    text = (ROOT / name).read_text().replace("\\\n", " ")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def test_the_image_copies_what_there_is_and_runs_as_nobody_special() -> None:
-    lines = docker_lines()
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_image_copies_what_there_is_and_runs_as_nobody_special(name: str) -> None:
+    lines = docker_lines(name)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for line in lines:
         words = line.split()

@@ -21,7 +21,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, context_tokens=512) as model:
+    with LLM(default_model_path, context_tokens=512, speculate="off") as model:
         yield model
 
 

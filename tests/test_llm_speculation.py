@@ -20,7 +20,7 @@ PROMPTS = [POEM * 4 + "The rose is", "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5,", "
 
 @pytest.fixture(scope="module")
 def plain(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, kv_tokens=4096) as model:
+    with LLM(default_model_path, kv_tokens=4096, speculate="off") as model:
         yield model
 
 

@@ -11,6 +11,7 @@ from weakref import finalize
 
 from headrace.backends.backend import Backend
 from headrace.backends.registry import choose_backend
+from headrace.core.block_store import BlockStore
 from headrace.core.config import RENAMED, EngineConfig, LoadFormat
 from headrace.core.drafter import Method, read_drafter
 from headrace.core.errors import ConfigError, TemplateError
@@ -32,16 +33,18 @@ from headrace.fetch.verify import Checked, check_model
 from headrace.models.decoder import DecoderWeights
 from headrace.models.sharding import share_of
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import stages_of
 from headrace.parallel.leader import LeadingRunner
 from headrace.parallel.team import Size, Team, check_torch
 from headrace.plan.ledger import Allocated, Ledger
 from headrace.plan.sizing import Footprint, Sizing, size_pool
+from headrace.store_loader import describe_store, load_store
 from headrace.weights.describe import describe_file
 from headrace.weights.dummy import DummyFolder
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import OpenFile, WeightsFile, find_weights, open_weights
 from headrace.weights.sampling_defaults import read_sampling_defaults
-from headrace.weights.shard import share_weights
+from headrace.weights.shard import share_weights, stage_weights
 from headrace.weights.weight import Weight
 
 if TYPE_CHECKING:  # imported late: benchmarks with random weights run without these packages
@@ -72,11 +75,12 @@ class Assembled:
     notes: tuple[str, ...]  # what a user might not expect
     draft: Draft | None = None  # a second model, which guesses tokens
     speculator: Speculator | None = None  # the engine's
+    store: BlockStore | None = None  # likewise: its prefix cache on disk
     _grammars: GrammarCompiler | None = field(default=None, repr=False)
     _closed: finalize[..., Assembled] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._closed = finalize(self, _close, self.runner, self.file, self.draft)
+        self._closed = finalize(self, _close, self.runner, self.file, self.draft, self.store)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -105,7 +109,11 @@ class Draft(NamedTuple):
     files: DraftFiles
 
 
-def _close(runner: Runner, file: WeightsFile, draft: Draft | None) -> None:
+def _close(
+    runner: Runner, file: WeightsFile, draft: Draft | None, store: BlockStore | None
+) -> None:
+    if store is not None:
+        store.close()
     runner.close()
     file.close()
     if draft is not None:
@@ -126,6 +134,7 @@ def assemble(
     checking the model's files, if the parent process has already done that."""
     config = _choose_config(config, settings)
     backend = choose_backend(config)
+    config = replace(config, speculate=config.sizes(backend.defaults).speculate)
     path = resolve_model(model, offline=offline, progress=progress)
     if config.load_format is not LoadFormat.DUMMY:
         checked = check_model(path, again=config.verify, before=checked, progress=progress)
@@ -138,7 +147,7 @@ def assemble(
             undo.callback(draft_files.file.close)
         spec, weights, sizing = plan_memory(file, backend, config, draft_files)
         team = ranks = None
-        if config.tensor_parallel > 1:
+        if config.ranks > 1:
             check_torch()
             team = Team(path, config, backend.name)
             undo.callback(team.close)
@@ -162,8 +171,13 @@ def assemble(
         if checked is not None:
             checked.confirm()
         speculator = _speculator(config, runner, spec, draft)
+        store = load_store(config, backend, runner, file, spec)
         undo.pop_all()
-    notes = (*sizing.notes, *_compare(sizing.ledger, allocated))
+    notes = (
+        *sizing.notes,
+        *_compare(sizing.ledger, allocated),
+        *describe_store(config, sizing.ledger),
+    )
     logger.info("memory\n%s", sizing.ledger.render(allocated))
     eos_ids = frozenset[int]() if tokenizer is None else tokenizer.eos_ids
     paced = replace(config, max_step_growth=sizing.sizes.max_step_growth)
@@ -177,12 +191,13 @@ def assemble(
         config=config,
         backend=backend,
         runner=runner,
-        engine=Engine(runner, eos_ids, paced, speculator=speculator),
+        engine=Engine(runner, eos_ids, paced, speculator=speculator, store=store),
         ledger=sizing.ledger,
         allocated=allocated,
         notes=notes,
         draft=draft,
         speculator=speculator,
+        store=store,
     )
 
 
@@ -208,9 +223,13 @@ def _share(
     file: OpenFile, backend: Backend, config: EngineConfig, rank: int
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Footprint]:
     whole, refs = describe_file(file, config.context_tokens)
-    ranks = config.tensor_parallel
+    weights = find_weights(refs, file)
+    ranks, stages = config.tensor_parallel, config.pipeline_parallel
+    if stages > 1:  # the first ranks have the last stage: one of them draws
+        stage = stages_of(whole.layers, stages)[stages - 1 - rank // ranks]
+        whole, weights = stage.share_of(whole), stage_weights(weights, stage)
     spec = share_of(whole, ranks)
-    weights = share_weights(whole, find_weights(refs, file), rank, ranks)
+    weights = share_weights(whole, weights, rank % ranks, ranks)
     return spec, weights, backend.footprint(spec, weights, config)
 
 
@@ -222,7 +241,7 @@ def find_draft(
     progress: Progress = silent,
 ) -> DraftFiles | None:
     """The draft model that the settings ask for, described and not loaded."""
-    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    drafter = read_drafter(config.speculate or Method.OFF, "speculate", ConfigError)
     if drafter.method is not Method.DRAFT:
         return None
     path = resolve_model(drafter.model, offline=offline, progress=progress)
@@ -243,7 +262,7 @@ def check_draft(path: Path, file: WeightsFile, draft: DraftFiles, config: Engine
 def _speculator(
     config: EngineConfig, runner: Runner, spec: ModelSpec, draft: Draft | None
 ) -> Speculator | None:
-    drafter = read_drafter(config.speculate, "speculate", ConfigError)
+    drafter = read_drafter(config.speculate or Method.OFF, "speculate", ConfigError)
     if drafter.method is Method.OFF:
         return None
     from headrace.speculate.draft_model import DraftModel

@@ -130,6 +130,7 @@ def make_weights(
 
 def spoil_embedding(weights: DecoderWeights[Weight], token: int) -> DecoderWeights[Weight]:
     """A sequence that meets this token has no numbers; the output layer keeps the old table."""
+    assert weights.embed is not None
     (part,) = weights.embed.parts
     assert isinstance(part, Tensor)
     table = np.frombuffer(part.data, np.float32).reshape(VOCAB, HIDDEN).copy()

@@ -18,8 +18,14 @@ PROMPT = [(7 * at + 3) % VOCAB for at in range(40)]
 
 
 def compute(runner: Runner, table: list[int], start: int) -> StepResult:
-    row = Row(0, PROMPT[start:], start, table, draw=Draw(temperature=0.0))
-    runner.submit(plan_of([row]))
+    row = Row(
+        sequence_id=0,
+        token_ids=PROMPT[start:],
+        start=start,
+        block_table=table,
+        draw=Draw(temperature=0.0),
+    )
+    runner.submit(plan_of(row))
     return runner.collect()
 
 
@@ -38,7 +44,7 @@ def check_moves(make: Callable[[], Runner]) -> None:
     found = compute(second, [3, 0, 6], 32)
     assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
     assert [bytes(copy) for copy in second.read_blocks([3, 0])] == kept
-    with pytest.raises(ValueError, match="bytes|size"):
+    with pytest.raises(ValueError, match=r"bytes|size"):
         second.write_blocks([3], [kept[0][:-4]])
     first.close()
     second.close()

@@ -78,6 +78,17 @@ def test_what_contradicts_is_refused(flags: Flags) -> None:
         ([":1", "--save-detailed"], "without --save"),
         ([":1", "--gpu", "no such thing"], "no such thing"),
         ([":1", "--slo", "ttft=5"], "without a unit"),
+        ([":1", "--sweep", "--rate", "3"], "a sweep chooses its rates"),
+        ([":1", "--sweep", "--duration", "60"], "each rate takes --point seconds"),
+        ([":1", "--hold", "60"], "--hold is given without an objective"),
+        ([":1", "--point", "5"], "--point is given without --sweep or --hold"),
+        ([":1", "--max-concurrency", "4"], "without an open loop"),
+        ([":1", "--wait", "2"], "--wait is given without a session"),
+        ([":1", "--gpu-model", "llama-3.1-8b"], "--gpu-model is given without --gpu"),
+        ([":1", "--gpu", "h100-sxm", "--gpu-model", "no such"], "'no such' is not a model"),
+        ([":1", "--gpu", "h100-sxm", "--gpu-precision", "fp3"], "--gpu-precision is 'fp3'"),
+        ([":1", "--price", "no-such-api"], "No price of an API called 'no-such-api'"),
+        ([":1", "--sweep", "--arrivals", "gamma:2"], "can't be reached"),  # allowed together
         ([":1"], "can't be reached"),
     ],
 )
@@ -94,3 +105,10 @@ def test_prompts_of_a_file_bound_what_they_may_cost(tmp_path: Path) -> None:
     made = workload_of(Flags(prompts=path))
     assert isinstance(made, Synthetic)
     assert made.prompts.mean == 250
+
+
+def test_help_of_bench_has_the_flags_of_a_run() -> None:
+    said = CliRunner().invoke(app, ["bench", "--help"]).output
+    assert "compare" in said
+    assert "--spend-limit" in said
+    assert "headrace bench run" not in CliRunner().invoke(app, ["bench", "compare", "-h"]).output

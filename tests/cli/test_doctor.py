@@ -74,6 +74,21 @@ def test_probes_that_all_fail_are_not_health() -> None:
     assert "No verdict: every probe failed (HTTP 404: no luck)." in done.output
 
 
+def test_verify_and_preflight_say_nothing_of_what_never_answered(tmp_path: Path) -> None:
+    """A finding that is not there is not gone, where nothing was measured."""
+    saved = tmp_path / "before.json"
+    with serving(vllm(script=Script(token_s=0.0005))) as endpoint:
+        doctor(endpoint.url, "--save", str(saved), *FAST)
+    with serving(vllm(script=Script(status=401))) as endpoint:
+        again = doctor("verify", str(saved), endpoint.url, *FAST)
+        asked = doctor("preflight", endpoint.url, *FAST)
+    for done in (again, asked):
+        assert done.exit_code == 1
+        assert "every probe failed (HTTP 401: no luck)" in done.stderr
+        assert "--key-variable" in done.stderr
+        assert done.stdout == ""
+
+
 def test_a_part_that_the_engine_does_not_tell() -> None:
     with serving(vllm()) as endpoint:
         done = doctor(endpoint.url, "--no-probe", "--about", "tokenizer", *FAST)
@@ -95,6 +110,8 @@ def test_another_machine_is_not_probed_unasked() -> None:
         ((":8000", "--slo", "ttft=5"), "ttft"),
         ((":8000", "--key-variable", "NO_SUCH_KEY"), "NO_SUCH_KEY is not set"),
         (("verify", "no-such-file.json"), "not a report"),
+        ((":8000", "--save", "/no/such/folder/x.json"), "can't be written"),
+        ((":8000", "--save", "/"), "can't be written"),
         ((":8000", "--before", "no-such-file.json"), "not a report"),
     ],
 )
@@ -158,7 +175,49 @@ def test_watch_says_what_comes_and_what_goes() -> None:
     assert shown.rstrip().endswith("0 findings")
 
 
-def _watched(texts: list[str]) -> str:
+def test_watch_as_json_is_a_line_for_every_look(tmp_path: Path) -> None:
+    last = tmp_path / "last.json"
+    pages = [render(VLLM, QUEUED)] * 5 + [render(VLLM, IDLE)] * 5
+    looks = [json.loads(line) for line in _watched(pages, "--json", "--save", str(last)).split("\n")
+             if line.startswith("{")]  # fmt: skip
+    assert [[f["rule"] for f in look["findings"]] for look in looks] == [[4], []]
+    assert json.loads(last.read_text())["findings"] == []
+
+
+def test_watch_from_prometheus() -> None:
+    """Two looks, then nobody is there: that is one line, and it goes on until it is stopped."""
+    looks: list[str] = []
+
+    class Queries(dict[str, Any]):
+        def __contains__(self, path: object) -> bool:
+            return str(path).startswith("/api/v1/query?")
+
+        def __getitem__(self, path: str) -> Any:
+            series = [{"metric": {"__name__": f"vllm:num_requests_{what}"}, "value": [1, value]}
+                      for what, value in (("running", "4"), ("waiting", "12"))]  # fmt: skip
+            return {"status": "success", "data": {"result": series}}
+
+    def stop_third(*_: Any) -> str:
+        looks.append("")
+        if len(looks) > 2:
+            raise KeyboardInterrupt
+        return "12:00:00"
+
+    prometheus = FakeEngine([])
+    prometheus.paths = Queries()
+    with (
+        pytest.MonkeyPatch.context() as patch, serving(prometheus) as server,
+        serving(vllm()) as endpoint,
+    ):  # fmt: skip
+        patch.setattr("headrace.cli.doctor.time.strftime", stop_third)
+        words = ("--watch", "--interval", "0.2", "--from-prometheus", server.url)
+        done = doctor(endpoint.url, *words)
+    assert done.exit_code == 130
+    assert "(rule 4)" in done.output
+    assert done.output.count("; 1 finding") == 2
+
+
+def _watched(texts: list[str], *words: str) -> str:
     """The command in this process, stopped by an interrupt after the last page."""
     left = list(texts)
 
@@ -170,6 +229,6 @@ def _watched(texts: list[str]) -> str:
 
     with pytest.MonkeyPatch.context() as patch, serving(vllm()) as endpoint:
         patch.setattr(collect, "Scraper", Pages)
-        done = doctor(endpoint.url, "--watch", "--interval", "0.2")
+        done = doctor(endpoint.url, "--watch", "--interval", "0.2", *words)
     assert done.exit_code == 130
     return done.output

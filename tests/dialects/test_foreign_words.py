@@ -118,6 +118,8 @@ UNDERSTOOD = [
     (["--max-num-seqs", "4", "--max-num-batched-tokens", "64"], {
         "max_sequences": 4, "max_batch_tokens": 64}),
     (["-np", "4"], {"max_sequences": 4}),
+    (["-tp", "2", "--pp-size", "3"], {"tensor_parallel": 2, "pipeline_parallel": 3}),
+    (["--tensor-parallel-size", "1"], {"tensor_parallel": None}),
     (["--max-running-requests", "4"], {"max_sequences": 4}),
     (["--chunked-prefill-size", "64"], {"max_batch_tokens": 64}),
     (["--kv-cache-dtype", "fp8_e4m3"], {"kv_dtype": "fp8"}),
@@ -162,7 +164,7 @@ def test_flags_with_the_same_meaning(arguments: list[str], expected: dict[str, A
 
 
 ANSWERED = [
-    (["-tp", "2"], "-tp 2: Headrace runs a model on one device", "one server for each GPU"),
+    (["--tensor-split", "1,2"], "divides a model evenly", "--tensor-parallel"),
     (["--dtype", "fp8"], "fp8 is no type of activations", "--quantization fp8"),
     (["--dtype", "bfloat16"], "chooses the type", "--kv-dtype"),
     (["--no-enable-chunked-prefill"], "in chunks", "length of the context"),
@@ -229,10 +231,7 @@ def test_a_key_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (
-            {"tensor_parallel_size": 2},
-            "tensor_parallel_size=2: Headrace runs a model on one device",
-        ),
+        ({"tensor_parallel_size": 2, "device": "cpu"}, "tensor_parallel is 2; the CPU backend"),
         ({"dtype": "fp8"}, "fp8 is no type of activations"),
         ({"enable_lora": True}, "does not load adapters"),
         ({"max_model_len": 5, "context_tokens": 6}, "max_model_len and context_tokens are given"),

@@ -91,6 +91,7 @@ class Script:
     status: int = 200
     redirects: bool = False
     cuts: bool = False  # the stream ends without its end
+    whole: str = ""  # a content type: an answer of this kind instead of a stream
     compile_s: float = 0.0  # of a schema whose text is new
     refuses: tuple[str, ...] = ()  # fields of a body that get a 400
 
@@ -170,6 +171,9 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
                 status = 400 if refused else script.status
                 self._reply(status, json.dumps({"error": {"message": f"no {refused or 'luck'}"}}))
                 return
+            if script.whole:
+                self._reply(200, "<html></html>" if "html" in script.whole else "{}", script.whole)
+                return
             with engine.places:
                 self._stream(body)
 
@@ -216,9 +220,11 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text.encode())
             self.wfile.flush()
 
-        def _reply(self, status: int, text: str) -> None:
+        def _reply(self, status: int, text: str, content_type: str = "") -> None:
             data = text.encode()
             self.send_response(status)
+            if content_type:
+                self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

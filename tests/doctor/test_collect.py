@@ -60,13 +60,15 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, object]]] = {
     "headrace": (
         {"/version": {
             "version": "0.1.0", "fingerprint": "hr-1", "context_tokens": 8192, "kv_tokens": 16384,
+            "max_batch_tokens": 512, "max_step_growth": 2.0,
             "identity": {"backend": {"name": "cpu"}, "kv_dtype": "f16",
                          "quantization": {"Q4_1": 0.8, "F32": 0.2}},
             "config": {"engine": {"max_sequences": 1, "prefix_cache": True,
-                                  "quantization": "none"},
+                                  "quantization": "none", "max_step_growth": None},
                        "server": {"max_waiting_requests": 256}}}},
         {"context_tokens": 8192, "kv_tokens": 16384, "max_sequences": 1, "max_waiting": 256,
-         "kv_dtype": "f16", "device": "cpu", "quantization": "Q4_1", "prefix_cache": True},
+         "kv_dtype": "f16", "device": "cpu", "quantization": "Q4_1", "prefix_cache": True,
+         "max_batch_tokens": 512, "max_step_growth": 2.0},
     ),
 }  # fmt: skip
 

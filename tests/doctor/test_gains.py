@@ -15,6 +15,7 @@ from tests.doctor.cases import HEALTHY, IDLE, answer, but, lengths, serial, time
 
 from headrace.doctor.buckets import Buckets
 from headrace.doctor.calibrated import steps_of_profile
+from headrace.doctor.carry import carry_of
 from headrace.doctor.floor import base_name, long_ratio, row_ratio
 from headrace.doctor.gains import burst_s, gain_in_burst, gain_of_places
 from headrace.doctor.observation import EngineId, MeasuredSteps, Observation
@@ -28,13 +29,23 @@ FLAT = Steps(decode=Line({1: 1.0}), prompt=Line({0: 0.0, 1: 0.1}), basis="-")
 
 def test_a_burst_by_hand() -> None:
     """Steps of 1 s, 0.1 s a prompt token. Two at a time, 3 requests of 11 tokens, 3 tokens out."""
-    # Both prompts in one step (1 + 21 × 0.1), two steps of tokens; the third: (1 + 1.0), two steps.
+    # The first one's prompt alone (1 + 10 × 0.1), the second one's beside its second token, a step
+    # of both, the third one's prompt beside the second one's last token, and its own two.
     wall = burst_s(FLAT, asked=3, places=2, prompt_tokens=11, answer_tokens=3)
-    assert wall == pytest.approx(3.1 + 2 + 2.0 + 2)
+    assert wall == pytest.approx(2.0 + 2.1 + 1 + 2.1 + 2)
     # In pieces of 8 tokens: 8, 8, 6 of the first two; the second waits for its last piece.
     wall = burst_s(FLAT, asked=2, places=2, prompt_tokens=11, answer_tokens=3, piece_tokens=8)
     # 8 | 3 + 5, the first has its token | 6 beside its second | third of the first | rest.
     assert wall == pytest.approx((1 + 0.7) + (1 + 0.7) + (1 + 0.6) + 1 + 1)
+
+
+def test_a_burst_on_an_engine_that_keeps_steps_short() -> None:
+    """A step with prompts may take twice as long, for each prompt that waits beside an answer: 20
+    tokens for two beside one, 10 for one beside one, all of it beside none."""
+    wall = burst_s(FLAT, asked=3, places=3, prompt_tokens=20, answer_tokens=2, growth=2.0)
+    assert wall == pytest.approx((1 + 1.9) + (1 + 2) + (1 + 1) + (1 + 0.9) + 1)
+    free = burst_s(FLAT, asked=3, places=3, prompt_tokens=20, answer_tokens=2)
+    assert free == pytest.approx((1 + 1.9) + (1 + 4) + 1)
 
 
 @given(
@@ -74,6 +85,31 @@ def test_prompts_of_a_few_tokens_tell_what_rows_cost() -> None:
     without = replace(narrow, probe=replace(narrow.probe, sizes=()))  # type: ignore[type-var]
     low, high = steps_of_burst(without)
     assert low.decode(8) < 0.015  # which is what was believed before
+
+
+def test_cores_that_compute_also_carry_tokens() -> None:
+    """1.2 ms of CPU time a token, two cores: 0.6 ms at least, 1.2 at most, for each one more."""
+    narrow = but(config={"max_sequences": 1, "device": "cpu"}, engine=OURS.engine, gpus=(),
+                 probe_bursts=serial(), probe_sizes=sizes(0.01, 0.002), cores=2,
+                 deltas={"generation_tokens": 0.0},
+                 probe_deltas={"generation_tokens": 2000.0, "process_cpu_s": 2.0})  # fmt: skip
+    assert narrow.probe is not None
+    got = sum(a.tokens for a in narrow.probe.answers)
+    narrow = but(narrow, probe_cpu_s=got * 0.0002)
+    carry = carry_of(narrow, is_here=True)
+    assert carry == pytest.approx(0.0012)
+    low, high = steps_of_burst(replace(narrow, carry_s=carry))
+    assert low.decode(8) == pytest.approx(0.01 + 7 * (0.002 + 0.0006))
+    assert high.decode(8) == pytest.approx(0.01 + 7 * (0.002 + 0.0012))
+    assert "1.2 ms of CPU time" in high.basis
+    # A client elsewhere takes nothing of it; the endpoint's own traffic tells more than probes.
+    assert carry_of(narrow, is_here=False) == pytest.approx(0.001)
+    own = but(narrow, deltas={"generation_tokens": 1000.0, "process_cpu_s": 0.5})
+    assert carry_of(own, is_here=True) == pytest.approx(0.0005)
+    # A GPU computes beside it; and who exports no such time has the client's part alone.
+    assert carry_of(but(narrow, config={"device": "cuda"}), is_here=True) is None
+    other = but(narrow, engine=EngineId(name="llama.cpp", label="llama.cpp"))
+    assert carry_of(other, is_here=True) == pytest.approx(0.0002)
 
 
 def test_the_gain_of_places_meets_what_a_real_step_gives() -> None:

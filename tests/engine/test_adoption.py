@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,8 +56,10 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def engine_of(limits: RunnerLimits = LIMITS, **config: bool) -> tuple[Engine, VirtualClock]:
-    return make(Setting(limits=limits, config=SchedulerConfig(**config)))
+def engine_of(
+    limits: RunnerLimits = LIMITS, *, prefix_cache: bool = True
+) -> tuple[Engine, VirtualClock]:
+    return make(Setting(limits=limits, config=SchedulerConfig(prefix_cache=prefix_cache)))
 
 
 def ask(engine: Engine, prompt: list[int], name: str = "r", salt: str = "") -> Arrival:
@@ -122,7 +125,7 @@ def test_a_chain_is_adopted_up_to_its_first_gap() -> None:
 def test_nobody_gives_way_to_adopted_blocks() -> None:
     """Blocks in use are not taken, cached ones are, and none that the same text needs."""
     contents = computed(PROMPT)
-    engine, _ = engine_of(RunnerLimits(**{**_fields(LIMITS), "total_blocks": 7}))
+    engine, _ = engine_of(replace(LIMITS, total_blocks=7))
     ask(engine, [3] * 11, "busy")
     engine.step()
     assert engine.blocks.used_blocks == 3
@@ -138,7 +141,7 @@ def test_a_block_that_a_step_in_flight_still_writes_is_not_taken() -> None:
     """A request is cancelled while its step is computed: its blocks are free at once, and must not
     be written from outside before that step has ended."""
     contents = computed(PROMPT)
-    limits = RunnerLimits(**{**_fields(LIMITS), "total_blocks": 6, "steps_in_flight": 2})
+    limits = replace(LIMITS, total_blocks=6, steps_in_flight=2)
     engine, _ = engine_of(limits)
     ask(engine, [3] * 15, "cancelled")
     engine.step()
@@ -196,17 +199,10 @@ def test_take_outside_evicts_in_order_and_spares_the_busy() -> None:
     pool.check_integrity([[3, 1, 2]])
 
 
-def _fields(limits: RunnerLimits) -> dict[str, int]:
-    return {
-        name: getattr(limits, name)
-        for name in ("max_batch_tokens", "max_sequences", "block_tokens", "context_tokens")
-    }
-
-
 # -- under load --------------------------------------------------------------------------------
 
 under_load = settings(
-    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("HEADRACE_TEST_EXAMPLES", "15")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

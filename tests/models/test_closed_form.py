@@ -143,6 +143,7 @@ def test_a_large_step_reads_every_weight(known: Known, name: str) -> None:
     weights = size_spec(spec, precision)
     found = count_step(spec, weights, [Chunk(tokens=tokens)])
     total = weight_bytes(spec, precision).total
+    assert weights.embed is not None
     rows = tokens * weights.embed.bytes / weights.embed.rows
     table = 0 if spec.tied_embeddings else weights.embed.bytes
     assert found.weight_bytes == pytest.approx(total - table + rows, rel=1e-9)

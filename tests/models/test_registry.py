@@ -231,6 +231,7 @@ def test_gguf_reads_as_the_config_does() -> None:
     assert refs.head is refs.embed
     untied, refs = describe_gguf(GGUF, SHAPES | {"output.weight": (1000, 64)})
     assert not untied.tied_embeddings
+    assert refs.head is not None
     assert refs.head.parts[0].name == "output.weight"
 
 

@@ -101,12 +101,25 @@ def test_three_ranks_answer_as_one_and_end_together(default_model_path: Path) ->
             os.kill(pid, 0)
 
 
+def test_two_stages_of_three_ranks_answer_as_one(default_model_path: Path) -> None:
+    model = str(default_model_path)
+    one = assemble(model, **SETTINGS)
+    expected = generate(one.engine)
+    one.close()
+    six = assemble(model, tensor_parallel=3, pipeline_parallel=2, **SETTINGS)
+    assert generate(six.engine) == expected
+    assert six.ledger.kv_pool_bytes * 6 == one.ledger.kv_pool_bytes
+    six.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"device": "cpu", "tensor_parallel": 3}, "in one process"),
         ({"device": "reference", "tensor_parallel": 2}, "does not divide the model: 9 "),
         ({"device": "reference", "tensor_parallel": 65}, "tensor_parallel"),
+        ({"device": "cpu", "pipeline_parallel": 2}, "pipeline_parallel is 2; the CPU backend"),
+        ({"device": "reference", "pipeline_parallel": 31}, "31 pipeline stages do not divide 30"),
     ],
 )
 def test_what_can_not_be_is_refused(

@@ -14,7 +14,7 @@ from headrace.core.config import EngineConfig, KvDtype, StepSizes
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import KIB, MIB
 from headrace.models.spec import AttentionSpec, ModelSpec, RopeSpec
-from headrace.plan.sizing import Footprint, Sizing, size_pool
+from headrace.plan.sizing import Footprint, Sizing, agreed, size_pool
 
 SPEC = ModelSpec(
     family="test",
@@ -237,3 +237,12 @@ def check(sizing: Sizing, chosen: dict[str, Any], available: int) -> None:
     if config.kv_tokens is not None:
         assert 0 <= sizing.total_blocks * 16 - config.kv_tokens < 16
     assert asdict(sizing.ledger)["total_blocks"] == sizing.total_blocks
+
+
+def test_ranks_agree_on_the_smallest_pool() -> None:
+    first, second = size(kv_tokens=4096), size(kv_tokens=2048)
+    for each, alone in zip(agreed([first, second]), (first, second), strict=True):
+        assert each.total_blocks == each.ledger.total_blocks == 128
+        assert each.ledger.kv_pool_bytes == 2048 * TOKEN_BYTES
+        assert each.context_tokens == 2048
+        assert each.ledger.fixed_bytes == alone.ledger.fixed_bytes

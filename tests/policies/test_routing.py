@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.policies.prefixes import Caches, Prefixes
 from headrace.policies.routing import (
-    Familiar,
+    DEPTH,
+    MISS,
     Ring,
     Routing,
     Wanted,
     bounded,
+    cheapest,
     key_of,
     least_pending,
     route,
@@ -57,7 +60,7 @@ def test_shares_of_the_ring_are_about_even() -> None:
 def test_nobody_gets_more_than_the_bound(pending: list[int], key: int, tokens: int) -> None:
     ring = Ring(range(len(pending)), places=8)
     chosen = bounded(ring, key, tokens, pending, 1.25)
-    most = 1.25 * (sum(pending) + tokens) / len(pending) + 1
+    most = max(1.25 * (sum(pending) + tokens) / len(pending), DEPTH * tokens) + 1
     fits = [
         replica
         for replica in ring.after(key)
@@ -84,20 +87,100 @@ def test_ties_are_shared_out() -> None:
 
 def test_each_routing_goes_by_its_own() -> None:
     ring, pending = Ring((0, 1, 2)), [300, 300, 200]
-    wanted = Wanted(tokens=10, prefix=KEYS[0], session=KEYS[1])
+    prefixes = ((KEYS[0], 64), (KEYS[2], 128))
+    wanted = Wanted(tokens=200, prompt_tokens=190, prefixes=prefixes, session=KEYS[1])
+    caches = Caches()
+    caches.sent(1, prefixes[:1], 100)
 
     def to(routing: Routing, wanted: Wanted = wanted, turn: int = 0, tie: float = 0.5) -> int:
-        return route(routing, wanted, ring=ring, pending=pending, turn=turn, tie=tie)
+        return route(routing, wanted, ring=ring, pending=pending, caches=caches, turn=turn, tie=tie)
 
     assert [to(Routing.ROUND_ROBIN, turn=turn) for turn in range(4)] == [0, 1, 2, 0]
     assert [to(Routing.RANDOM, tie=tie) for tie in (0.0, 0.4, 0.99)] == [0, 1, 2]
     assert to(Routing.LEAST_PENDING) == 2
-    assert to(Routing.PREFIX) == owner(ring, KEYS[0])
+    assert to(Routing.PREFIX) == 1
     assert to(Routing.SESSION) == owner(ring, KEYS[1])
     # Nothing to go by: whoever has least.
     assert to(Routing.PREFIX, Wanted(tokens=10)) == to(Routing.SESSION, Wanted(tokens=10)) == 2
 
 
-def test_a_prefix_is_familiar_from_its_second_time_on() -> None:
-    familiar = Familiar(most=2)
-    assert [familiar.known(key) for key in (1, 2, 1, 3, 2, 1)] == [None, None, 1, None, None, None]
+def beginnings(*names: str, tokens: int = 64) -> Prefixes:
+    return tuple((key_of(*names[: at + 1]), tokens * (at + 1)) for at in range(len(names)))
+
+
+def asks(*names: str, tokens: int = 64) -> Wanted:
+    """A prompt of such parts, and an answer of 20 tokens."""
+    whole = tokens * len(names)
+    prefixes = beginnings(*names, tokens=tokens)
+    return Wanted(tokens=whole + 20, prompt_tokens=whole, prefixes=prefixes)
+
+
+@given(
+    pending=pendings,
+    prompts=st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=5), max_size=12),
+    places=st.lists(st.integers(0, 11), min_size=12, max_size=12),
+    prompt=st.lists(st.sampled_from("ab"), min_size=1, max_size=5),
+)
+def test_nobody_would_be_cheaper(
+    pending: list[int], prompts: list[list[str]], places: list[int], prompt: list[str]
+) -> None:
+    """Against all replicas, one by one: the search looks only at those that may be better."""
+    ring, caches = Ring(range(len(pending)), places=4), Caches()
+    for parts, place in zip(prompts, places, strict=False):
+        wanted = asks(*parts)
+        caches.sent(place, wanted.prefixes, wanted.tokens)  # some to replicas that are gone
+    wanted = asks(*prompt)
+    costs = [
+        pending[each] + MISS * (wanted.prompt_tokens - caches.held_tokens(each, wanted.prefixes))
+        for each in ring.replicas
+    ]
+    assert costs[cheapest(wanted, caches, ring, pending, 0.5)] == min(costs)
+
+
+def simulated(count: int, prompts: list[Wanted], ends_after: int) -> list[int]:
+    """Where prompts go, each of which is over when so many others have come."""
+    ring, caches, pending = Ring(range(count)), Caches(), [0] * count
+    chosen: list[int] = []
+    for number, wanted in enumerate(prompts):
+        if number >= ends_after:
+            pending[chosen[number - ends_after]] -= prompts[number - ends_after].tokens
+        replica = cheapest(wanted, caches, ring, pending, 0.0)
+        pending[replica] += wanted.tokens
+        caches.sent(replica, wanted.prefixes, wanted.tokens)
+        chosen.append(replica)
+    return chosen
+
+
+def test_longer_beginnings_stay_together_behind_a_shared_one() -> None:
+    prompts = [asks("system", f"document {n % 8}", f"q{n}", tokens=256) for n in range(800)]
+    chosen = simulated(4, prompts, ends_after=12)
+    homes = [{chosen[n] for n in range(kind + 400, 800, 8)} for kind in range(8)]
+    assert len(set.union(*homes)) == 4
+    assert sum(map(len, homes)) <= 12  # a busy one may get a second home
+
+
+def test_a_hot_beginning_gets_as_many_replicas_as_it_needs() -> None:
+    prompts = [asks("system", f"q{n}", tokens=256) for n in range(400)]
+    counts = Counter(simulated(4, prompts, ends_after=32))
+    assert set(counts) == {0, 1, 2, 3}
+    assert max(counts.values()) < 1.3 * min(counts.values())
+    # One at a time stays where it is.
+    assert len(set(simulated(4, prompts, ends_after=1))) == 1
+
+
+def test_prompts_that_share_nothing_go_as_if_there_were_no_caches() -> None:
+    prompts = [asks(f"{n}", f"q{n}", tokens=64 + n % 7) for n in range(200)]
+    ring, caches, pending = Ring(range(5)), Caches(), [0] * 5
+    for wanted in prompts:
+        replica = cheapest(wanted, caches, ring, pending, 0.0)
+        assert pending[replica] == min(pending)
+        pending[replica] += wanted.tokens
+        caches.sent(replica, wanted.prefixes, wanted.tokens)
+
+
+def test_two_routers_that_have_seen_nothing_agree() -> None:
+    ring = Ring((3, 5, 8))
+    for number in range(50):
+        wanted = asks(f"{number}", "more")
+        found = {cheapest(wanted, Caches(), ring, {3: 0, 5: 0, 8: 0}, tie) for tie in (0.1, 0.9)}
+        assert len(found) == 1

@@ -143,7 +143,7 @@ class FakeReplica:
                 got.body = await reader.readexactly(length)
                 if self.is_silent:
                     await asyncio.Event().wait()
-                if head.startswith(b"POST"):
+                if head.startswith(b"POST") or b" /v1/responses/" in head:
                     self.got.append(got)
                     await self._watched(got, reader, writer)
                 else:

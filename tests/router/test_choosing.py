@@ -37,7 +37,7 @@ def chat(text: str, **more: object) -> bytes:
 
 
 def choose(fleet: Fleet, body: bytes, session: str | None = None) -> Replica:
-    wanted = fleet.wanted(read_asked(body, 1024), session)
+    wanted = fleet.wanted(read_asked(body, 4096), session)
     found = fleet.choose(wanted, "")
     assert found is not None
     return found
@@ -50,15 +50,18 @@ def test_what_a_body_says() -> None:
     assert 100 < found.prompt_tokens < 160
     for odd in (b"", b"[]", b"{", b'{"messages": 3}', b"\xff", b'{"n": 99999999}'):
         assert read_asked(odd, 1024).tokens >= UNASKED_TOKENS
-    assert read_asked(b'{"prompt": [1, 2, 3]}', 1024).prefix is not None
+    tokens = b'{"prompt": [%b]}' % b", ".join(b"%d" % number for number in range(200))
+    assert read_asked(tokens, 1024).prefixes
 
 
-def test_the_beginning_decides_and_the_rest_does_not() -> None:
+def test_beginnings_are_the_same_as_far_as_prompts_are() -> None:
     long = "s" * 2000
-    one, two = read_asked(chat(long + "a"), 1024), read_asked(chat(long + "b"), 1024)
-    assert one.prefix == two.prefix is not None
-    assert read_asked(chat("t" + long), 1024).prefix != one.prefix
-    assert read_asked(chat(long, model="other"), 1024).prefix != one.prefix
+    one, two = (read_asked(chat(long + end + "x" * 500), 4096).prefixes for end in "ab")
+    assert [tokens for _, tokens in one] == [64, 128, 192, 256, 320, 400, 500, 625]
+    assert [a == b for a, b in zip(one, two, strict=True)] == [True] * 7 + [False]
+    assert read_asked(chat(long + "a"), 1024).prefixes == one[:4]
+    for other in (chat("t" + long), chat(long, model="other"), chat(long, tools=[{"a": 1}])):
+        assert not set(read_asked(other, 4096).prefixes) & set(one)
 
 
 @given(st.binary(max_size=200))
@@ -69,13 +72,36 @@ def test_any_body_is_read(body: bytes) -> None:
 def test_a_known_beginning_goes_where_it_was() -> None:
     several = fleet(4, Routing.PREFIX)
     body = chat("p" * 2000)
-    choose(several, body)  # new: to whoever has least
     homes = {choose(several, body).url for _ in range(20)}
     assert len(homes) == 1
-    # Within bounds: a busy home is passed by.
     home = choose(several, body)
+    home.began(1000)  # less than to compute 500 tokens anew
+    assert choose(several, body) is home
     home.began(100_000)
     assert choose(several, body) is not home
+    assert choose(several, body) is not home  # and has it now, too
+
+
+def test_what_a_replica_had_cached_is_gone_when_it_was_out() -> None:
+    several = fleet(2, Routing.PREFIX)
+    body = chat("p" * 2000)
+    home = choose(several, body)
+    home.began(1000)
+    assert choose(several, body) is home
+    home.went_out("test")
+    home.came_up()
+    assert choose(several, body) is not home
+
+
+def test_a_replica_tells_how_much_it_can_hold() -> None:
+    several = fleet(1, Routing.PREFIX)
+    (replica,) = several.replicas
+    replica.load = {"cache_tokens": 700}
+    bodies = [chat(letter * 2000, max_tokens=10) for letter in "ab"]
+    for body in bodies:
+        choose(several, body)
+    keys = [read_asked(body, 4096).prefixes[-1][0] for body in bodies]
+    assert [bool(several.caches.holders(key)) for key in keys] == [False, True]
 
 
 def test_a_session_stays_with_its_replica() -> None:

@@ -14,7 +14,6 @@ from tests.router.fakes import FakeReplica, ask, get, rig
 
 from headrace.client.connection import parse_address
 from headrace.core.errors import ConfigError
-from headrace.router.discover import Discovery, Name, parse_discover
 from headrace.router.run import check_start
 from headrace.router.salt import Salts
 from headrace.router.versions import Version
@@ -207,44 +206,3 @@ def test_a_shadow_gets_copies_and_delays_nobody() -> None:
             fake.kill()
 
     run(main())
-
-
-def test_replicas_are_found_by_name() -> None:
-    async def main() -> None:
-        hosts = {"127.0.0.1"}
-        fails = False
-
-        async def look_up(host: str, port: int) -> set[str]:
-            if fails:
-                raise OSError("no such name")
-            return set(hosts)
-
-        replica = FakeReplica()
-        await replica.start()
-        port = int(replica.url.rpartition(":")[2])
-        async with rig(versions=[Version(name="", addresses=())], beats=False) as r:
-            discovery = Discovery(Name(host="pods", port=port), r.fleet, look_up=look_up)
-            assert await discovery.look()
-            assert not await discovery.look()
-            await r.heart.first()
-            assert (await ask(r.port)).status == 200
-            hosts.add("127.0.0.2")
-            assert await discovery.look()
-            assert len(list(r.fleet.replicas)) == 2
-            fails = True
-            assert not await discovery.look()
-            assert len(list(r.fleet.replicas)) == 2
-            fails = False
-            hosts.clear()
-            assert await discovery.look()
-            assert (await ask(r.port)).status == 503
-        replica.kill()
-
-    run(main())
-
-
-def test_what_discover_takes() -> None:
-    assert parse_discover("dns:a.b.svc:8000") == Name(host="a.b.svc", port=8000)
-    for text in ("a:1", "dns:a", "dns::8", "dns:a:b", "dns:a:0", "dns:http://a:1", "etcd:a:1"):
-        with pytest.raises(ConfigError, match="--discover"):
-            parse_discover(text)

@@ -56,6 +56,7 @@ def test_every_family_runs(tmp_path: Path, change: dict[str, object]) -> None:
         assert isinstance(file, DummyFolder)
         spec, refs = describe_file(file)
         weights = find_weights(refs, file)
+    assert weights.embed is not None
     assert weights.embed.parts[0].shape == (48, 64)
     assert (weights.head is weights.embed) == spec.tied_embeddings
     entry = Row(

@@ -18,6 +18,7 @@ from headrace.backends.cuda.backend import CudaBackend
 from headrace.backends.cuda.draws.draw_sizes import sampler_bytes
 from headrace.backends.cuda.kv_sizes import KV_VALUE_BYTES
 from headrace.backends.cuda.products.formats import MatrixSize
+from headrace.backends.cuda.step.shapes import logit_rows
 from headrace.core.config import GraphMode, StepSizes
 from headrace.core.errors import ConfigError
 from headrace.models.decoder import DecoderWeights
@@ -243,7 +244,7 @@ def _rough_step_bytes(
             rows[matrix.part] += matrix.rows * active // (tp if matrix.split is Split.ROWS else 1)
         widest = max(widest, max(rows.values(), default=0))
     values = max_batch_tokens * (3 * spec.hidden_size + widest)
-    logits = min(512, max_sequences, max_batch_tokens)
+    logits = logit_rows(max_batch_tokens, max_sequences)
     results = max_batch_tokens + max_sequences
     draws = sampler_bytes(logits, results, max_sequences, spec.vocab_size)
     return layout.VALUE_BYTES * values + layout.LOGIT_BYTES * logits * spec.vocab_size + draws

@@ -31,18 +31,23 @@ class Efficiency:
     source: str
 
 
-def efficiency(
-    summary: Summary, spec: ModelSpec, gpu: Gpu, *, precision: str, gpus: int
-) -> Efficiency:
-    """`gpus` share the model by tensor parallelism."""
-    if precision not in PRECISIONS:
+def peaks_of(gpu: Gpu, precision: str | None) -> tuple[float, float]:
+    """Operations and bytes a second. Also asked before a run, so that none is measured in vain."""
+    if precision is not None and precision not in PRECISIONS:
         raise ConfigError(
-            f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}.",
-            param="precision",
+            f"--gpu-precision is {precision!r}; expected one of {', '.join(PRECISIONS)}."
         )
     peak = gpu.flops.get("bf16") or gpu.flops.get("fp16")
     if peak is None or gpu.bandwidth_bytes_s is None:
         raise ConfigError(f"{gpu.name} has no peak rate or bandwidth in our table.", param="gpu")
+    return peak, gpu.bandwidth_bytes_s
+
+
+def efficiency(
+    summary: Summary, spec: ModelSpec, gpu: Gpu, *, precision: str, gpus: int
+) -> Efficiency:
+    """`gpus` share the model by tensor parallelism."""
+    peak, bandwidth = peaks_of(gpu, precision)
     demand = demand_on_gpu(
         spec, Setup(precision=precision, tp=gpus), multiprocessors=gpu.sms or _SMS
     )
@@ -60,14 +65,14 @@ def efficiency(
     use = None
     if steps is not None and wall_s:
         moved = steps * demand.work.read_bytes + kv_bytes
-        use = moved / wall_s / gpu.bandwidth_bytes_s
+        use = moved / wall_s / bandwidth
     return Efficiency(
         mfu=flops / wall_s / peak if wall_s else 0.0,
         bandwidth_use=use,
         flops=flops,
         steps=steps,
         source=f"{precision} on {gpus} x {gpu.name}, bf16 peak {peak / 1e12:,.0f} TFLOP/s, "
-        f"{gpu.bandwidth_bytes_s / 1e9:,.0f} GB/s",
+        f"{bandwidth / 1e9:,.0f} GB/s",
     )
 
 

@@ -5,6 +5,8 @@ What is on its way counts with all that was asked for, so that the limit holds w
 
 from __future__ import annotations
 
+import math
+
 from headrace.bench.record import Record
 from headrace.client.answer import Answer
 from headrace.core.errors import ConfigError
@@ -16,9 +18,9 @@ _QUESTIONS, _QUESTION_TOKENS, _ANSWER_TOKENS = 3, 1500, 2
 
 
 class Purse:
-    """`limit_usd` for everything that is sent with it, over all runs."""
+    """`limit_usd` for everything that is sent with it, over all runs; without it, only a sum."""
 
-    def __init__(self, price: ApiPrice, limit_usd: float) -> None:
+    def __init__(self, price: ApiPrice, limit_usd: float = math.inf) -> None:
         self._price = price
         self._limit_usd = limit_usd
         self.spent_usd = 0.0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.workload.workload import Workload
 
 EXIT_NOT_MET = 1
+_POINT_S = 20.0
 
 
 class _ByUrl(TyperGroup):
@@ -34,6 +35,11 @@ class _ByUrl(TyperGroup):
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """With the flags of `run`: who asks about `bench` wants to know these."""
+        run = self.commands["run"]
+        return f"{super().get_help(ctx)}\n\n{run.get_help(run.context_class(run, ctx, 'run'))}"
 
 
 bench_app = typer.Typer(
@@ -90,8 +96,9 @@ def run(
         typer.Option(help="Find the highest rate within --slo; stay there for seconds.", min=1),
     ] = None,
     point: Annotated[
-        float, typer.Option(help="Seconds of each rate of --sweep and --hold.", min=4)
-    ] = 20.0,
+        float | None,
+        typer.Option(help="Seconds of each rate of --sweep and --hold; default: 20.", min=4),
+    ] = None,
     requests: Annotated[
         int | None, typer.Option(help="Stop after so many; default: 100.", min=1)
     ] = None,
@@ -103,7 +110,8 @@ def run(
         typer.Option(help="Stop when medians are known so well: 0.05 is 5%.", min=0.001, max=1),
     ] = None,
     warm_up: Annotated[
-        int | None, typer.Option(help="Requests before the clock starts; default: 2 a client.")
+        int | None,
+        typer.Option(help="Requests before the clock starts; default: 2 a client.", min=0),
     ] = None,
     slo: Annotated[str | None, typer.Option(help="Such as ttft=500ms,tpot=50ms,share=99%.")] = None,
     api: Annotated[str, typer.Option(help="chat or completions.")] = "chat",
@@ -158,7 +166,19 @@ def run(
     """
     from headrace.bench.session import Session
     from headrace.cli import bench_asked, bench_output
+    from headrace.cli.bench_clash import refuse_clashes
 
+    refuse_clashes({
+        "workload": workload, "trace": trace, "prompts": prompts, "input": input_lengths,
+        "prefixes": prefixes, "turns": turns, "follow_ups": follow_ups, "wait": wait,
+        "concurrency": concurrency, "rate": rate, "max_concurrency": max_concurrency,
+        "sweep": sweep, "hold": hold, "point": point, "requests": requests, "duration": duration,
+        "precision": precision, "warm_up": warm_up, "slo": slo, "gpu": gpu,
+        "gpu_model": gpu_model, "gpu_precision": gpu_precision, "gpus": gpus > 1,
+    })  # fmt: skip
+    climbs = sweep or hold is not None
+    if climbs and arrivals is not None:
+        rate = 1.0  # of the shape of the arrivals; which rates are tried is found out
     flags = bench_asked.Flags(
         workload=workload, trace=trace, prompts=prompts, input=input_lengths,
         output=output_lengths, prefixes=prefixes, prefix_tokens=prefix_tokens, turns=turns,
@@ -179,8 +199,8 @@ def run(
     count = bench_asked.counter_of(tokenizer)
     session = Session(asked, _progress(), count=count)
     climbed: Climbed | None = None
-    if sweep or hold is not None:
-        climbed = _climbed(session, described, point, hold)
+    if climbs:
+        climbed = _climbed(session, described, point or _POINT_S, hold)
         summary = climbed.best.summary
     else:
         summary = _measured(session, described)

@@ -189,14 +189,16 @@ def _purse(price: str | None, limit_usd: float | None) -> Purse | None:
     from headrace.bench.spend import Purse
     from headrace.hardware.api_prices import parse_api
 
-    if limit_usd is None:
+    if limit_usd is None and price is None:
         return None
     if price is None:
         raise ConfigError(
             "--spend-limit needs to know what tokens cost.",
             "Give --price, such as --price gpt-4o or --price mine=2.5/10.",
         )
-    if limit_usd <= 0:
+    if limit_usd is None:
+        return Purse(parse_api(price))
+    if not limit_usd > 0:
         raise ConfigError(f"--spend-limit is {limit_usd:g}; expected dollars above 0.")
     return Purse(parse_api(price), limit_usd)
 

@@ -38,7 +38,7 @@ class Outputs:
 
 
 def check(outputs: Outputs) -> None:
-    """Before minutes are spent: can all files be written, is the GPU known?"""
+    """Before minutes are spent: can all files be written, are GPU and model known?"""
     if outputs.save_detailed and outputs.save is None and not outputs.as_json:
         raise ConfigError("--save-detailed is given without --save.", "Add --save FILE.")
     for path in (outputs.save, outputs.html, outputs.mooncake, outputs.aiperf):
@@ -48,9 +48,14 @@ def check(outputs: Outputs) -> None:
                 "Make it, or give another file.",
             )
     if outputs.gpu is not None:
+        from headrace.bench.efficiency import peaks_of
         from headrace.hardware.gpus import find_gpu
 
-        find_gpu(outputs.gpu)
+        peaks_of(find_gpu(outputs.gpu), outputs.gpu_precision)
+    if outputs.gpu_model is not None:
+        from headrace.models.known import find_known
+
+        find_known(outputs.gpu_model)
 
 
 def write(

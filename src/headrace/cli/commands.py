@@ -38,6 +38,8 @@ from headrace.cli.plan import plan
 from headrace.cli.planning_words import PlanningCommand
 from headrace.cli.profile import profile
 from headrace.cli.ps import ps
+from headrace.cli.ray import ray
+from headrace.cli.restart import restart
 from headrace.cli.route import route
 from headrace.cli.run import open_llm, run
 from headrace.cli.serve import serve
@@ -184,6 +186,8 @@ def chat(
 
 app.command(cls=SectionedCommand)(serve)
 app.command()(route)
+app.command()(restart)
+app.command()(ray)
 app.command()(ps)
 app.command()(batch)
 app.add_typer(models_app, name="models", invoke_without_command=True)

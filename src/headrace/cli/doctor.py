@@ -6,8 +6,10 @@ Reads flags and prints; doctor/ does the rest.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +116,7 @@ def examine(
     as_json: AsJson = False,
 ) -> None:
     """Why is this endpoint slow? Exit status 1: a fault was found, or nothing could be measured."""
-    from headrace.doctor.report import all_failed, earlier_of, examine, load
+    from headrace.doctor.report import earlier_of, examine, load, no_verdict
 
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(
@@ -123,14 +125,20 @@ def examine(
         direct=_endpoint(direct, key_variable) if direct else None,
         earlier=earlier_of(load(before)) if before is not None else None,
     )  # fmt: skip
+    _may_save(save)
     if watch:
-        _watch(endpoint, wanted)
+        _watch(
+            lambda: _observe(endpoint, wanted, from_prometheus, selector),
+            wanted.interval_s,
+            save=save,
+            as_json=as_json,
+        )
         return
     _may_probe(endpoint, wanted, yes=yes)
     found = examine(_observe(endpoint, wanted, from_prometheus, selector))
     _show(found, save=save, explain=explain, as_json=as_json)
     is_bad = any(finding.kind in ("fault", "counter") for finding in found.findings)
-    if is_bad or all_failed(found.seen):
+    if is_bad or no_verdict(found.seen) is not None:
         raise typer.Exit(EXIT_FOUND)
 
 
@@ -150,21 +158,25 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """After the fix: probe again, and say whether it helped. Exit status 1: it did not."""
+    from headrace.cli.doctor_text import notes, show_verified
     from headrace.core.ratio import Verdict
-    from headrace.doctor.report import examine, facts, load
+    from headrace.doctor.report import examine, facts, load, no_verdict
     from headrace.doctor.verify import compare, helped, promises
 
     before = load(report)
     endpoint = _endpoint(url or str(before["url"]), key_variable)
     wanted = _wanted(interval=interval, concurrency=concurrency, model=model, schema=schema)
+    _may_save(save)
     _may_probe(endpoint, wanted, yes=yes)
     found = examine(_observe(endpoint, wanted, None, ""))
     after = facts(found)
-    if save is not None:
-        save.write_text(json.dumps(after, indent=2) + "\n")
+    _keep(save, after)
+    _needs_answers(found.seen)
     rows = compare(before, after)
-    kept = promises(before, after, rows)
-    verdict = helped(rows)
+    # What did not show before the endpoint went away may still be there.
+    is_whole = no_verdict(found.seen) is None
+    kept = promises(before, after, rows) if is_whole else ()
+    verdict = helped(rows) if is_whole else Verdict.INCONCLUSIVE
     if as_json:
         from dataclasses import asdict
 
@@ -174,11 +186,11 @@ def verify(
             "verdict": verdict,
             "compared": compared,
             "predicted": [asdict(each) for each in kept],
-            "notes": _notes(before, after),
+            "notes": notes(before, after),
         }
         typer.echo(json.dumps(shown, indent=2))
     else:
-        _show_verified(rows, kept, verdict, _notes(before, after))
+        show_verified(rows, kept, verdict, notes(before, after))
     if verdict is not Verdict.BETTER:
         raise typer.Exit(EXIT_FOUND)
 
@@ -196,13 +208,16 @@ def preflight(
     as_json: AsJson = False,
 ) -> None:
     """Ten questions before it goes live: pass, fail or unknown. Exit status 1: one failed."""
+    from headrace.cli.doctor_text import folded
     from headrace.doctor.preflight import Answered
     from headrace.doctor.preflight import preflight as checked
 
     endpoint = _endpoint(url, key_variable)
     wanted = _wanted(interval=interval, concurrency=concurrency, slo=slo, gpu=gpu, model=model)
     _may_probe(endpoint, wanted, yes=yes)
-    checks = checked(_observe(endpoint, wanted, None, ""))
+    seen = _observe(endpoint, wanted, None, "")
+    _needs_answers(seen)
+    checks = checked(seen)
     if as_json:
         from dataclasses import asdict
 
@@ -211,9 +226,9 @@ def preflight(
     else:
         for check in checks:
             typer.echo(f"{check.number:>2}  {check.answer.upper():<8} {check.question}")
-            for line in _folded(check.evidence):
+            for line in folded(check.evidence):
                 typer.echo(f"             {line}")
-            for line in _folded(f"try: {check.remedy}") if check.remedy else ():
+            for line in folded(f"try: {check.remedy}") if check.remedy else ():
                 typer.echo(f"             {line}")
     if any(check.answer is Answered.FAIL for check in checks):
         raise typer.Exit(EXIT_FOUND)
@@ -275,6 +290,35 @@ def _schema(path: Path | None) -> dict[str, Any] | None:
     return found
 
 
+def _needs_answers(seen: Observation) -> None:
+    """Where every probe failed, nothing else would be true."""
+    from headrace.doctor.report import all_failed, no_verdict
+
+    if all_failed(seen):
+        typer.echo(no_verdict(seen), err=True)
+        raise typer.Exit(EXIT_FOUND)
+
+
+def _may_save(path: Path | None) -> None:
+    """Before a minute of probes is spent."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"A report can't be written to {path}.", "Give a file in a folder that can be written."
+        )
+
+
+def _keep(path: Path | None, report: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"The report can't be written: {error}.", "Try another file.") from None
+
+
 def _may_probe(endpoint: Endpoint, wanted: Wanted, *, yes: bool) -> None:
     """This machine is anyone's to probe; another host has to be meant."""
     for each in (endpoint, wanted.direct):
@@ -303,94 +347,35 @@ def _observe(
 def _show(found: Diagnosis, *, save: Path | None, explain: bool, as_json: bool) -> None:
     from headrace.doctor.report import facts, lines
 
-    if save is not None:
-        save.write_text(json.dumps(facts(found), indent=2) + "\n")
     if as_json:
         typer.echo(json.dumps(facts(found), indent=2))
-        return
-    for line in lines(found, explain=explain):
-        typer.echo(line)
+    else:
+        for line in lines(found, explain=explain):
+            typer.echo(line)
+    _keep(save, facts(found))
 
 
-def _watch(endpoint: Endpoint, wanted: Wanted) -> None:
-    """Until it is interrupted. A finding is shown when it comes and when it goes."""
-    from headrace.doctor.collect import observe
+def _watch(
+    look: Callable[[], Observation], interval_s: float, *, save: Path | None, as_json: bool
+) -> None:
+    """Until it is interrupted. A finding is shown when it comes and when it goes; as JSON, every
+    look is a line. `save` has the last one."""
+    from headrace.cli.doctor_text import show_changes
     from headrace.doctor.endpoint import EndpointError
-    from headrace.doctor.report import examine, finding_lines
+    from headrace.doctor.report import examine, facts
 
     there: dict[int, str] = {}
     while True:
         now = time.strftime("%H:%M:%S")
         try:
-            found = examine(observe(endpoint, wanted))
+            found = examine(look())
         except EndpointError as error:
-            typer.echo(f"{now}  {error.cause}")
-            time.sleep(wanted.interval_s)
+            typer.echo(f"{now}  {error.cause}", err=as_json)
+            time.sleep(interval_s)
             continue
-        current = {finding.rule: finding for finding in found.findings}
-        for rule in [rule for rule in there if rule not in current]:
-            typer.echo(f"{now}  gone: {there.pop(rule)}")
-        for rule, finding in current.items():
-            if rule not in there:
-                typer.echo(f"{now}")
-                typer.echo("\n".join(finding_lines(1, finding)))
-                there[rule] = finding.symptom
-        seen = found.seen
-        numbers = {name: seen.level(name) for name in ("running", "waiting", "kv_usage")}
-        words = [f"{name} {value:.3g}" for name, value in numbers.items() if value is not None]
-        rate = seen.rate("generation_tokens")
-        if rate is not None:
-            words.append(f"{rate:,.4g} tokens/s")
-        typer.echo(f"{now}  {', '.join(words) or 'no metrics'}; {len(current)} findings")
+        _keep(save, facts(found))
+        if as_json:
+            typer.echo(json.dumps(facts(found)))
+        else:
+            show_changes(now, found, there)
         sys.stdout.flush()
-
-
-def _notes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [
-        line
-        for when, report in (("before", before), ("after", after))
-        for note in report.get("notes", ())
-        for line in _folded(f"note, {when}: {note}")
-    ]
-
-
-def _show_verified(rows: Any, kept: Any, verdict: str, notes: list[str]) -> None:
-    from headrace.cli.tables import show_table
-
-    heading = ("WHAT", "BEFORE", "AFTER", "TIMES AS GOOD (95%)", "VERDICT")
-    show_table(
-        heading,
-        [
-            (
-                row.name,
-                f"{row.before:,.4g} {row.unit}",
-                f"{row.after:,.4g} {row.unit}",
-                f"{row.low:.3g} to {row.high:.3g}",
-                row.verdict,
-            )
-            for row in rows
-        ],
-    )
-    for each in kept:
-        gone = "gone" if each.is_gone else "still there"
-        came = "not shown by a probe"
-        if each.measured is not None:
-            came = f"measured × {each.measured.low:.2g} to {each.measured.high:.2g}"
-            said = {True: "as predicted", False: "not as predicted", None: "too wide to tell"}
-            came += f", {said[each.within]}"
-        for line in _folded(
-            f"rule {each.rule} ({each.symptom}): {gone}; predicted × {each.low:.2g} to "
-            f"{each.high:.2g}, {came}"
-        ):
-            typer.echo(line)
-    worse = [row.name for row in rows if row.verdict == "worse" and not row.is_meant]
-    aside = f"; worse beside it: {', '.join(worse)}" if worse else ""
-    typer.echo("")
-    for line in (*_folded(f"the change: {verdict}{aside}"), *notes):
-        typer.echo(line)
-
-
-def _folded(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 86, break_long_words=False, break_on_hyphens=False)

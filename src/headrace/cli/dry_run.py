@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headrace.cli.info import gpu_facts, model_facts, shown_lines
-from headrace.core.config import Device, StepSizes
+from headrace.cli.serve_replicas import shares_of
+from headrace.core.config import Device, EngineConfig, StepSizes
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.settings import Settings, all_settings, shown_value
+from headrace.core.sizes import show_bytes
 from headrace.fetch.resolve import name_model, resolve_model
 from headrace.server.edge.listen import bind, bind_admin
+
+if TYPE_CHECKING:  # they take time to import
+    from headrace.backends.backend import Backend
+    from headrace.plan.sizing import Sizing
+    from headrace.weights.load import OpenFile
 
 
 def show_dry_run(settings: Settings, *, as_json: bool) -> None:
@@ -42,6 +49,7 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     from headrace.server.edge.browsers import browser_warnings
     from headrace.server.start.fingerprint import complete, fingerprint
     from headrace.server.start.model import read_model
+    from headrace.store_loader import check_store, describe_store
     from headrace.weights.load import open_weights
 
     report["notes"] = _port_notes(settings)
@@ -50,6 +58,11 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["notes"] += operator_warnings(settings.server, keys)
     path = resolve_model(settings.model, offline=True)
     report["model"] = model_facts(path, settings.engine.load_format)
+    engine = settings.engine
+    if settings.server.replicas is not None:
+        shares = shares_of(settings)
+        report["replicas"] = [asdict(share) | {"shown": share.shown} for share in shares]
+        engine = replace(engine, threads=shares[0].threads, memory_share=shares[0].memory_bytes)
     with ExitStack() as opened:
         file = opened.enter_context(closing(open_weights(path, settings.engine.load_format)))
         if _may_use_a_gpu(settings.engine.device):
@@ -60,10 +73,13 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
         if draft is not None:
             opened.callback(draft.file.close)
             check_draft(path, file, draft, settings.engine)
-        _, _, sizing = plan_memory(file, backend, settings.engine, draft)
+        _, _, sizing = plan_memory(file, backend, engine, draft)
+        sizing = _show_ranks(file, backend, engine, sizing, report)
     report["ledger"] = {**sizing.ledger.facts(), "shown": sizing.ledger.render()}
     report["context_tokens"] = sizing.context_tokens
     report["notes"] += sizing.notes
+    check_store(settings.engine, sizing.ledger)
+    report["notes"] += describe_store(settings.engine, sizing.ledger)
     served = read_model(
         path,
         name_model(path, settings.model),
@@ -73,6 +89,29 @@ def _examine(settings: Settings, report: dict[str, Any]) -> None:
     report["served_model_name"] = served.model.name
     report["identity"] = complete(served.identity, backend.facts(settings.engine))
     report["fingerprint"] = fingerprint(report["identity"])
+
+
+def _show_ranks(
+    file: OpenFile, backend: Backend, config: EngineConfig, sizing: Sizing, report: dict[str, Any]
+) -> Sizing:
+    """Memory of each stage's first rank: those of one stage have equal shares. Returns the leading
+    rank's, with as many blocks as fit everywhere."""
+    from headrace.assemble import plan_share
+    from headrace.plan.sizing import agreed
+
+    if config.ranks == 1:
+        return sizing
+    firsts = range(0, config.ranks, config.tensor_parallel)
+    sizings = agreed([sizing, *(plan_share(file, backend, config, at)[2] for at in firsts[1:])])
+    report["ranks"] = [
+        {
+            "ranks": list(range(first, first + config.tensor_parallel)),
+            "stage": config.pipeline_parallel - number,
+            "ledger": each.ledger.facts(),
+        }
+        for number, (first, each) in enumerate(zip(firsts, sizings, strict=True))
+    ]
+    return sizings[0]
 
 
 def _may_use_a_gpu(device: Device) -> bool:
@@ -113,12 +152,37 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines += shown_lines({"model": report["model"]})
     if "gpu" in report:
         lines += shown_lines({"gpu": report["gpu"]})
+    if "replicas" in report:
+        lines += ["replicas", *_replica_lines(report)]
     if "ledger" in report:
-        lines += ["ledger", *(f"  {line}" for line in report["ledger"]["shown"].splitlines())]
+        whose = " of each replica" if "replicas" in report else ""
+        lines.append(f"ledger{whose}")
+        lines += [f"  {line}" for line in report["ledger"]["shown"].splitlines()]
         lines.append(f"  a context of {report['context_tokens']:,} tokens")
+    for each in report.get("ranks", ()):
+        ledger, ranks = each["ledger"], ", ".join(map(str, each["ranks"]))
+        lines.append(
+            f"  each of ranks {ranks} (stage {each['stage']}): "
+            f"{show_bytes(ledger['total_bytes'])}, of it weights "
+            f"{show_bytes(ledger['weights_bytes'])}, KV pool {show_bytes(ledger['kv_pool_bytes'])}"
+        )
     if "fingerprint" in report:
         lines += _identity_lines(report)
     return lines + [f"note: {note}" for note in report.get("notes", ())]
+
+
+def _replica_lines(report: dict[str, Any]) -> list[str]:
+    shares = report["replicas"]
+    lines = [f"  {f'replica {n}':<24}{share['shown']}" for n, share in enumerate(shares, start=1)]
+    if "ledger" in report:
+        each = report["ledger"]["total_bytes"]
+        lines.append(
+            f"  {'memory':<24}{len(shares)} x {show_bytes(each)} = {show_bytes(len(shares) * each)}"
+        )
+        if shares[0]["memory_bytes"] is not None:
+            whole = show_bytes(len(shares) * shares[0]["memory_bytes"])
+            lines[-1] += f" of {whole} free; each may plan with an equal share"
+    return lines
 
 
 def _identity_lines(report: dict[str, Any]) -> list[str]:

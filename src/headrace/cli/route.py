@@ -12,12 +12,15 @@ import typer
 from headrace.core.errors import ConfigError
 from headrace.core.server_config import LogFormat, LogLevel, ServerConfig
 from headrace.core.sizes import parse_bytes
+from headrace.policies.prefixes import UNKNOWN_CACHE_TOKENS
 from headrace.policies.routing import BOUND, Routing
 
 if TYPE_CHECKING:
     from headrace.router.prefill import Prefills
     from headrace.router.settings import RouterSettings
     from headrace.router.versions import Version
+
+NAMED = ("dns:", "k8s:")  # replicas that are looked up
 
 
 def route(
@@ -34,11 +37,17 @@ def route(
     ] = Routing.PREFIX,
     bound: Annotated[
         float,
-        typer.Option(help="A replica may have this many times the mean of pending tokens."),
+        typer.Option(help="With sessions: a replica may have so many times the mean of tokens."),
     ] = BOUND,
     prefix_bytes: Annotated[
         int, typer.Option(help="How many bytes of a prompt decide where it goes.", min=1)
-    ] = 1024,
+    ] = 1 << 16,
+    cache_tokens: Annotated[
+        int,
+        typer.Option(
+            help="Tokens that a replica's prefix cache has room for, where it does not tell.", min=1
+        ),
+    ] = UNKNOWN_CACHE_TOKENS,
     session_header: Annotated[
         str, typer.Option(help="The header that names a session, before the body's `user`.")
     ] = "x-session-id",
@@ -64,7 +73,8 @@ def route(
         str | None,
         typer.Option(
             metavar="dns:NAME:PORT",
-            help="Every address of this name is a replica; looked up every 5 s.",
+            help="Every address of this name is a replica; or, with k8s:NAMESPACE/SERVICE:PORT, "
+            "every ready pod of that service. Looked up every 5 s.",
         ),
     ] = None,
     prefill: Annotated[
@@ -118,7 +128,7 @@ def route(
 ) -> None:
     """Send requests to several replicas: Headrace, vLLM, SGLang or llama-server.
 
-    Requests with the same beginning go to the same replica, within bounds, where it is cached. A
+    Requests with the same beginning go to where it is cached, unless others are idle enough. A
     replica that dies is out with its next heartbeat, and requests that had no answer yet go to
     another one. Exit status: 0 after a normal stop, 2 for settings that can't work or if no replica
     answers.
@@ -137,6 +147,7 @@ def route(
         routing=policy,
         bound=bound,
         prefix_bytes=prefix_bytes,
+        cache_tokens=cache_tokens,
         session_header=session_header.lower(),
         heartbeat_s=heartbeat,
         connect_s=connect,
@@ -224,8 +235,8 @@ def _prefills(
             "--prefill is given with several versions, which can't use each other's blocks.",
             "Start a router for each of them.",
         )
-    names = [parse_discover(text) for text in texts if text.startswith("dns:")]
-    addresses = [parse_address(text) for text in texts if not text.startswith("dns:")]
+    names = [parse_discover(text) for text in texts if text.startswith(NAMED)]
+    addresses = [parse_address(text) for text in texts if not text.startswith(NAMED)]
     if len(names) > 1:
         raise ConfigError("--prefill has two names to look up.", "Keep one of them.")
     urls = [each.url for each in addresses]

@@ -94,6 +94,11 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
     from headrace.server.start.banner import StartUp
 
     server = settings.server
+    shares = None
+    if server.replicas is not None:  # refused here, before anything is fetched or loaded
+        from headrace.cli.serve_replicas import shares_of
+
+        shares = shares_of(settings)
     with (
         bind(server.host, server.port) as sock,
         bind_admin(server) or contextlib.nullcontext() as admin,
@@ -119,10 +124,17 @@ def _serve(settings: Settings, offline: bool, began_s: float) -> int:
             )
         resolved_s = time.perf_counter()
         from headrace.server.observe.logs import set_up_logging
-        from headrace.server.start.run import serve as serve_model
 
         set_up_logging(server.log_level, server.log_format, show_content=server.log_content)
         start_up.phase("model", resolved_s - resolving_s, str(path))
+        if shares is not None:
+            from headrace.cli.serve_replicas import serve_several
+
+            return serve_several(
+                settings, shares, path, checked, sock, admin, began_s, offline=offline
+            )
+        from headrace.server.start.run import serve as serve_model
+
         return serve_model(
             path,
             name_model(path, settings.model),

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 from headrace.core.checks import RULE, Choice, check_fields, rule_of, within
 from headrace.core.drafter import MOST_DRAFT_TOKENS, DrafterText
 from headrace.core.errors import ConfigError
+from headrace.core.prefix_disk import PrefixDiskText
 from headrace.core.sizes import Share, Size
 
 
@@ -56,11 +57,12 @@ class SchedulerConfig:
         )
         | within(at_least=1, at_most=10**9),
     )
-    speculate: str = field(
-        default="off",
+    speculate: str | None = field(
+        default=None,
         metadata=flag(
-            "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off. "
-            "On a CPU answers stay the same; on a GPU they vary as in any other batch."
+            "Guess tokens and check several in one step: auto, ngram, suffix, draft:MODEL or off; "
+            "default: auto, on a GPU off. On a CPU answers stay the same; on a GPU they vary as in "
+            "any other batch."
         )
         | {RULE: DrafterText()},
     )
@@ -127,7 +129,7 @@ class GraphMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """The sizes for which each backend has its own defaults."""
+    """The sizes, and other settings of a step, for which each backend has its own defaults."""
 
     max_batch_tokens: int
     max_sequences: int
@@ -135,6 +137,7 @@ class StepSizes:
     kv_dtype: KvDtype
     overlap: bool
     max_step_growth: float
+    speculate: str = "off"  # as --speculate has it; `auto` where it was measured to pay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,14 @@ class EngineConfig(SchedulerConfig):
         )
         | within(above=0, at_most=1),
     )
+    prefix_disk: str | None = field(
+        default=None,
+        metadata=flag(
+            "Keep the prefix cache on disk too, so that it survives a restart: a folder and the "
+            "most it may take, as in /var/cache/headrace,20GiB."
+        )
+        | {RULE: PrefixDiskText()},
+    )
     threads: int | None = field(
         default=None,
         metadata=flag("CPU threads; default: the cores this process may use.") | within(at_least=1),
@@ -199,6 +210,11 @@ class EngineConfig(SchedulerConfig):
     tensor_parallel: int = field(
         default=1,
         metadata=flag("Processes, each with its GPU, that compute the model together.")
+        | within(at_least=1, at_most=64),
+    )
+    pipeline_parallel: int = field(
+        default=1,
+        metadata=flag("Stages that have some of the layers each, of --tensor-parallel processes.")
         | within(at_least=1, at_most=64),
     )
     quantization: Quantization = field(
@@ -232,6 +248,8 @@ class EngineConfig(SchedulerConfig):
             "were last hashed."
         ),
     )
+    # Most bytes of this machine's memory to plan with: what other engines leave to this one.
+    memory_share: int | None = field(default=None, metadata=within(at_least=1))
     overlap: bool | None = None  # plan a step while the one before it is computed
 
     def __post_init__(self) -> None:
@@ -243,6 +261,15 @@ class EngineConfig(SchedulerConfig):
                 "and kv_fraction: each sets the size of the KV pool.",
                 "Keep one of them.",
                 param=given[1],
+            )
+
+        if self.prefix_disk is not None and (not self.prefix_cache or self.tensor_parallel > 1):
+            why = "a prefix cache; it is turned off" if not self.prefix_cache else "one process"
+            raise ConfigError(
+                f"prefix_disk needs an engine with {why}.",
+                "Leave out prefix_disk, or the setting that it does not go with: prefix_cache, "
+                "tensor_parallel.",
+                param="prefix_disk",
             )
 
     @classmethod
@@ -267,6 +294,11 @@ class EngineConfig(SchedulerConfig):
         """The sizes that are set, with a backend's defaults for the others."""
         given = {each.name: getattr(self, each.name) for each in fields(StepSizes)}
         return replace(defaults, **{name: v for name, v in given.items() if v is not None})
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def kv_memory_bytes(self) -> int | None:

@@ -16,6 +16,8 @@ from headrace.core.checks import ErrorType
 from headrace.core.errors import ConfigError, HeadraceError, InvalidRequestError
 
 MOST_DRAFT_TOKENS = 64  # in one step, for one sequence
+KEPT_TOKENS = 262_144  # of past answers, all keys together
+KEPT_BYTES_PER_TOKEN = 150  # with the index to find matches in: measured
 
 
 class Method(StrEnum):
@@ -57,9 +59,15 @@ def read_drafter(text: str, param: str, error: ErrorType) -> Drafter:
     return Drafter(method)
 
 
-def check_asked(asked: Method | None, engine: str, *, is_beam_search: bool) -> None:
-    """Refuses a request for a drafter that the engine, whose own setting is `engine`, does not
-    have."""
+def kept_bytes(drafter: str) -> int:
+    """The host's memory, at most, for past answers that tokens are guessed from."""
+    method = read_drafter(drafter, "speculate", ConfigError).method
+    return KEPT_TOKENS * KEPT_BYTES_PER_TOKEN if method in (Method.AUTO, Method.SUFFIX) else 0
+
+
+def check_asked(asked: Method | None, engine: str | None, *, is_beam_search: bool) -> None:
+    """Refuses a request for a drafter that the engine, whose own setting is `engine` (None: off),
+    does not have."""
     if asked in (None, Method.OFF, Method.AUTO):
         return
     if is_beam_search:
@@ -69,7 +77,7 @@ def check_asked(asked: Method | None, engine: str, *, is_beam_search: bool) -> N
             "Leave speculate out, or sample instead of searching.",
             param="speculate",
         )
-    has = read_drafter(engine, "speculate", ConfigError).method
+    has = read_drafter(engine or Method.OFF, "speculate", ConfigError).method
     if has is Method.OFF:
         raise InvalidRequestError(
             f"speculate is {asked}, and this engine guesses no tokens: its own setting is off.",

@@ -14,24 +14,35 @@ Plain = TypeVar("Plain")  # lists and numbers
 
 
 class Ranks(Protocol):
-    @property
-    def rank(self) -> int: ...
+    """Some share a stage's layers, and are `count`; others have other layers. The first rank of the
+    last stage has the logits, draws, and leads."""
 
     @property
-    def count(self) -> int: ...
+    def rank(self) -> int: ...  # of those of this stage
+
+    @property
+    def count(self) -> int: ...  # of this stage
 
     def sum(self, values: Values) -> Values:
-        """The sum over all ranks, added in the order of ranks: a value's bits do not depend on
-        where in the array it is, and every rank has the same."""
+        """The sum over this stage's ranks, added in the order of ranks: a value's bits do not
+        depend on where in the array it is, and every rank has the same."""
         ...
 
     def gather(self, values: Values, widths: Sequence[int]) -> Values | None:
-        """All ranks' columns side by side, for the first rank: [m, widths[rank]] each. None on
-        the others."""
+        """This stage's ranks' columns side by side, for its first rank: [m, widths[rank]] each.
+        None on the others."""
+        ...
+
+    def send(self, values: Values) -> None:
+        """To the rank of the next stage that has the same number."""
+        ...
+
+    def receive(self, values: Values) -> Values:
+        """From that of the stage before; `values` are of the same shape, and may be written to."""
         ...
 
     def first(self, values: Values) -> Values:
-        """The first rank's values, on all of them."""
+        """The leading rank's values, on all of them, of every stage."""
         ...
 
     def share(self, value: Plain) -> Plain:

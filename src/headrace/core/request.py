@@ -177,6 +177,10 @@ class BeamParams:
         check_fields(self)
 
 
+# A salt that begins so is used once: what is computed under it is not kept beyond the engine.
+ONCE = "\0once "
+
+
 @dataclass(slots=True, kw_only=True)
 class GenerateRequest:
     """One prompt, already token ids, and how to continue it."""

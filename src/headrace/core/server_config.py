@@ -125,6 +125,14 @@ class ServerConfig:
     admin_host: str = field(
         default="127.0.0.1", metadata=flag("The address that --admin-port is on.")
     )
+    replicas: int | None = field(
+        default=None,
+        metadata=flag(
+            "Several engines behind one router process, with disjoint shares of cores, GPUs and "
+            "memory; `headrace restart` restarts or changes them one by one."
+        )
+        | within(at_least=1, at_most=64),
+    )
     # Requests from web pages, and the names they may use for this server: server/edge/browsers.py.
     cors_origin: tuple[str, ...] = field(
         default=(),

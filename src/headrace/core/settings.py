@@ -346,19 +346,24 @@ def _parsed(setting: Setting, text: str) -> object:
             "Give it a value, or unset it.",
             param=setting.name,
         )
+    return parse_value(setting, text, setting.variable)
+
+
+def parse_value(setting: Setting, text: str, place: str) -> object:
+    """Text as the field's type; `place` is where it was given."""
     if setting.is_list:
         return split_list(text)
     if setting.is_bool:
         if text.lower() in (*_YES, *_NO):
             return text.lower() in _YES
-        raise _wrong(setting, text, setting.variable)
+        raise _wrong(setting, text, place)
     kinds = set(_plain_types(setting.kind))
     if str in kinds:
         return text
     try:
         return float(text) if float in kinds else int(text)
     except ValueError:
-        raise _wrong(setting, text, setting.variable) from None
+        raise _wrong(setting, text, place) from None
 
 
 # -- errors ----------------------------------------------------------------------------------------

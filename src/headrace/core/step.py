@@ -232,6 +232,9 @@ class StepResult:
     extras: dict[int, RowResult] = field(default_factory=dict)  # by row; most results have none
     compute_s: float = 0.0  # the whole step
     sample_s: float = 0.0  # of it, drawing and scoring tokens
+    # Whether something was compiled or captured in it for the first time: its time says nothing
+    # about the next such step.
+    is_warm_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

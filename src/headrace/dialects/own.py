@@ -77,6 +77,7 @@ _FIELDS = (
     sets("--kv-memory", "kv_memory", Size()),
     sets("--kv-tokens", "kv_tokens", COUNT),
     sets("--tensor-parallel", "tensor_parallel", COUNT),
+    sets("--replicas", "replicas", COUNT),
     sets("--quantization", "quantization", _SAME),
     sets("--kv-dtype", "kv_dtype", _KV_TYPES),
     sets("--prefix-cache", "prefix_cache", ON),

@@ -6,14 +6,17 @@ until then is kept; only an endpoint that can't be reached at all is an error.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 
 from headrace.core.errors import HeadraceError
 from headrace.doctor import prometheus
 from headrace.doctor.calibrated import steps_of_profile
-from headrace.doctor.endpoint import Endpoint, EndpointError
+from headrace.doctor.carry import carry_of
+from headrace.doctor.endpoint import Endpoint, EndpointError, Reply
 from headrace.doctor.engine_config import Told, ask_config
 from headrace.doctor.exposition import read_page
 from headrace.doctor.floor import floor_of, long_ratio, row_ratio
@@ -30,6 +33,7 @@ from headrace.workload.slo import Slo
 
 _SAMPLES = 5
 _STEADY = 1.5
+_CLOCKS_S = 5.0  # that two clocks may differ by; a reply tells its own in whole seconds
 
 Metrics = Callable[[], Reading | None]
 
@@ -57,9 +61,11 @@ class Scraper:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.why_not: str | None = None
+        self.ahead_s = 0.0  # the endpoint's clock, by its last reply
 
     def __call__(self) -> Reading | None:
         reply = self._endpoint.get("/metrics")
+        self.ahead_s = ahead_s(reply, time.time())
         if reply.status == 401 or reply.status == 403:
             self.why_not = f"/metrics wants a key (HTTP {reply.status}): --key-variable"
             return None
@@ -89,9 +95,18 @@ def observe(
             again = scraper()
             if again is not None:
                 readings.append(again)
-    seen = passive(endpoint.url, told, readings, wanted)
+    seen = passive(endpoint.url, told, readings, wanted, ahead_s=scraper.ahead_s)
     seen = replace(seen, notes=(*seen.notes, *([scraper.why_not] if scraper.why_not else [])))
     return _completed(seen, endpoint, scraper if first else _no_metrics, wanted, say)
+
+
+def ahead_s(reply: Reply, now_s: float) -> float:
+    """How far the clock of who replied is ahead of ours; 0 where it does not tell."""
+    try:
+        told = parsedate_to_datetime(reply.headers.get("date", ""))
+    except (TypeError, ValueError):
+        return 0.0
+    return told.timestamp() - now_s
 
 
 def observe_prometheus(
@@ -128,6 +143,8 @@ def _completed(
     if wanted.profile is not None:
         steps, why_not = steps_of_profile(wanted.profile, seen)
         seen = replace(seen, steps=steps, notes=(*seen.notes, *([why_not] if why_not else [])))
+    carry_s = carry_of(seen, is_here=endpoint.is_loopback)
+    seen = replace(seen, carry_s=carry_s, cores=os.cpu_count() if endpoint.is_loopback else None)
     shares = time_shares(seen)
     if wanted.about is not None and wanted.about not in shares:
         told = ", ".join(shares) or "nothing of the kind"
@@ -140,8 +157,10 @@ def _completed(
     )  # fmt: skip
 
 
-def passive(url: str, told: Told, readings: list[Reading], wanted: Wanted) -> Observation:
-    """From readings alone: nothing is asked any more."""
+def passive(
+    url: str, told: Told, readings: list[Reading], wanted: Wanted, *, ahead_s: float = 0.0
+) -> Observation:
+    """From readings alone: nothing is asked any more. `ahead_s`: of the endpoint's clock."""
     if not readings:
         return Observation(
             url=url, engine=told.engine, model=told.model, config=told.config, notes=told.notes,
@@ -153,11 +172,16 @@ def passive(url: str, told: Told, readings: list[Reading], wanted: Wanted) -> Ob
         name: tuple(each.levels[name] for each in readings if name in each.levels)
         for name in last.levels
     }
-    config = dict(told.config)
+    config, notes = dict(told.config), list(told.notes)
     started = last.levels.get("started_at_s")
-    if started is not None:
-        config["uptime_s"] = last.at_s - started
-    notes = list(told.notes)
+    uptime_s = last.at_s + ahead_s - started if started is not None else None
+    if uptime_s is not None and uptime_s >= -_CLOCKS_S:
+        config["uptime_s"] = max(0.0, uptime_s)
+    elif uptime_s is not None:
+        notes.append(f"it says that it was started {-uptime_s:,.0f} s from now: its clock is wrong")
+    if abs(ahead_s) > _CLOCKS_S:
+        word = "ahead of" if ahead_s > 0 else "behind"
+        notes.append(f"its clock is {abs(ahead_s):,.0f} s {word} this one: only this one is used")
     if done.was_restarted:
         notes.append("counters fell between the readings: the engine was restarted")
     if last.unread_lines:
@@ -214,7 +238,20 @@ def _with_probes(
     direct = None
     if wanted.direct is not None:
         direct = probe(wanted.direct, _no_metrics, False)
-    return replace(seen, probe=found, direct=direct, notes=(*seen.notes, *_unsteady(found)))
+    return replace(seen, probe=found, direct=direct, notes=(*seen.notes, *_notes(found)))
+
+
+def _notes(probe: Probe) -> Iterator[str]:
+    """What the reader of these times must know."""
+    if probe.stopped is not None:
+        yield (
+            f"the endpoint went away after {probe.spent_s:.1f} s, while probing {probe.stopped}; "
+            "what was measured until then is here"
+        )
+    good = [answer for answer in probe.answers if answer.is_good]
+    if good and not any(answer.is_counted for answer in good):
+        yield "the endpoint tells no usage: chunks are counted as tokens, prompts are not known"
+    yield from _unsteady(probe)
 
 
 def _unsteady(probe: Probe) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from headrace.client.answer import Answer as Heard
 from headrace.client.answer import message_of
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.doctor.mishaps import no_stream, unreachable
 from headrace.doctor.observation import Answer
 
 _SHOWN_BYTES = 200
@@ -57,12 +58,12 @@ class ConnectTimes:
 
 
 class Endpoint:
-    """`url` is that of the server, with or without /v1 at its end."""
+    """`url` is that of the server, with or without /v1 and what follows it."""
 
     def __init__(self, url: str, *, key: str | None = None, timeout_s: float = 20.0) -> None:
         text = url if "://" in url else f"http://{url}"
         try:
-            parts = urlsplit(text.removesuffix("/").removesuffix("/v1"))
+            parts = urlsplit(text.removesuffix("/"))
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{url!r} is not a URL: {error}.", "Give http://HOST:PORT.") from None
@@ -71,10 +72,10 @@ class Endpoint:
         self.host = parts.hostname
         self.is_tls = parts.scheme == "https"
         self.port = port or (443 if self.is_tls else 80)
-        self.path = parts.path
+        self.path = f"{parts.path}/".partition("/v1/")[0].removesuffix("/")
         self.timeout_s = timeout_s
         self._key = key
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self.path}"
 
     @property
     def is_loopback(self) -> bool:
@@ -150,12 +151,7 @@ class Endpoint:
         return headers
 
     def _unreachable(self, error: BaseException) -> EndpointError:
-        what = str(error) or type(error).__name__
-        if isinstance(error, ssl.SSLError):
-            return EndpointError(f"TLS with {self.host} failed: {what}.", "Check the certificate.")
-        return EndpointError(
-            f"{self.host}:{self.port} can't be reached: {what}.", "Is the server running?"
-        )
+        return EndpointError(*unreachable(f"{self.host}:{self.port}", error))
 
 
 class _Asking:
@@ -228,6 +224,9 @@ class _Asking:
         response = connection.getresponse()
         if response.status != 200:
             self._error = f"HTTP {response.status}: {message_of(response.read(_MAX_BODY_BYTES))}"
+            return
+        self._error = no_stream(response.getheader("Content-Type") or "")
+        if self._error is not None:
             return
         while line := response.readline():
             self._heard.feed(line, time.perf_counter() - self._scheduled_s)

@@ -110,6 +110,8 @@ def told_by_headrace(version: object) -> _Read:
         fields["quantization"] = max(formats, key=lambda name: formats[name])
     for name in ("context_tokens", "kv_tokens"):
         fields[name] = told.get(name)
+    for name in ("max_batch_tokens", "max_step_growth"):  # what became of those that were not set
+        fields[name] = told.get(name) or fields.get(name)
     fields["max_waiting"] = server.get("max_waiting_requests")
     fields["fingerprint"] = told.get("fingerprint")
     if fields.get("device") not in (None, "cpu", "reference"):

@@ -39,17 +39,25 @@ def burst_s(
     prompt_tokens: float,
     answer_tokens: int,
     piece_tokens: float = _PIECE_TOKENS,
+    growth: float | None = None,
 ) -> float:
     """How long `asked` requests that come at once take with so many places, step by step: prompts
-    go in pieces beside the tokens of those that are already being answered."""
+    go in pieces beside the tokens of those that are already being answered. The first that comes
+    starts a step of its own; the others are there when it ends. `growth`: how many times as long a
+    step with prompts may take as one without, for each prompt that waits beside an answer."""
     waiting, clock = asked, 0.0
     prompts: list[float] = []  # tokens that are not computed yet, of those that have a place
     answers: list[int] = []  # tokens that are still to come
     while waiting or prompts or answers:
-        enter = min(waiting, places - len(prompts) - len(answers))
+        enter = min(waiting, places - len(prompts) - len(answers)) if clock else 1
         waiting -= enter
         prompts += [max(prompt_tokens, 1.0)] * enter
         decoding, piece = len(answers), min(sum(prompts), piece_tokens)
+        if growth is not None and decoding and prompts:
+            crowd = max(1.0, len(prompts) / decoding)
+            cost = steps.prompt(_PROMPT_TOKENS) / _PROMPT_TOKENS
+            room = crowd * (growth - 1) * steps.decode(decoding) / cost if cost > 0 else piece
+            piece = min(piece, max(1.0, room))
         clock += steps.decode(max(decoding, 1)) + steps.prompt(piece - (0 if decoding else 1))
         answers = [left - 1 for left in answers if left > 1]
         while prompts and piece >= prompts[0] - 1e-9:
@@ -78,6 +86,7 @@ def gain_in_burst(seen: Observation, then: float, now: float | None = None) -> G
             wall_s = _overhead_s(seen, steps) + burst_s(
                 steps, asked=asked, places=max(1, min(asked, round(places))), prompt_tokens=prompt,
                 answer_tokens=round(tokens), piece_tokens=_piece(seen),
+                growth=seen.number("max_step_growth"),
             )  # fmt: skip
             return asked * tokens / wall_s
 

@@ -5,6 +5,7 @@ Two threads that only look. Knows nothing of what is asked.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ class Ticker:
 
     def __init__(self) -> None:
         self._late: list[float] = []
+        self.cpu_s = 0.0  # that looking took
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -38,10 +40,14 @@ class Ticker:
             start = time.perf_counter()
             time.sleep(_TICK_S)
             self._late.append(max(0.0, time.perf_counter() - start - _TICK_S))
+        self.cpu_s = time.thread_time()
 
     def p99(self) -> float | None:
         late = sorted(self._late)
         return late[int(0.99 * (len(late) - 1))] if late else None
+
+    def mean(self) -> float | None:
+        return statistics.fmean(self._late) if self._late else None
 
 
 class Sampler:
@@ -54,6 +60,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.levels: dict[str, list[float]] = {}
         self.gpus: tuple[GpuNow, ...] = ()
+        self.cpu_s = 0.0  # that looking took
 
     def __enter__(self) -> Sampler:
         self._thread.start()
@@ -75,3 +82,4 @@ class Sampler:
                 self.levels.setdefault(name, []).append(value)
             if self._is_local:
                 self.gpus = gpus_now() or self.gpus
+            self.cpu_s = time.thread_time()

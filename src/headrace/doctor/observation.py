@@ -77,7 +77,8 @@ class Answer:
 class ClientHealth:
     """Whether the client itself was in the way."""
 
-    lag_p99_s: float | None = None  # of a thread that only wants to wake up every 5 ms
+    lag_p99_s: float | None = None  # of a thread that only wants to wake up every 5 ms,
+    lag_mean_s: float | None = None  # and how late it is on average
     dispatch_p99_s: float | None = None  # a request's first byte after its scheduled time
     cpu_share: float | None = None  # of one core
     dns_s: float | None = None
@@ -115,6 +116,8 @@ class Probe:
     spent_tokens: int = 0
     spent_s: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict)
+    cpu_s: float | None = None  # of this process, for the requests alone
+    stopped: str | None = None  # where the endpoint went away in the middle, and how
 
     @property
     def answers(self) -> tuple[Answer, ...]:
@@ -184,6 +187,8 @@ class Observation:
     row_ratio: float | None = (
         None  # products of a decoded token / of a prompt's token, by the ledger
     )
+    carry_s: float | None = None  # CPU time of a token's way to its client, on cores that compute
+    cores: int | None = None  # of this machine, where that is the endpoint's too
     earlier: Earlier | None = None
     about: str | None = None  # what the user wants to tune
     objective: Slo = CHAT

@@ -9,7 +9,6 @@ a thread that only wants to wake up every 5 ms shows how late this process runs.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,27 +17,17 @@ from typing import Any
 
 from headrace.doctor.endpoint import CHAT, TEXT, Endpoint, EndpointError
 from headrace.doctor.meanwhile import Sampler, Ticker
+from headrace.doctor.mishaps import SILENT
 from headrace.doctor.observation import Answer, ClientHealth, GpuNow, Probe
 from headrace.doctor.probe_plan import Plan
+from headrace.doctor.probe_words import SCHEMA, TOKENS_A_WORD, Drawn, chat_body, with_schema
 from headrace.doctor.scrape import Reading, change
 
-_TOKENS_A_WORD = 1.35  # to plan with; what a prompt really has comes with each answer
-_WORDS = (
-    "river", "stone", "window", "market", "paper", "garden", "engine", "silver", "morning",
-    "forest", "bridge", "letter", "ocean", "mountain", "candle", "harbor", "signal", "winter",
-    "copper", "meadow", "ladder", "planet", "basket", "orange", "thunder",
-)  # fmt: skip
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "numbers": {"type": "array", "items": {"type": "integer"}, "minItems": 8, "maxItems": 8},
-    },
-    "required": ["name", "numbers"],
-    "additionalProperties": False,
-}
-# Engines whose servers take ignore_eos beside OpenAI's fields, so that answers have a known length.
-_IGNORE_EOS = frozenset({"headrace", "vllm", "sglang", "llama.cpp", "lmdeploy", "trtllm"})
+_SILENT = 2  # requests in a row that nobody took: the endpoint is gone
+
+
+class _Gone(Exception):
+    """The endpoint takes no connections any more."""
 
 
 @dataclass(slots=True)
@@ -49,6 +38,9 @@ class _Kept:
     levels: dict[str, list[float]] = field(default_factory=dict)
     gpus: tuple[GpuNow, ...] = ()
     spent_tokens: int = 0
+    looking_cpu_s: float = 0.0  # what reading metrics during bursts took this process
+    refused: int = 0  # requests in a row that nobody took
+    stopped: str | None = None
 
 
 class Prober:
@@ -72,7 +64,7 @@ class Prober:
         self._engine = engine
         self._read = read
         self._is_local = is_local
-        self._random = random.Random(seed)
+        self._drawn = Drawn(seed)
         self._say = say
         self._kept = _Kept()
         self._end_s = 0.0
@@ -103,10 +95,14 @@ class Prober:
                     kept.skipped[name] = reason
                     continue
                 self._say(name)
-                stage()
-        spent_s = time.perf_counter() - started
+                try:
+                    stage()
+                except _Gone as gone:
+                    kept.stopped = f"{name}: {gone}"
+                    break
+        spent_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
         after = self._read()
-        return self._result(before, after, client, connects, cpu_before, spent_s)
+        return self._result(before, after, client, connects, cpu_s, spent_s)
 
     def _result(
         self,
@@ -114,7 +110,7 @@ class Prober:
         after: Reading | None,
         client: Ticker,
         connects: Mapping[str, float | None],
-        cpu_before: float,
+        cpu_s: float,
         spent_s: float,
     ) -> Probe:
         kept = self._kept
@@ -142,8 +138,9 @@ class Prober:
             gpus=kept.gpus,
             client=ClientHealth(
                 lag_p99_s=client.p99(),
+                lag_mean_s=client.mean(),
                 dispatch_p99_s=late[int(0.99 * (len(late) - 1))] if late else None,
-                cpu_share=(time.process_time() - cpu_before) / max(spent_s, 1e-9),
+                cpu_share=cpu_s / max(spent_s, 1e-9),
                 dns_s=connects.get("dns_s"),
                 connect_s=connects.get("connect_s"),
                 tls_s=connects.get("tls_s"),
@@ -151,6 +148,8 @@ class Prober:
             spent_tokens=kept.spent_tokens,
             spent_s=spent_s,
             skipped=dict(kept.skipped),
+            cpu_s=max(0.0, cpu_s - client.cpu_s - kept.looking_cpu_s),
+            stopped=kept.stopped,
         )
 
     _warm_deltas: Mapping[str, float] = {}
@@ -174,31 +173,35 @@ class Prober:
     # The stages.
 
     def _short(self) -> None:
-        self._ask("warm_up", self._prompt(self._plan.short_tokens), 4)  # connections, caches
+        self._ask("warm_up", self._drawn.prompt(self._plan.short_tokens), 4)  # connections, caches
         self._kept.answers.pop("warm_up", None)
         for _ in range(self._plan.repeats):
-            self._ask("short", self._prompt(self._plan.short_tokens), self._plan.answer_tokens)
+            self._ask(
+                "short", self._drawn.prompt(self._plan.short_tokens), self._plan.answer_tokens
+            )
 
     def _bursts(self) -> None:
         plan = self._plan
         for _ in range(plan.bursts):
             if self._no_room(plan.concurrency * 100 + 80):
                 return
-            self._ask("references", self._prompt(plan.short_tokens), plan.answer_tokens)
+            self._ask("references", self._drawn.prompt(plan.short_tokens), plan.answer_tokens)
             with Sampler(self._read, self._is_local) as sampler:
                 burst = self._burst()
             if any(self._was_stopped(answer) for answer in burst):
                 self._kept.skipped["burst"] = f"{plan.limit_s:g} s were spent in the middle of it"
                 return
             self._kept.bursts.append(burst)
+            self._is_there(burst[-1])
             for name, values in sampler.levels.items():
                 self._kept.levels.setdefault(name, []).extend(values)
             self._kept.gpus = sampler.gpus or self._kept.gpus
+            self._kept.looking_cpu_s += sampler.cpu_s
 
     def _burst(self) -> tuple[Answer, ...]:
         plan = self._plan
         bodies = [
-            self._body(self._prompt(plan.short_tokens), plan.burst_tokens)
+            self._body(self._drawn.prompt(plan.short_tokens), plan.burst_tokens)
             for _ in range(plan.concurrency)
         ]
         with ThreadPoolExecutor(plan.concurrency) as pool:
@@ -212,14 +215,15 @@ class Prober:
             answers = tuple(pool.map(one, bodies))
         for answer in answers:
             self._count(answer, plan.short_tokens, plan.burst_tokens)
+        if any(answer.is_good for answer in answers):
+            self._kept.refused = 0  # all were asked at once: it may have taken some after others
         return answers
 
     def _sizes(self) -> None:
         """A prompt of n tokens is a step of n rows, without a chat template around it."""
         for _ in range(self._plan.size_repeats):
             for count in self._plan.sizes:
-                words = " ".join(self._random.choices(_WORDS, k=count))
-                answer = self._ask("sizes", words, 4, path=TEXT)
+                answer = self._ask("sizes", self._drawn.words(count), 4, path=TEXT)
                 if (answer.error or "").startswith("HTTP 4"):
                     self._kept.answers.pop("sizes", None)
                     self._kept.skipped["sizes"] = f"this endpoint refuses it ({answer.error})"
@@ -228,18 +232,18 @@ class Prober:
     def _prefix(self) -> None:
         before = self._read()
         for _ in range(self._plan.prefix_pairs):
-            prefix = self._prompt(self._plan.prefix_tokens)
-            self._ask("beside", self._prompt(self._plan.short_tokens), 4)
+            prefix = self._drawn.prompt(self._plan.prefix_tokens)
+            self._ask("beside", self._drawn.prompt(self._plan.short_tokens), 4)
             if self._any_good("sizes"):
-                self._ask("question", self._question(), 4, path=TEXT)
+                self._ask("question", self._drawn.question(), 4, path=TEXT)
             for name in ("cold", "warm"):
-                self._ask(name, f"{prefix} {self._question()}", 4)
+                self._ask(name, f"{prefix} {self._drawn.question()}", 4)
         after = self._read()
         self._warm_deltas = change(before, after).deltas if before and after else {}
 
     def _stream(self) -> None:
         plan = self._plan
-        body = self._body(self._prompt(plan.short_tokens), plan.stream_tokens)
+        body = self._body(self._drawn.prompt(plan.short_tokens), plan.stream_tokens)
         short = self._kept.answers.get("short", [])
         tpots = [a.tpot_s for a in short if a.tpot_s is not None]
         half_s = 0.5 * plan.stream_tokens * (min(tpots) if tpots else 0.02)
@@ -248,7 +252,7 @@ class Prober:
         with ThreadPoolExecutor(2) as pool:
             stream = pool.submit(self._endpoint.ask, body, scheduled_s=scheduled, timeout_s=limit_s)
             time.sleep(min(half_s, limit_s / 2))
-            intruder = self._ask("intruder", self._prompt(plan.long_tokens), 4)
+            intruder = self._ask("intruder", self._drawn.prompt(plan.long_tokens), 4)
             answer = stream.result()
         self._keep("stream", answer, plan.short_tokens, plan.stream_tokens)
         if not intruder.is_good:
@@ -262,26 +266,25 @@ class Prober:
                 ("long", self._plan.long_tokens),
             ):
                 if not self._no_room(tokens + 40):
-                    self._ask(name, self._prompt(tokens), 4)
+                    self._ask(name, self._drawn.prompt(tokens), 4)
 
     def _compared(self) -> None:
-        schema = dict(self._plan.schema or _SCHEMA)
+        schema = dict(self._plan.schema or SCHEMA)
         refused: set[str] = set()
         for _ in range(self._plan.compared):
-            # A title changes a schema's text and nothing else: what compiling it takes.
-            fresh = schema | {"title": f"{self._random.random()}"}
+            fresh = self._drawn.titled(schema)
             kinds: tuple[tuple[str, dict[str, Any]], ...] = (
                 ("plain", {}),
-                ("grammar", _with_schema(schema)),
-                ("grammar_new", _with_schema(fresh)),
+                ("grammar", with_schema(schema)),
+                ("grammar_new", with_schema(fresh)),
                 ("penalty", {"frequency_penalty": 0.3, "presence_penalty": 0.3}),
             )
             if self._plan.schema is not None:
-                kinds = (*kinds, ("grammar_small", _with_schema(_SCHEMA)))
+                kinds = (*kinds, ("grammar_small", with_schema(SCHEMA)))
             for name, more in kinds:
                 if name in refused or self._no_room(120):
                     continue
-                prompt = f"{self._prompt(self._plan.short_tokens)} Write one object as JSON."
+                prompt = f"{self._drawn.prompt(self._plan.short_tokens)} Write one object as JSON."
                 answer = self._ask(name, prompt, self._plan.answer_tokens, more)
                 if (answer.error or "").startswith("HTTP 4"):
                     refused.add(name)
@@ -307,7 +310,7 @@ class Prober:
         answer = self._endpoint.ask(
             body, scheduled_s=time.perf_counter(), timeout_s=self._left_s(), path=path
         )
-        self._keep(name, answer, int(len(prompt.split()) * _TOKENS_A_WORD), tokens)
+        self._keep(name, answer, int(len(prompt.split()) * TOKENS_A_WORD), tokens)
         return answer
 
     def _keep(self, name: str, answer: Answer, prompt_tokens: int, tokens: int) -> None:
@@ -316,6 +319,12 @@ class Prober:
             self._kept.skipped[name] = f"{self._plan.limit_s:g} s were spent in the middle of it"
         else:
             self._kept.answers.setdefault(name, []).append(answer)
+        self._is_there(answer)
+
+    def _is_there(self, answer: Answer) -> None:
+        """One that died in the middle is not asked for the rest. What it gave is kept."""
+        if self._kept.refused >= _SILENT and self._any_good("short"):
+            raise _Gone(answer.error or "no answer")
 
     def _was_stopped(self, answer: Answer) -> bool:
         """By our own limit: that is no fault of the endpoint."""
@@ -323,28 +332,15 @@ class Prober:
 
     def _count(self, answer: Answer, prompt_tokens: int, tokens: int) -> None:
         """What the endpoint counted; what was asked for where it does not say."""
+        if (answer.error or "").startswith(SILENT):
+            self._kept.refused += 1
+            return
+        self._kept.refused = 0
         prompt = prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
         self._kept.spent_tokens += prompt + (answer.tokens if answer.is_counted else tokens)
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tokens,
-            "temperature": 0,
-        }
-        if self._model is not None:
-            body["model"] = self._model
-        if self._engine in _IGNORE_EOS:
-            body["ignore_eos"] = True
-        return body
-
-    def _prompt(self, tokens: int) -> str:
-        """Words that no one has sent before: its first ones are drawn, so no prefix is cached."""
-        count = max(4, int(tokens / _TOKENS_A_WORD))
-        return " ".join(self._random.choices(_WORDS, k=count))
-
-    def _question(self) -> str:
-        return f"Question: {self._random.random()}?"
+        return chat_body(prompt, tokens, model=self._model, engine=self._engine)
 
     def _left_s(self) -> float:
         return max(0.5, self._end_s - time.perf_counter())
@@ -358,8 +354,3 @@ class Prober:
 
     def _any_good(self, name: str) -> bool:
         return any(answer.is_good for answer in self._kept.answers.get(name, ()))
-
-
-def _with_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    wanted = {"name": "row", "schema": schema}
-    return {"response_format": {"type": "json_schema", "json_schema": wanted}}

@@ -23,8 +23,8 @@ class Plan:
     medium_tokens: int = 512
     long_tokens: int = 2048
     long_repeats: int = 2
-    prefix_tokens: int = 1024
-    prefix_pairs: int = 3
+    prefix_tokens: int = 760
+    prefix_pairs: int = 4
     concurrency: int = 8
     bursts: int = 5
     burst_tokens: int = 32

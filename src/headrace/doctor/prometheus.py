@@ -6,6 +6,7 @@ begins as an engine's do.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,7 @@ def readings(server: Endpoint, *, interval_s: float, selector: str = "") -> list
     """Oldest first, `interval_s` from the first to the last."""
     names = "|".join(f"{each.prefix}.+" for each in ENGINES)
     query = f'{{__name__=~"{names}|process_.+"{f",{selector}" if selector else ""}}}'
-    now = time.time()
+    now = _clock(server)
     found = []
     for step in range(_SAMPLES):
         at = now - interval_s * (1 - step / (_SAMPLES - 1))
@@ -44,6 +45,18 @@ def readings(server: Endpoint, *, interval_s: float, selector: str = "") -> list
             "Check its targets, or the --selector.",
         )
     return found
+
+
+def _clock(server: Endpoint) -> float:
+    """The time on the Prometheus server: its samples have that, and ours may be another."""
+    reply = server.get("/api/v1/query?query=time()")
+    with contextlib.suppress(
+        EndpointError, KeyError, ValueError, TypeError, AttributeError, IndexError
+    ):
+        body = reply.json()
+        if reply.status == 200 and body["data"].get("resultType") == "scalar":
+            return float(body["data"]["result"][1])
+    return time.time()
 
 
 def _samples(body: dict[str, Any]) -> Iterator[Sample]:

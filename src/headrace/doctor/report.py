@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace.core.errors import ConfigError
 from headrace.doctor.finding import Finding
+from headrace.doctor.mishaps import advice
 from headrace.doctor.observation import (
     Answer,
     Earlier,
@@ -26,6 +27,7 @@ from headrace.doctor.observation import (
     ttft_of,
 )
 from headrace.doctor.rules import diagnose
+from headrace.doctor.rules.prefill import stream_gaps
 from headrace.doctor.rules.words import ms, percent
 from headrace.doctor.step_curve import burst_rate, overlap
 
@@ -141,8 +143,11 @@ def _probe_lines(probe: Probe) -> Iterator[str]:
     errors = probe.errors
     if errors:
         yield from _wrapped("    failed   ", f"{len(errors)} of {len(probe.answers)}: {errors[0]}")
+    reasons: dict[str, list[str]] = {}
     for name, why in probe.skipped.items():
-        yield from _wrapped("    left out ", f"{name}: {why}")
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        yield from _wrapped("    left out ", f"{', '.join(names)}: {why}")
 
 
 def all_failed(seen: Observation) -> bool:
@@ -150,10 +155,21 @@ def all_failed(seen: Observation) -> bool:
     return seen.probe is not None and not any(answer.is_good for answer in seen.probe.answers)
 
 
-def _healthy(seen: Observation) -> str:
-    if seen.probe is not None and all_failed(seen):
+def no_verdict(seen: Observation) -> str | None:
+    """Why nothing can be said: nothing was measured, or the endpoint went away in the middle."""
+    if seen.probe is None:
+        return None
+    if all_failed(seen):
         why = seen.probe.errors[0] if seen.probe.errors else "none was answered"
-        return f"No verdict: every probe failed ({why})."
+        return f"No verdict: every probe failed ({why}). {advice(why, seen.model)}".rstrip()
+    if seen.probe.stopped is not None:
+        return "No verdict: the endpoint went away. Nothing is wrong with what it did before."
+    return None
+
+
+def _healthy(seen: Observation) -> str:
+    if (why := no_verdict(seen)) is not None:
+        return why
     if seen.probe is None and not seen.deltas:
         return "No finding. Without metrics and probes little can be seen."
     if seen.probe is None:
@@ -237,11 +253,13 @@ def probe_facts(probe: Probe) -> dict[str, Any]:
         "overlaps": [overlap(burst) for burst in probe.bursts],
         "burst_levels": {name: list(values) for name, values in probe.burst_levels.items()},
         "stream": None if probe.stream is None else _answer_facts(probe.stream),
+        "longest_gap_s": max(stream_gaps(probe)[1], default=None),
         "client": asdict(probe.client),
         "deltas": dict(probe.deltas),
         "spent_tokens": probe.spent_tokens,
         "spent_s": probe.spent_s,
         "skipped": dict(probe.skipped),
+        "stopped": probe.stopped,
         "errors": list(probe.errors),
     }
 

@@ -6,7 +6,8 @@
 order, from a profile of `headrace calibrate`, from bursts that really ran together, or from prompts
 of a few tokens: a prompt of n tokens is a step of n rows on any engine, also on one with a single
 place. A decoded row then costs more than a prompt's row by the output layer, which the ledger has
-where the model is known. Two candidates make a band. Knows values; asks nothing.
+where the model is known; and where the cores that compute also carry every token to its client, by
+what that takes. Two candidates make a band. Knows values; asks nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def steps_of_burst(seen: Observation) -> tuple[Steps, ...]:
                   basis=f"steps measured at {joined:.1f} sequences")
             for each in (adds[quarter], adds[-1 - quarter])
         )  # fmt: skip
-    return tuple(_of_rows(probe, alone, prompt, seen.row_ratio))
+    return tuple(_of_rows(probe, alone, prompt, seen))
 
 
 def steps_of_traffic(seen: Observation) -> tuple[Steps, ...]:
@@ -100,9 +101,9 @@ def _costs(seen: Observation, gap: float, running: float) -> set[tuple[float, fl
     found = found or _costs_of_requests(seen, gap, running)
     # A row never takes more than its share of a step in which there are several.
     return {
-        (step, min(cost, step / running), min(ratio * cost, step / running))
+        (step, min(cost, step / running), min(ratio * cost + carry, step / running))
         for step, cost in found
-        for ratio in (1.0, seen.row_ratio or 1.0)
+        for ratio, carry in zip((1.0, seen.row_ratio or 1.0), _carried(seen), strict=True)
     }
 
 
@@ -151,16 +152,27 @@ def _profiled(found: MeasuredSteps, alone: float | None) -> Steps:
     )
 
 
-def _of_rows(probe: Probe, alone: float, prompt: Line, ratio: float | None) -> Iterator[Steps]:
+def _of_rows(probe: Probe, alone: float, prompt: Line, seen: Observation) -> Iterator[Steps]:
     """No burst ran together: rows of prompts stand for rows of sequences."""
+    carried = _carried(seen)
     if _small(probe):
-        ratios, what = {1.0, ratio or 1.0}, "prompts of a few tokens"
+        ratios, what = (1.0, seen.row_ratio or 1.0), "prompts of a few tokens"
     else:  # a long prompt's tokens share more than a few rows do
-        ratios, what = {1.0, _SMALL_BATCH}, "what a token of a long prompt adds"
+        ratios, what = (1.0, _SMALL_BATCH), "what a token of a long prompt adds"
+    if carried[1]:
+        what += f" and {carried[1] * 1e3:.2g} ms of CPU time to carry a token"
     counts = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    for each in sorted(ratios):
-        points = {rows: alone + each * prompt(rows - 1) for rows in counts}
+    for ratio, carry in sorted(set(zip(ratios, carried, strict=True))):
+        points = {n: alone + ratio * prompt(n - 1) + carry * (n - 1) for n in counts}
         yield Steps(decode=Line(points), prompt=prompt, basis=f"from {what}")
+
+
+def _carried(seen: Observation) -> tuple[float, float]:
+    """What carrying one more token adds to a step on cores that compute as well: at least its
+    share where all of them take turns, at most all of it, since a step waits for its last core."""
+    if seen.carry_s is None:
+        return 0.0, 0.0
+    return seen.carry_s / max(1, seen.cores or 1), seen.carry_s
 
 
 def prompt_line(probe: Probe) -> Line | None:

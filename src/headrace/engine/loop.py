@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from headrace.core.block_store import BlockStore
 from headrace.core.clock import Clock, WallClock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
@@ -27,7 +28,7 @@ from headrace.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.02  # the longest wait for grammars: the caller has other work to do
+IDLE_S = 0.02  # the longest wait for grammars or loads: the caller has other work to do
 
 
 class Engine:
@@ -38,6 +39,7 @@ class Engine:
         config: SchedulerConfig | None = None,
         clock: Clock | None = None,
         speculator: Speculator | None = None,
+        store: BlockStore | None = None,
     ) -> None:
         self._runner = runner
         self._clock = clock or WallClock()
@@ -47,6 +49,8 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self.lost: DeviceLostError | None = None  # why the runner can't be used any more
         self._deadlines: list[tuple[float, str]] = []  # a heap; ended requests are skipped
+        if store is not None and self.moves is not None:
+            self.scheduler.attach(store, self.moves, self.adopt)
 
     @property
     def has_work(self) -> bool:
@@ -87,6 +91,9 @@ class Engine:
     def step(self) -> list[SampledToken]:
         """One iteration of the loop; returns the tokens that became known in it."""
         tokens = self._expire()
+        fetching = self.scheduler.fetching
+        if fetching:
+            fetching.settle(0.0)
         if self.scheduler.is_undecided:
             tokens += self.scheduler.settle(0.0)
         began_s = self._clock.now_s()
@@ -99,6 +106,8 @@ class Engine:
             tokens += self._collect()
         elif plan is None and self.scheduler.is_undecided:  # there is nothing else to do
             tokens += self.scheduler.settle(IDLE_S, for_all=True)
+        elif plan is None and fetching:
+            fetching.settle(IDLE_S)
         if self._check_always:
             self.scheduler.check_integrity()
         return tokens
@@ -167,6 +176,8 @@ class Engine:
             return self._fail(error)
         began_s = self._clock.now_s()
         tokens = self.scheduler.commit(plan, result)
+        if self.scheduler.fetching is not None:
+            self.scheduler.fetching.keep_new()
         self.stats.commit_s += self._clock.now_s() - began_s
         return tokens
 

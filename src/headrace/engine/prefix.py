@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.core.request import ONCE
 from headrace.engine.blocks import BlockPool
 from headrace.engine.sequence import Sequence
 
@@ -90,10 +91,11 @@ class PrefixCache:
             return
         salt = sequence.request.cache_salt
         _extend_keys(sequence.keys, salt, sequence.token_ids, full, size)
+        new = None if salt.startswith(ONCE) else self.new
         for at in range(sequence.published_blocks, full):
             key, block = sequence.keys[at], sequence.blocks[at]
-            if self._pool.publish(block, key) and self.new is not None:
-                self.new.append((key, block))
+            if self._pool.publish(block, key) and new is not None:
+                new.append((key, block))
         sequence.published_blocks = full
 
 

@@ -2,7 +2,8 @@
 
     waiting   to be admitted; has no blocks, or those it was forked with
     running   may be scheduled
-    parked    waits for other sequences of its request or for its grammar, not for a slot
+    parked    waits for other sequences of its request, for its grammar or for blocks of its prefix
+              from a store, not for a slot
 
 Moves sequences when it is told to, and keeps the tenants' accounts up to date; starting.py decides
 which sequence starts. Knows no plans.
@@ -41,12 +42,15 @@ class Roster:
         self._next_id += 1
         return self._next_id - 1
 
-    def enter(self, sequence: Sequence) -> None:
-        """Queue the first sequence of a request."""
+    def enter(self, sequence: Sequence, *, is_held: bool = False) -> None:
+        """Queue the first sequence of a request; if it is held, when it is resumed."""
         request = sequence.request
         self.requests[request.request_id] = [sequence]
         self.turns.join(request.tenant, request.weight)
-        self.waiting.push(sequence)
+        if is_held:
+            self._parked[sequence.sequence_id] = sequence
+        else:
+            self.waiting.push(sequence)
 
     def start(self, sequence: Sequence) -> None:
         """Move it from waiting to running."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from headrace.core.block_store import BlockStore
 from headrace.core.clock import Clock
 from headrace.core.config import SchedulerConfig
 from headrace.core.constraint import Constraint
@@ -20,6 +21,7 @@ from headrace.core.speculation import Speculator
 from headrace.core.step import (
     PREVIOUS,
     DrawParams,
+    MovesBlocks,
     RowExtra,
     RunnerLimits,
     StepPlan,
@@ -31,6 +33,7 @@ from headrace.engine.blocks import BlockPool
 from headrace.engine.constrained import PATIENCE_S, check_constraint, start_constraint
 from headrace.engine.decoding import add_decoding
 from headrace.engine.drafting import Drafting
+from headrace.engine.fetching import Adopt, Fetching
 from headrace.engine.next_plan import NextPlan
 from headrace.engine.pace import Pace
 from headrace.engine.policy import StepTimes
@@ -100,6 +103,13 @@ class Scheduler:
             self._drafting,
         )
         self._next_order = 0
+        self.fetching: Fetching | None = None
+
+    def attach(self, store: BlockStore, runner: MovesBlocks, adopt: Adopt) -> None:
+        """Keep blocks in a store, and look there for prefixes that are not in the pool."""
+        self.fetching = Fetching(
+            store, runner, self.blocks, self.prefix, self._roster, self._clock, adopt
+        )
 
     def _start_drafting(self, speculator: Speculator) -> Drafting:
         if not self.limits.draws_drafts:
@@ -154,7 +164,8 @@ class Scheduler:
             beams.start(sequence)
         start_constraint(sequence)
         self._next_order += 1
-        self._roster.enter(sequence)
+        is_held = self.fetching is not None and self.fetching.begin(sequence)
+        self._roster.enter(sequence, is_held=is_held)
 
     def check(self, request: GenerateRequest) -> int:
         """The most tokens that a request may generate. Refuses one that can never run."""
@@ -284,8 +295,9 @@ class Scheduler:
         stats.step_tokens.observe(prompt_tokens + drawn_tokens)
         stats.compute_s += result.compute_s - result.sample_s
         stats.sample_s += result.sample_s
-        self._times.learn(result.compute_s, decoding, prompt_tokens)
-        self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
+        if not result.is_warm_up:
+            self._times.learn(result.compute_s, decoding, prompt_tokens)
+            self._pace.learn(result.compute_s, decode_tokens, prompt_tokens)
         return given
 
     def _publish_new(self, sequence: Sequence) -> None:

@@ -146,6 +146,7 @@ def closed_form(
 
     one, last = probe(1, 0), probe(1, 1)
     experts = _expert_bytes(spec, weights)
+    assert weights.embed is not None  # the whole model
     row_bytes = weights.embed.bytes / weights.embed.rows
     routed = sum(experts_used(each, 1) * size for each, size in experts.items())
     mixers = Counter(layer.mixer for layer in spec.layer_specs if layer.mixer is not None)

@@ -52,6 +52,6 @@ def count_step(
             stack_logits(ops, spec, weights, states)
         return ops.count
     x = hidden_states(ops, spec, weights)
-    if wanted:
+    if wanted and spec.has_head:
         logits(ops, spec, weights, x)
     return ops.count

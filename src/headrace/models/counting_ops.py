@@ -49,6 +49,7 @@ class StepCount:
     state_bytes: float = 0.0  # of recurrent layers: read and written
     reduced_bytes: float = 0.0  # summed over ranks
     gathered_bytes: float = 0.0  # sent to the first rank, by all others together
+    sent_bytes: float = 0.0  # to the next stage
 
     @property
     def flops(self) -> int:
@@ -124,6 +125,13 @@ class CountingOps:
     def gather(self, x: Shape, width: int) -> Shape:
         self.count.gathered_bytes += x[0] * (width - x[1]) * self._activation_value_bytes
         return x[0], width
+
+    def receive(self, width: int) -> Shape:
+        return self._write((sum(chunk.tokens for chunk in self._chunks), width))
+
+    def send(self, x: Shape) -> Shape:
+        self.count.sent_bytes += x[0] * x[1] * self._activation_value_bytes
+        return x
 
     # What follows is for layers that are only counted (counted_layers.py).
 

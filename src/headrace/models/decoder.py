@@ -41,32 +41,41 @@ class LayerWeights(Generic[W]):
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights(Generic[W]):
-    embed: W  # [vocab, hidden]
+    """A stage of a pipeline has no embedding if it is not the first, and neither final norm nor
+    head if it is not the last."""
+
+    embed: W | None  # [vocab, hidden]
     layers: list[LayerWeights[W]]
-    final_norm: W
-    head: W  # [vocab, hidden]; the embed weight again when tied
+    final_norm: W | None
+    head: W | None  # [vocab, hidden]; the embed weight again when tied
 
     def map(self, change: Callable[[str, W], V]) -> DecoderWeights[V]:
         """Each weight changed by `change(role, weight)`: the role is the field's name."""
         return DecoderWeights(
-            embed=change("embed", self.embed),
+            embed=None if self.embed is None else change("embed", self.embed),
             layers=[layer.map(change) for layer in self.layers],
-            final_norm=change("final_norm", self.final_norm),
-            head=change("head", self.head),
+            final_norm=None if self.final_norm is None else change("final_norm", self.final_norm),
+            head=None if self.head is None else change("head", self.head),
         )
 
 
 def hidden_states(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W]) -> T:
-    """The step's tokens through every layer -> [n, hidden]"""
-    x = _summed(ops, spec, ops.embed(weights.embed, spec.embed_scale))
+    """The step's tokens through every layer -> [n, hidden]. A stage of a pipeline begins with what
+    the one before it sends, and sends what it has to the next."""
+    if weights.embed is None:
+        x = ops.receive(spec.hidden_size)
+    else:
+        x = _summed(ops, spec, ops.embed(weights.embed, spec.embed_scale))
     for attention, layer in zip(spec.attention, weights.layers, strict=True):
         x = _attend(ops, spec, attention, layer, x)
         x = _mlp(ops, spec, layer, x)
-    return x
+    return x if spec.has_head else ops.send(x)
 
 
 def logits(ops: Ops[T, W], spec: ModelSpec, weights: DecoderWeights[W], x: T) -> T:
     """Hidden states -> logits of the rows that the step wants: [m, vocab]"""
+    assert weights.final_norm is not None  # only the last stage has logits
+    assert weights.head is not None
     x = ops.norm(ops.select(x), weights.final_norm, spec.norm_eps)
     x = ops.linear(x, weights.head)
     if spec.ranks > 1:

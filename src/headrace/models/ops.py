@@ -73,3 +73,11 @@ class Ops(Protocol[T, W_contra]):
         """All ranks' columns side by side: [m, some] -> [m, width]. Only the first rank has
         them; what the others get is not to be read."""
         ...
+
+    def receive(self, width: int) -> T:
+        """The rows that the stage before this one has sent -> [n, width]"""
+        ...
+
+    def send(self, x: T) -> T:
+        """Rows to the next stage; returns them unchanged."""
+        ...

@@ -83,6 +83,10 @@ class ModelSpec:
     post_norms: bool = False  # Gemma, OLMo 2: norms after attention and after the MLP
     # One of so many equal shares: heads and intermediate_size are those of the share (sharding.py).
     ranks: int = 1
+    # A stage of a pipeline has some of the layers; the first has the embedding, the last the final
+    # norm and the output layer (stages.py).
+    has_embedding: bool = True
+    has_head: bool = True
 
     # Layers of kinds that the engine has no kernels for: counted, planned for, never served.
     stack: tuple[LayerSpec, ...] = ()

@@ -52,6 +52,14 @@ class Stage:
         here = slice(self.first, self.end)
         return replace(spec, attention=spec.attention[here], stack=spec.stack[here])
 
+    def share_of(self, spec: ModelSpec) -> ModelSpec:
+        """The model as this stage computes it."""
+        here = self.of(spec)
+        numbered = tuple(
+            replace(attention, layer=layer) for layer, attention in enumerate(here.attention)
+        )
+        return replace(here, attention=numbered, has_embedding=self.is_first, has_head=self.is_last)
+
     def __str__(self) -> str:
         """Layers are counted from 1 for a person."""
         tables = [

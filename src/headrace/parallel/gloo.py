@@ -28,7 +28,36 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class TorchRanks:
-    """What ranks over torch.distributed have in common."""
+    """What ranks over torch.distributed have in common. All of them are numbered from the last
+    stage to the first, so that the leading rank, which has the logits, is number 0:
+
+    number      0 .. count - 1   | count .. 2 * count - 1 | ...
+    stage       the last         | the one before it      |
+    """
+
+    def __init__(self, number: int, count: int, stages: int) -> None:
+        self.rank, self.count = number % count, count
+        self._number, self._all = number, count * stages
+        self._group: Any = None  # of this stage; None: everybody
+        self._first = number - self.rank  # of this stage
+
+    def _meet(self) -> None:
+        """Everybody makes all groups, in the same order."""
+        if self.count in (1, self._all):
+            return
+        for first in range(0, self._all, self.count):
+            group = dist.new_group(list(range(first, first + self.count)))
+            if first == self._first:
+                self._group = group
+
+    @property
+    def _next(self) -> int:
+        """The rank of the next stage."""
+        return self._number - self.count
+
+    @property
+    def _before(self) -> int:
+        return self._number + self.count
 
     def share(self, value: Plain) -> Plain:
         box: list[Any] = [value]
@@ -45,21 +74,24 @@ class TorchRanks:
 class GlooRanks(TorchRanks):
     """Until `close`. Every rank makes its own, at the same time."""
 
-    def __init__(self, rank: int, count: int, meeting: Path) -> None:
+    def __init__(self, number: int, count: int, meeting: Path, *, stages: int = 1) -> None:
         """`meeting` is a file that all ranks can reach and that does not exist yet."""
+        super().__init__(number, count, stages)
         # All ranks are on this host: names of hosts need not be resolvable.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self.rank, self.count = rank, count
-        store = dist.FileStore(str(meeting), count)  # type: ignore[attr-defined]
+        store = dist.FileStore(str(meeting), self._all)  # type: ignore[attr-defined]
         with lost_if_it_fails():
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=count,
+            dist.init_process_group("gloo", store=store, rank=number, world_size=self._all,
                                     timeout=TIMEOUT)  # fmt: skip
+            self._meet()
 
     def sum(self, values: Values) -> Values:
+        if self.count == 1:
+            return values
         own = _tensor(values)
         found = [torch.empty_like(own) for _ in range(self.count)]
         with lost_if_it_fails():
-            dist.all_gather(found, own)
+            dist.all_gather(found, own, group=self._group)
         total, *others = found
         for other in others:
             total += other
@@ -71,11 +103,21 @@ class GlooRanks(TorchRanks):
         own[:, : part.shape[1]] = part
         found = [torch.empty_like(own) for _ in range(self.count)] if self.rank == 0 else None
         with lost_if_it_fails():
-            dist.gather(own, found, dst=0)
+            dist.gather(own, found, dst=self._first, group=self._group)
         if found is None:
             return None
         parts = [part[:, :width] for part, width in zip(found, widths, strict=True)]
         return _like(torch.cat(parts, dim=1), values)
+
+    def send(self, values: Values) -> None:
+        with lost_if_it_fails():
+            dist.send(_tensor(values), self._next)
+
+    def receive(self, values: Values) -> Values:
+        found = torch.empty_like(_tensor(values))
+        with lost_if_it_fails():
+            dist.recv(found, self._before)
+        return _like(found, values)
 
     def first(self, values: Values) -> Values:
         own = _tensor(values).clone()

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Size:
         return cls(total_blocks=sizing.total_blocks, context_tokens=sizing.context_tokens)
 
     def put_in(self, sizing: Sizing) -> Sizing:
-        return replace(sizing, total_blocks=self.total_blocks, context_tokens=self.context_tokens)
+        return sizing.with_pool(self.total_blocks, self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Team:
     """The followers of an engine, seen from its first rank."""
 
     def __init__(self, model_path: Path, config: EngineConfig, device: Device) -> None:
-        count = config.tensor_parallel
+        count = config.ranks
         self.count = count
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
         self.meeting = self._folder / "meeting"
@@ -173,9 +173,9 @@ def check_torch() -> None:
         dist = None  # type: ignore[assignment]
     if dist is None or not dist.is_available():
         raise ConfigError(
-            "tensor_parallel is more than 1, and torch is not installed; expected it, since ranks "
-            "meet through torch.distributed.",
-            "Install torch, or leave --tensor-parallel out.",
+            "The model is to be computed by several ranks, and torch is not installed; expected "
+            "it, since ranks meet through torch.distributed.",
+            "Install torch, or leave --tensor-parallel and --pipeline-parallel out.",
             param="tensor_parallel",
         )
 

@@ -18,6 +18,7 @@ AGREEMENT = 0.05  # how far apart a prediction and what was allocated may be
 # numpy and our code; and for each token of a vocabulary its text, its id and its merge.
 _RUNTIME_BYTES = 48 * MIB
 _RUNTIME_BYTES_PER_TOKEN = 640
+_ANSWERS = "past ones, to guess tokens from: at most"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class Ledger:
     max_batch_tokens: int
     graphs_bytes: int = 0  # launches captured on a GPU: an estimate
     draft_bytes: int = 0  # a draft model: its weights, activations, keys and values
+    answers_bytes: int = 0  # past answers, to guess tokens from: at most
     available_bytes: int | None = None  # None: not known
 
     @property
@@ -106,7 +108,13 @@ class Ledger:
     @property
     def fixed_bytes(self) -> int:
         """Everything except the KV pool."""
-        return self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.runtime_bytes
+        return (
+            self.weights_bytes
+            + self.activations_bytes
+            + self.graphs_bytes
+            + self.answers_bytes
+            + self.runtime_bytes
+        )
 
     @property
     def kv_tokens(self) -> int:
@@ -131,6 +139,7 @@ class Ledger:
             ("activations", self.activations_bytes, f"{self.max_batch_tokens:,} tokens per step"),
             *([("graphs", self.graphs_bytes, "at most: an estimate")] if self.graphs_bytes else []),
             *([("draft model", self.draft_bytes, "weights, KV pool")] if self.draft_bytes else []),
+            *([("answers", self.answers_bytes, _ANSWERS)] if self.answers_bytes else []),
             ("runtime", self.runtime_bytes, "interpreter, tokenizer, code: an estimate"),
         ]
 
@@ -179,6 +188,7 @@ def predict(
     max_batch_tokens: int,
     graphs_bytes: int = 0,
     runtime_bytes: int | None = None,
+    answers_bytes: int = 0,
     available_bytes: int | None = None,
     kv: KvCost | None = None,
 ) -> Ledger:
@@ -189,6 +199,7 @@ def predict(
         kv_pool_bytes=total_blocks * block_tokens * kv_bytes_per_token,
         activations_bytes=activation_bytes,
         graphs_bytes=graphs_bytes,
+        answers_bytes=answers_bytes,
         runtime_bytes=_RUNTIME_BYTES + spec.vocab_size * _RUNTIME_BYTES_PER_TOKEN
         if runtime_bytes is None
         else runtime_bytes,

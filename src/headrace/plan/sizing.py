@@ -6,10 +6,11 @@ names the exact flag that would work. Knows no backend: backends know this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from headrace.core.config import EngineConfig, StepSizes
+from headrace.core.drafter import kept_bytes
 from headrace.core.errors import ConfigError, MemoryFitError
 from headrace.core.sizes import parse_bytes, show_bytes, write_bytes
 from headrace.models.spec import ModelSpec
@@ -45,6 +46,24 @@ class Sizing:
     context_tokens: int
     ledger: Ledger
     notes: tuple[str, ...] = ()  # choices that a user might not expect
+
+    def with_pool(self, total_blocks: int, context_tokens: int) -> Sizing:
+        """As it is, with a pool of another size: that of the rank which has the least room."""
+        ledger = replace(
+            self.ledger,
+            total_blocks=total_blocks,
+            kv_pool_bytes=total_blocks * self.sizes.block_tokens * self.ledger.kv.bytes_per_token,
+        )
+        return replace(
+            self, total_blocks=total_blocks, context_tokens=context_tokens, ledger=ledger
+        )
+
+
+def agreed(sizings: Sequence[Sizing]) -> list[Sizing]:
+    """All ranks' sizings, with the pool that fits everywhere."""
+    blocks = min(each.total_blocks for each in sizings)
+    context = min(each.context_tokens for each in sizings)
+    return [each.with_pool(blocks, context) for each in sizings]
 
 
 def size_pool(footprint: Footprint, config: EngineConfig) -> Sizing:
@@ -131,6 +150,10 @@ class _Sizer:
             kv_dtype=self.footprint.kv_dtype,
             graphs_bytes=self.footprint.graphs_bytes,
             runtime_bytes=self.footprint.runtime_bytes,
+            # In the host's memory: where a GPU's is counted it is none of it.
+            answers_bytes=0
+            if self.footprint.runtime_bytes is not None
+            else kept_bytes(self.sizes.speculate),
             total_blocks=blocks,
             block_tokens=self.sizes.block_tokens,
             max_batch_tokens=batch,

@@ -5,9 +5,11 @@ the moment of sending: a replica's own report would be late by a heartbeat, and 
 one replica. Randomness comes in as a number, so that the same inputs give the same choice. Knows no
 network, no clock and no tokens, only hashes of them.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, 2016): a key has a place on
-a ring, and goes to the first replica after it that is not too full. A key stays with its replica
-while that has room, and when a replica comes or goes, only its own keys move.
+Prefixes go by cost (`cheapest`): what is pending at a replica, and what of the prompt it would have
+to compute because its cache does not have it. Sessions go by consistent hashing with bounded loads
+(Mirrokni, Thorup, Zadimoghaddam, 2016): a key has a place on a ring, and goes to the first replica
+after it that is not too full; when a replica comes or goes, only its own keys move.
+docs/decisions/0021 says why prefixes do not go by the ring.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from headrace.policies.prefixes import Caches, Prefixes
+
 PLACES = 64  # of each replica on the ring: more places, more even shares
 BOUND = 1.25  # a replica may have this many times the mean
-FAMILIAR_KEYS = 100_000
+DEPTH = 3  # requests of one size that a replica may have, whatever the mean is
+# A prompt token that must be computed, in pending tokens. More than 1: it delays everybody who
+# comes later, it takes another prompt's place in the cache, and of what is pending much is cached,
+# or computed already, or done for many at once. Found with the simulator (docs/decisions/0021).
+MISS = 3.0
+HOME = 3  # the length, counted from 0, whose key decides where an unknown beginning goes
 
 
 class Routing(StrEnum):
@@ -45,7 +53,8 @@ class Wanted:
     """A request, as far as its way matters."""
 
     tokens: int  # that it will add to its replica's pending ones
-    prefix: int | None = None  # hash of the prompt's first tokens; None: not known to be shared
+    prompt_tokens: int = 0
+    prefixes: Prefixes = ()  # beginnings of its prompt
     session: int | None = None  # hash of the session's name
 
 
@@ -65,6 +74,7 @@ class Ring:
             for place in range(places)
         )
         self.replicas = tuple(replicas)
+        self.members = frozenset(replicas)
         self._places = [place for place, _ in points]
         self._owners = [owner for _, owner in points]
 
@@ -81,23 +91,72 @@ class Ring:
 
 def least_pending(replicas: Sequence[int], pending: Pending, tie: float) -> int:
     """`pending` is by replica number. `tie` in [0, 1) decides between equals."""
-    least = min(pending[replica] for replica in replicas)
+    least = min(map(pending.__getitem__, replicas))
     equals = [replica for replica in replicas if pending[replica] == least]
     return equals[int(tie * len(equals))]
 
 
 def bounded(ring: Ring, key: int, tokens: int, pending: Pending, bound: float = BOUND) -> int:
-    """The first replica after the key that stays within `bound` times the mean with the request."""
+    """The first replica after the key that stays within `bound` times the mean with the request.
+
+    Where there is about one request for each replica, a bound near 1 would forbid to wait for even
+    one other, and nothing would stay where it is: `DEPTH` requests of this size may always be
+    there, and one that is idle may have any."""
     whole = sum(pending[replica] for replica in ring.replicas) + tokens
-    most = math.ceil(bound * whole / len(ring.replicas))
+    most = max(math.ceil(bound * whole / len(ring.replicas)), DEPTH * tokens)
     fallback = -1
     for replica in ring.after(key):
-        # One that is idle may always have it: a single long prompt is above any mean.
         if pending[replica] + tokens <= most or not pending[replica]:
             return replica
         if fallback < 0 or pending[replica] < pending[fallback]:
             fallback = replica
     return fallback
+
+
+def cheapest(
+    wanted: Wanted, caches: Caches, ring: Ring, pending: Pending, tie: float, miss: float = MISS
+) -> int:
+    """The replica with the least of pending tokens and `miss` times the tokens of the prompt that
+    it would have to compute.
+
+    Nobody has a beginning that nobody was sent: then it is whoever has least pending, and so it is
+    where all have it, as a system prompt that everybody shares. A replica that has more of a prompt
+    than others is preferred until its queue is longer by `miss` times the difference; then another
+    one computes it, and has it too."""
+    least = _least(wanted, ring, pending, tie)
+    idle = pending[least]
+    best, best_cost = (
+        least,
+        idle + miss * (wanted.prompt_tokens - caches.held_tokens(least, wanted.prefixes)),
+    )
+    seen: set[int] = set()
+    for key, tokens in reversed(wanted.prefixes):
+        left = miss * (wanted.prompt_tokens - tokens)
+        if idle + left >= best_cost:
+            break  # whoever has this much, or less: the one with least pending is not dearer
+        for replica in caches.holders(key):
+            if replica in seen or replica not in ring.members:
+                continue
+            seen.add(replica)  # longer beginnings came first
+            cost = pending[replica] + left
+            if cost < best_cost or (cost == best_cost and replica < best):
+                best, best_cost = replica, cost
+    return best
+
+
+def _least(wanted: Wanted, ring: Ring, pending: Pending, tie: float) -> int:
+    """Between equals the ring decides, so that several routers, and one that was restarted, send an
+    unknown beginning to the same replica while nobody has much to do."""
+    if not wanted.prefixes:
+        return least_pending(ring.replicas, pending, tie)
+    least = min(map(pending.__getitem__, ring.replicas))
+    in_order = ring.after(home_key(wanted.prefixes))
+    return next(replica for replica in in_order if pending[replica] == least)
+
+
+def home_key(prefixes: Prefixes) -> int:
+    """Of a beginning, one at least, that is not so short that everybody has it."""
+    return prefixes[min(HOME, len(prefixes) - 1)][0]
 
 
 def route(
@@ -106,6 +165,7 @@ def route(
     *,
     ring: Ring,
     pending: Pending,
+    caches: Caches,
     turn: int,
     tie: float,
     bound: float = BOUND,
@@ -117,29 +177,8 @@ def route(
         return replicas[turn % len(replicas)]
     if routing is Routing.RANDOM:
         return replicas[int(tie * len(replicas))]
-    key = None
     if routing is Routing.PREFIX:
-        key = wanted.prefix
-    elif routing is Routing.SESSION:
-        key = wanted.session
-    if key is None:
-        return least_pending(replicas, pending, tie)
-    return bounded(ring, key, wanted.tokens, pending, bound)
-
-
-class Familiar:
-    """Keys that came before, as many as it may remember. A prompt whose beginning is new is cached
-    nowhere: it should go to whoever has least to do, and not to a place on the ring."""
-
-    def __init__(self, most: int = FAMILIAR_KEYS) -> None:
-        self._most = most
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def known(self, key: int) -> int | None:
-        """The key if it came before, else None. From now on it did."""
-        is_known = key in self._keys
-        self._keys[key] = None
-        self._keys.move_to_end(key)
-        if len(self._keys) > self._most:
-            self._keys.popitem(last=False)
-        return key if is_known else None
+        return cheapest(wanted, caches, ring, pending, tie)
+    if routing is Routing.SESSION and wanted.session is not None:
+        return bounded(ring, wanted.session, wanted.tokens, pending, bound)
+    return least_pending(replicas, pending, tie)

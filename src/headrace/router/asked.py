@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.policies.prefixes import Prefixes, lengths
 from headrace.policies.routing import key_of
 
 BYTES_PER_TOKEN = 4  # of JSON text, roughly: pending tokens are compared, not billed
@@ -23,6 +24,7 @@ Raw = msgspec.Raw
 
 class _Body(msgspec.Struct):
     model: Any = None
+    tools: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
@@ -35,11 +37,12 @@ class _Body(msgspec.Struct):
     n_predict: Any = None
     n: Any = None
     cache_salt: Any = None
+    previous_response_id: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    prefix: int | None = None  # hash of the prompt's first bytes
+    prefixes: Prefixes = ()  # hashes of the prompt's beginnings
     user: str | None = None
     model: str | None = None
     prompt_tokens: int = 1
@@ -47,6 +50,7 @@ class Asked:
     continuations: int = 1
     is_object: bool = False  # the body is a JSON object
     has_salt: bool = False
+    previous: str | None = None  # the stored answer that it continues
 
     @property
     def tokens(self) -> int:
@@ -62,18 +66,11 @@ def read_asked(body: bytes, prefix_bytes: int) -> Asked:
         sent = _decode(body)
     except (msgspec.DecodeError, RecursionError):
         return Asked(prompt_tokens=prompt_tokens)
-    start = b"".join(
-        part[:prefix_bytes]
-        for part in map(bytes, (sent.system, sent.instructions, _prompt_of(sent)))
-    )[:prefix_bytes]
     model = sent.model if isinstance(sent.model, str) else None
-    prefix = None
-    if start:
-        digest = blake2b(start, digest_size=8, key=(model or "").encode()[:64]).digest()
-        prefix = int.from_bytes(digest, "little")
+    previous = sent.previous_response_id
     most = (sent.max_completion_tokens, sent.max_tokens, sent.max_output_tokens, sent.n_predict)
     return Asked(
-        prefix=prefix,
+        prefixes=_prefixes(sent, model, prefix_bytes),
         user=sent.user if isinstance(sent.user, str) and sent.user else None,
         model=model,
         prompt_tokens=prompt_tokens,
@@ -81,7 +78,22 @@ def read_asked(body: bytes, prefix_bytes: int) -> Asked:
         continuations=sent.n if _is_count(sent.n) and sent.n < 1024 else 1,
         is_object=True,
         has_salt=sent.cache_salt is not None,
+        previous=previous if isinstance(previous, str) and previous else None,
     )
+
+
+def _prefixes(sent: _Body, model: str | None, most_bytes: int) -> Prefixes:
+    """In the order in which templates write them: what differs early differs from there on."""
+    parts = map(bytes, (sent.tools, sent.system, sent.instructions, _prompt_of(sent)))
+    text = b"".join([part[:most_bytes] for part in parts if part])[:most_bytes]
+    hashed = blake2b(digest_size=8, key=(model or "").encode()[:64])
+    found, at = [], 0
+    for tokens in lengths(len(text) // BYTES_PER_TOKEN):
+        end = tokens * BYTES_PER_TOKEN
+        hashed.update(text[at:end])
+        found.append((int.from_bytes(hashed.digest(), "little"), tokens))
+        at = end
+    return tuple(found)
 
 
 def session_key(name: str) -> int:

@@ -23,6 +23,7 @@ from headrace.router.metrics import Counts
 from headrace.router.replica import Replica
 from headrace.router.request import Request, request_bytes
 from headrace.router.settings import BrokenAnswerError, DeadlineError, RouterSettings
+from headrace.router.stored import Home, Stored
 from headrace.router.upstream import Broken, Head, Lost, Upstream
 from headrace.server.request.error_payload import error_payload
 
@@ -82,6 +83,10 @@ class Way:
     headers: bytes  # that replicas get
     stays: bool = False  # in its version, whatever happens
     on_begin: Callable[[], None] | None = None  # with the first byte of an answer
+    home: int | None = None  # the replica that has the stored answer it asks for
+    searches: bool = False  # nobody knows which one has it: 404 is another's turn
+    stored: Stored | None = None  # where its answer's id is remembered
+    owner: str | None = None  # its key's name
 
 
 class Exchange:
@@ -120,7 +125,11 @@ class Exchange:
         way, refusals = self._way, list[Refusal]()
         tried: set[int] = set()
         while len(tried) < self._settings.tries:
-            replica = self._fleet.choose(way.wanted, way.version, tried, strict=way.stays)
+            replica = None
+            if not tried and way.home is not None:
+                replica = self._fleet.taking(way.home)
+            if replica is None:
+                replica = self._fleet.choose(way.wanted, way.version, tried, strict=way.stays)
             if replica is None:
                 break
             if tried:
@@ -147,7 +156,7 @@ class Exchange:
                 replica.failed(f"it answered {head.status}")
             else:
                 replica.succeeded()
-            if head.status in ELSEWHERE:
+            if head.status in ELSEWHERE or (self._way.searches and head.status == 404):
                 await upstream.whole()
                 return Refusal(head=head, body=upstream.take_early(), url=replica.url)
             self._begin(replica, head, upstream, deadline)
@@ -210,7 +219,12 @@ class Exchange:
         self._count(replica.url, head.status)
         replica.statuses[head.status] += 1
         self._request.body = b""  # it will not be sent again
-        upstream.flow(self._client.begin(head, upstream.take_early(), upstream))
+        early = upstream.take_early()
+        write = self._client.begin(head, early, upstream)
+        if self._way.stored is not None and head.status == 200:
+            home = Home(replica.number, self._way.owner)
+            write = self._way.stored.reading(early, home, write)
+        upstream.flow(write)
 
     def _give_up(self, refusals: list[Refusal]) -> None:
         if not refusals:

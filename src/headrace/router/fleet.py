@@ -13,13 +13,13 @@ from random import Random
 
 from headrace.client.connection import Address
 from headrace.core.errors import ConfigError
-from headrace.policies.routing import Familiar, Ring, Wanted, route
+from headrace.policies.prefixes import Caches
+from headrace.policies.routing import Ring, Routing, Wanted, route
 from headrace.router.asked import Asked, session_key
 from headrace.router.replica import Identity, Replica
 from headrace.router.settings import RouterSettings
 from headrace.router.versions import Version, pick
 
-DEPTH = 3  # requests of one size that a replica may have, whatever the mean is
 MOST_RINGS = 64  # of those in use: one for each set of replicas that take requests
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Fleet:
         self._settings = settings
         self._clock = clock
         self._random = random or Random()
-        self._familiar = Familiar()
+        self.caches = Caches(settings.cache_tokens)
         self._rings: dict[tuple[int, ...], Ring] = {}
         self._turn = 0
         self.groups = {version.name: Group(version) for version in versions}
@@ -91,6 +91,7 @@ class Fleet:
 
     def add(self, version: str, address: Address) -> Replica:
         replica = Replica(address, clock=self._clock)
+        replica.on_out = lambda: self.caches.forget(replica.number)
         self.groups[version].replicas[replica.number] = replica
         return replica
 
@@ -98,6 +99,7 @@ class Fleet:
         """It takes no more requests; those that run go on."""
         replica.is_draining = True
         replica.close_free()
+        self.caches.forget(replica.number)
         del self.group_of(replica).replicas[replica.number]
 
     def takes_requests(self) -> bool:
@@ -144,13 +146,18 @@ class Fleet:
         ]
 
     def wanted(self, asked: Asked, session: str | None) -> Wanted:
-        """Once for each request: a beginning that was asked for is familiar."""
-        prefix = None if asked.prefix is None else self._familiar.known(asked.prefix)
         return Wanted(
             tokens=asked.tokens,
-            prefix=prefix,
+            prompt_tokens=asked.prompt_tokens,
+            prefixes=asked.prefixes,
             session=None if session is None else session_key(session),
         )
+
+    def taking(self, number: int) -> Replica | None:
+        """That one, if it takes requests and answers clients."""
+        found = (group.replicas.get(number) for group in self._answering())
+        replica = next((each for each in found if each is not None), None)
+        return replica if replica is not None and replica.takes(self._clock()) else None
 
     def choose(
         self, wanted: Wanted, version: str, tried: Collection[int] = (), *, strict: bool = False
@@ -175,22 +182,25 @@ class Fleet:
         return None
 
     def _route(self, wanted: Wanted, numbers: tuple[int, ...], group: Group) -> int:
-        if len(numbers) == 1:
-            return numbers[0]
-        self._turn += 1
-        pending = {n: group.replicas[n].pending_tokens for n in numbers}
-        # Where there is about one request for each replica, a bound near 1 would forbid to wait for
-        # even one other, and nothing would stay where it is cached: so many may always be there.
-        mean = (sum(pending.values()) + wanted.tokens) / len(numbers)
-        return route(
-            self._settings.routing,
-            wanted,
-            ring=self._ring(numbers),
-            pending=pending,
-            turn=self._turn,
-            tie=self._random.random(),
-            bound=max(self._settings.bound, DEPTH * wanted.tokens / mean),
-        )
+        chosen = numbers[0]
+        if len(numbers) > 1:
+            self._turn += 1
+            chosen = route(
+                self._settings.routing,
+                wanted,
+                ring=self._ring(numbers),
+                pending={n: group.replicas[n].pending_tokens for n in numbers},
+                caches=self.caches,
+                turn=self._turn,
+                tie=self._random.random(),
+                bound=self._settings.bound,
+            )
+        if self._settings.routing is Routing.PREFIX:
+            room = group.replicas[chosen].load.get("cache_tokens")
+            if isinstance(room, int) and room > 0:
+                self.caches.set_room(chosen, room)
+            self.caches.sent(chosen, wanted.prefixes, wanted.tokens)
+        return chosen
 
     def _ring(self, numbers: tuple[int, ...]) -> Ring:
         ring = self._rings.get(numbers)

@@ -1,7 +1,7 @@
 """A client's connection: requests are read, one after the other, and answers are written.
 
-A request's body is read to its end before it is passed on: it may have to be sent twice. All bounds
-on clients are here: how much, how many, how slow. Knows HTTP requests; router.py knows what to do.
+A request is passed on when reading.py has all of it: it may have to be sent twice. Knows the order
+of requests and answers on a connection; router.py knows what to do with one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,24 +21,19 @@ from headrace.core.errors import (
     AuthenticationError,
     ClientTimeoutError,
     HeadraceError,
-    PayloadTooLargeError,
     RetryLaterError,
     UnavailableError,
 )
+from headrace.router.reading import RequestReader
 from headrace.router.request import Request
 from headrace.router.settings import RouterSettings
 from headrace.router.upstream import Head, Upstream, no_delay
 from headrace.server.edge.half_closed import PROBE, HalfClosed
-from headrace.server.edge.http_head import check_host
 from headrace.server.request.error_payload import error_payload, retry_after
 
 KEEP_ALIVE_S = 65.0
 SWEEP_S = 0.5
 MAX_PIPELINED = 16
-MAX_HEADER_LINES = 256
-FEW_CHUNKS, LEAST_CHUNK_BYTES = 4096, 64  # of a body: a chunk costs as much time as 200 bytes
-LEAST_BYTES_S = 32 << 10  # a body that arrives faster than this is never too slow
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = ((b"connection", b"close"),)
 _REASONS = {
     **{200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden"},
@@ -50,18 +44,6 @@ _REASONS = {
 }
 
 log = logging.getLogger(__name__)
-
-
-class MalformedHttpError(HeadraceError):
-    status = 400
-
-
-class HeadersTooLargeError(HeadraceError):
-    status = 431
-
-
-class HttpVersionError(HeadraceError):
-    status = 505
 
 
 class Handler(Protocol):
@@ -89,7 +71,6 @@ class Edge:
 class ClientConnection(asyncio.Protocol):
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._queue: deque[Request] = deque()  # pipelined
         self._running: Request | None = None
@@ -97,17 +78,15 @@ class ClientConnection(asyncio.Protocol):
         self._upstream: Upstream | None = None  # whose answer flows to this client
         self._half_closed: HalfClosed | None = None
         self._is_paused = False  # the client does not read
-        self._is_deaf = False  # nothing more is read
+        self.is_deaf = False  # nothing more is read
         self.has_begun = False  # an answer's first byte was written
         self._closes = False  # after the answer that is being written
-        self._in_message = False
-        self._messages = 0
-        self._new_message()
         self.deadline_s = 0.0
         self.host = ""
         self.reply_headers: tuple[tuple[bytes, bytes], ...] = ()  # with the running one's answer
         self.on_end: Callable[[], None] | None = None  # when the running one is over
         self.write: Callable[[bytes], None] = lambda data: None
+        self._reader = RequestReader(edge, self)
 
     # -- what asyncio calls ----------------------------------------------------------------------
 
@@ -121,7 +100,7 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = time.monotonic() + edge.settings.client_timeout_s
         edge.connections.add(self)
         if len(edge.connections) > edge.settings.max_connections:
-            self._reject(
+            self.reject(
                 UnavailableError(
                     f"The router has {edge.settings.max_connections} connections, its limit.",
                     "Try again shortly, or start it with a higher --max-connections.",
@@ -130,28 +109,14 @@ class ClientConnection(asyncio.Protocol):
             )
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
-        before = self._messages
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._reject(MalformedHttpError("Upgrades are not supported.", "Send HTTP/1.1."))
-            return
-        except httptools.HttpParserError as error:
-            self._malformed(error, data)
-            return
-        # What came together with the end of another request is not counted: it is short.
-        if self._in_message and self._in_headers and (self._messages == before or before == 0):
-            self._header_bytes += len(data)
-            if self._header_bytes > self._edge.settings.max_headers_bytes:
-                self._reject(_headers_too_large(f"{self._edge.settings.max_headers_bytes} bytes"))
+        if not self.is_deaf:
+            self._reader.feed(data)
 
     def eof_received(self) -> bool:
         """The client has closed its sending side, and may still wait for its answer."""
         if self._running is None or self._transport is None:
             return False
-        self._is_deaf = True
+        self.is_deaf = True
         if self._half_closed is None:
             self._half_closed = HalfClosed(
                 self._transport.get_extra_info("socket"), self._transport.abort
@@ -162,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._edge.connections.discard(self)
-        self._is_deaf = True
+        self.is_deaf = True
         self.write = lambda data: None
         if self._half_closed is not None:
             self._half_closed.stop()
@@ -170,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
             self._upstream.abort()  # its replica stops computing
         if self._task is not None:
             self._task.cancel()
-        self._forget_body()
+        self._reader.forget_body()
         for request in self._queue:
             self._edge.bodies_bytes -= len(request.body)
         self._queue.clear()
@@ -187,110 +152,23 @@ class ClientConnection(asyncio.Protocol):
         if self._upstream is not None:
             self._upstream.resume_reading()
 
-    # -- what llhttp calls -----------------------------------------------------------------------
+    # -- requests, one after the other (reading.Sender) ------------------------------------------
 
-    def _new_message(self) -> None:
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._in_headers = True
-        self._header_bytes = 0
+    @property
+    def is_answering(self) -> bool:
+        return self._running is not None
 
-    def on_message_begin(self) -> None:
-        self._new_message()
-        self._messages += 1
-        self._in_message = True
-        if not self._queue and self._running is None:
-            self.deadline_s = time.monotonic() + self._edge.settings.client_timeout_s
+    @property
+    def is_busy(self) -> bool:
+        return self._running is not None or bool(self._queue)
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers and not self._is_deaf:  # trailers are ignored
-            self._headers.append((name.lower(), value))
-            if len(self._headers) > MAX_HEADER_LINES:
-                self._reject(_headers_too_large(f"{MAX_HEADER_LINES} lines"))
-
-    def on_headers_complete(self) -> None:
-        if self._is_deaf:
-            return
-        self._in_headers = False
-        version = self._parser.get_http_version()
-        check_host(version, self._headers)
-        if version != "1.1":
-            self._reject(
-                HttpVersionError(f"This is HTTP/{version}.", "The router speaks HTTP/1.1: use it.")
-            )
-            return
-        for name, value in self._headers:
-            if name == b"content-length" and int(value) > self._edge.settings.max_body_bytes:
-                self._reject(self._too_large())
-            elif name == b"expect" and value.lower() == b"100-continue" and self._running is None:
-                self.write(_CONTINUE)
-
-    def on_body(self, body: bytes) -> None:
-        if self._is_deaf:
-            return
-        edge = self._edge
-        self._body.append(body)
-        self._body_bytes += len(body)
-        edge.bodies_bytes += len(body)
-        if self._running is None:
-            # A body may take as long as it keeps arriving.
-            later_s = self.deadline_s + len(body) / LEAST_BYTES_S
-            self.deadline_s = min(later_s, time.monotonic() + edge.settings.client_timeout_s)
-        if self._body_bytes > edge.settings.max_body_bytes:
-            self._reject(self._too_large())
-        elif len(self._body) > FEW_CHUNKS + self._body_bytes // LEAST_CHUNK_BYTES:
-            self._reject(
-                MalformedHttpError(f"{len(self._body)} chunks of a few bytes.", "Send larger ones.")
-            )
-        elif edge.bodies_bytes > edge.settings.max_bodies_bytes:
-            self._reject(
-                UnavailableError(
-                    "The bodies of all requests together have reached the router's limit of "
-                    f"{edge.settings.max_bodies_bytes} bytes.",
-                    "Try again shortly, or start it with a higher --max-bodies.",
-                    retry_after_s=1.0,
-                )
-            )
-
-    def on_message_complete(self) -> None:
-        if self._is_deaf:
-            return
-        self._in_message = False
-        self._in_headers = True
-        self._header_bytes = 0
-        try:
-            path = httptools.parse_url(self._url).path
-        except httptools.HttpParserInvalidURLError:
-            path = None
-        if path is None or not path.startswith(b"/") or not self._url.startswith(b"/"):
-            self._reject(MalformedHttpError("The target is no path.", "Send a path such as /v1."))
-            return
-        request = Request(
-            method=self._parser.get_method(),
-            target=self._url,
-            path=path.decode("latin-1"),
-            version="1.1",
-            keep_alive=self._parser.should_keep_alive(),
-            headers=self._headers,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
-            arrived_s=time.perf_counter(),
-            request_id=_request_id(self._headers),
-            client_host=self.host,
-        )
-        self._body, self._body_bytes = [], 0  # counted with the request from here on
-        if self._running is None and not self._queue:
+    def accept(self, request: Request) -> None:
+        if not self.is_busy:
             self._start(request)
             return
         self._queue.append(request)
         if len(self._queue) > MAX_PIPELINED:
             raise httptools.HttpParserError(f"more than {MAX_PIPELINED} pipelined requests")
-
-    # -- requests, one after the other -----------------------------------------------------------
 
     def _start(self, request: Request) -> None:
         self._running = request
@@ -333,7 +211,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._half_closed is not None:
             transport.close()
         else:
-            wait_s = self._edge.settings.client_timeout_s if self._in_message else KEEP_ALIVE_S
+            wait_s = (
+                self._edge.settings.client_timeout_s if self._reader.in_message else KEEP_ALIVE_S
+            )
             self.deadline_s = time.monotonic() + wait_s
 
     def _start_next(self) -> None:
@@ -345,11 +225,6 @@ class ClientConnection(asyncio.Protocol):
         self._held_bytes = 0
 
     _held_bytes = 0
-
-    def _forget_body(self) -> None:
-        """Of a request that is not whole."""
-        self._edge.bodies_bytes -= self._body_bytes
-        self._body, self._body_bytes = [], 0
 
     # -- answers (exchange.Client) ---------------------------------------------------------------
 
@@ -418,16 +293,16 @@ class ClientConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Between requests; the others close after their answer."""
         self._closes = True
-        if self._running is None and not self._in_message and self._transport is not None:
+        if self._running is None and not self._reader.in_message and self._transport is not None:
             self._transport.close()
 
     # -- what is no request ----------------------------------------------------------------------
 
     def expire(self) -> None:
         """Its time is over."""
-        if self._running is None and self._in_message:
+        if self._running is None and self._reader.in_message:
             limit_s = self._edge.settings.client_timeout_s
-            self._reject(
+            self.reject(
                 ClientTimeoutError(
                     f"The request did not arrive within {limit_s:g} s.", "Send it faster."
                 )
@@ -435,40 +310,12 @@ class ClientConnection(asyncio.Protocol):
         elif self._transport is not None:
             self._transport.close()
 
-    def _malformed(self, error: httptools.HttpParserError, data: bytes) -> None:
-        cause = str(error.__context__ or error).rstrip(".")
-        text, remedy = f"This is not HTTP/1.1: {cause}.", "Send an HTTP/1.1 request."
-        if data[:1] == b"\x16":
-            text, remedy = "This port expects HTTP and received TLS.", "Use http:// here."
-        self._reject(MalformedHttpError(text, remedy))
-
-    def _reject(self, error: HeadraceError) -> None:
+    def reject(self, error: HeadraceError) -> None:
         """Reads nothing more. A request that is being answered is answered first."""
-        if self._is_deaf:
+        if self.is_deaf:
             return
-        self._is_deaf = self._closes = True
-        self._forget_body()
+        self.is_deaf = self._closes = True
+        self._reader.forget_body()
         if self._running is None and self._transport is not None:
             self.refuse(error)
             self._transport.close()
-
-    def _too_large(self) -> PayloadTooLargeError:
-        most = self._edge.settings.max_body_bytes
-        return PayloadTooLargeError(
-            f"The body has more bytes than the router's limit of {most}.",
-            "Send less, or start the router with a higher --max-body.",
-        )
-
-
-def _headers_too_large(bound: str) -> HeadersTooLargeError:
-    return HeadersTooLargeError(f"The headers have more than {bound}.", "Send smaller ones.")
-
-
-def _request_id(headers: list[tuple[bytes, bytes]]) -> str:
-    """The client's id if it is safe in a header and a log line; else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            text = value.decode("latin-1")
-            if 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text:
-                return text
-    return f"req-{uuid.uuid4().hex}"

@@ -18,7 +18,7 @@ from headrace.client.connection import Address, Unreachable
 from headrace.core.errors import ConfigError
 from headrace.policies.routing import Wanted
 from headrace.router.asked import Asked
-from headrace.router.discover import Discovery, Name
+from headrace.router.discover import Discovery, Source
 from headrace.router.fleet import Fleet
 from headrace.router.heartbeat import Get, Heart, getter
 from headrace.router.replica import Replica
@@ -93,7 +93,7 @@ class Prefills:
         addresses: Sequence[Address],
         settings: RouterSettings,
         *,
-        name: Name | None = None,
+        name: Source | None = None,
     ) -> None:
         self.fleet = Fleet([Version(name=POOL, addresses=tuple(addresses))], settings)
         self._settings = settings

@@ -61,6 +61,7 @@ class Replica:
         self.statuses: Counter[int] = Counter()  # of answers
         self.failures = 0
         self.ejections = 0
+        self.on_out: Callable[[], None] = lambda: None  # what it had cached may be gone
 
     # -- whether it takes requests ---------------------------------------------------------------
 
@@ -91,6 +92,7 @@ class Replica:
         if self.is_up:
             self.ejections += 1
             log.warning("%s is out: %s", self.url, why, extra={"event": "replica_out"})
+            self.on_out()
         self.is_up, self.why_out = False, why
         for upstream in list(self._waiting):
             upstream.fail(Lost(why))

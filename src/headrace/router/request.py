@@ -29,6 +29,8 @@ class Request:
     body: bytes = b""
     request_id: str = ""
     client_host: str = ""
+    is_admin: bool = False  # it came to a port for operators
+    pinned: str = ""  # the URL of the replica that alone can answer; empty: any
     _texts: dict[str, str] | None = field(default=None, repr=False)
 
     @property

@@ -33,6 +33,8 @@ from headrace.router.request import Request, passed_headers
 from headrace.router.salt import SALTED, Salts
 from headrace.router.settings import RouterSettings
 from headrace.router.shadow import Shadows
+from headrace.router.stored import PATH as STORED_PATH
+from headrace.router.stored import Stored
 from headrace.server.access.keys import Keys
 from headrace.server.access.limits import Cost, Reservation
 from headrace.server.edge.listen import is_loopback
@@ -83,6 +85,7 @@ class Router:
         self.open_connections: Callable[[], int] = lambda: 0
         self._clock = clock
         self._salts = Salts(settings.internal_key)
+        self.stored = Stored()
         self.shadows = Shadows(fleet, settings, self.counts)
         self._operator = settings.operator_key and settings.operator_key.encode("utf-8")
 
@@ -101,7 +104,7 @@ class Router:
             if request.path.startswith((MODELS_PATH, "/version")) and request.method != b"POST":
                 self._tell(client, request)
                 return None
-            if request.path not in self.settings.paths:
+            if request.path not in self.settings.paths and not self._is_stored(request):
                 raise NotFoundError(
                     f"The router does not pass {request.path[:200]!r} on.",
                     "Paths of replicas are opened with --path.",
@@ -111,6 +114,11 @@ class Router:
             self.counts.answers["", error.status] += 1
             client.refuse(error.with_traceback(None))
             return None
+
+    def _is_stored(self, request: Request) -> bool:
+        """/v1/responses/ID, and what is below it, for whoever may ask for new ones."""
+        is_below = request.path.startswith(f"{STORED_PATH}/") and len(request.path) < 256
+        return is_below and STORED_PATH in self.settings.paths
 
     def _forward(
         self, client: ClientConnection, request: Request, key_name: str | None
@@ -128,12 +136,14 @@ class Router:
             request, drops_keys=len(self.keys) > 0, internal_key=self.settings.internal_key
         )
         wanted = self.fleet.wanted(asked, session)
-        version = self.fleet.version_for(asked, session)
+        version = self._version(request, asked, session)
         way = Way(wanted=wanted, version=version, headers=headers)
         chosen = None if self.prefills is None else self.prefills.choose(asked, wanted)
         if chosen is not None:
             way.headers, way.on_begin = headers + chosen[0], chosen[1]
-        if version:
+        if request.path.startswith(STORED_PATH):
+            self._find_stored(request, asked, way, key_name)
+        if version and version in self.fleet.groups:
             client.reply_headers = (
                 *client.reply_headers,
                 (b"x-headrace-version", version.encode("latin-1")),
@@ -146,13 +156,25 @@ class Router:
             self.shadows.copy(request, wanted, headers)
         return task
 
+    def _version(self, request: Request, asked: Asked, session: str | None) -> str:
+        return self.fleet.version_for(asked, session)
+
     def _keep_apart(self, request: Request, asked: Asked, key_name: str) -> Asked:
         """Keys share no prefixes: neither in a replica's cache nor by where they go."""
         if asked.is_object and request.path in SALTED:
             request.body = self._salts.salted(request.body, key_name, has_salt=asked.has_salt)
-        if asked.prefix is None:
-            return asked
-        return replace(asked, prefix=key_of(key_name, asked.prefix))
+        apart = tuple((key_of(key_name, key), tokens) for key, tokens in asked.prefixes)
+        return replace(asked, prefixes=apart)
+
+    def _find_stored(self, request: Request, asked: Asked, way: Way, key_name: str | None) -> None:
+        """The way to the replica that has what a request continues, or asks for."""
+        is_new = request.path == STORED_PATH
+        wanted = asked.previous if is_new else request.path.split("/")[3]
+        if is_new:
+            way.stored, way.owner = self.stored, key_name
+        if wanted:
+            way.home = self.stored.find(wanted, key_name)
+            way.searches = way.home is None
 
     # -- keys ------------------------------------------------------------------------------------
 
@@ -176,7 +198,7 @@ class Router:
                 entered.__exit__(None, None, None)
                 raise
         finally:
-            client.reply_headers = tuple(
+            client.reply_headers += tuple(
                 (n.encode("latin-1"), v.encode("latin-1")) for n, v in call.reply_headers.items()
             )
         counts.open_requests += 1

@@ -15,9 +15,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from headrace.core.errors import HeadraceError
-from headrace.router.discover import Discovery, Name
+from headrace.router.discover import Discovery, Source
 from headrace.router.fleet import Fleet
-from headrace.router.front import SWEEP_S, ClientConnection, Edge
+from headrace.router.front import SWEEP_S, ClientConnection, Edge, Handler
 from headrace.router.heartbeat import Heart
 from headrace.router.prefill import Prefills
 from headrace.router.router import Router
@@ -46,16 +46,16 @@ def serve_router(
     sock: socket.socket,
     *,
     keys: Keys | None = None,
-    discover: Name | None = None,
+    discover: Source | None = None,
     prefills: Callable[[], Prefills] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Until a signal; returns the exit status."""
-    with asyncio.Runner(loop_factory=_new_loop) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_run(versions, settings, sock, keys, discover, prefills, say))
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:  # Windows has none
@@ -68,7 +68,7 @@ async def _run(
     settings: RouterSettings,
     sock: socket.socket,
     keys: Keys | None,
-    discover: Name | None,
+    discover: Source | None,
     make_prefills: Callable[[], Prefills] | None,
     say: Callable[[str], None],
 ) -> int:
@@ -98,7 +98,7 @@ async def _run(
         stopped = asyncio.Event()
         _on_signals(router, stopped)
         await stopped.wait()
-        await _drain(router, edge, settings.drain_s)
+        await drain(router, edge, settings.drain_s)
         router.shadows.stop()
         heart.stop()
         if prefills is not None:
@@ -131,10 +131,13 @@ def start_lines(fleet: Fleet) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def serving(router: Router, sock: socket.socket) -> AsyncIterator[Edge]:
-    """Accepts connections on a socket that listens."""
-    edge = Edge(settings=router.settings, handler=router)
-    router.open_connections = lambda: len(edge.connections)
+async def serving(
+    router: Router, sock: socket.socket, handler: Handler | None = None
+) -> AsyncIterator[Edge]:
+    """Accepts connections on a socket that listens. `handler` is for another port than clients'."""
+    edge = Edge(settings=router.settings, handler=handler or router)
+    if handler is None:
+        router.open_connections = lambda: len(edge.connections)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: ClientConnection(edge), sock=sock, backlog=BACKLOG)
     sweeping = asyncio.create_task(_sweep(edge))
@@ -166,7 +169,7 @@ def _on_signals(router: Router, stopped: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, number)
 
 
-async def _drain(router: Router, edge: Edge, limit_s: float) -> None:
+async def drain(router: Router, edge: Edge, limit_s: float) -> None:
     """Running requests end; connections without one are closed."""
     edge.is_closing = True
     log.info(

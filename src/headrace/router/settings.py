@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.policies.prefixes import UNKNOWN_CACHE_TOKENS
 from headrace.policies.routing import BOUND, Routing
 
 # What clients may ask for through the router. Everything else stays inside: replicas have paths for
@@ -34,8 +35,9 @@ class BrokenAnswerError(HeadraceError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     routing: Routing = Routing.PREFIX
-    bound: float = BOUND  # a replica may have this many times the mean of pending tokens
-    prefix_bytes: int = 1024  # of a prompt, that decide where it goes
+    bound: float = BOUND  # with sessions, a replica may have so many times the mean of tokens
+    prefix_bytes: int = 1 << 16  # of a prompt, that decide where it goes
+    cache_tokens: int = UNKNOWN_CACHE_TOKENS  # of a replica that does not tell in GET /load
     session_header: str = "x-session-id"
     heartbeat_s: float = 1.0
     connect_s: float = 2.0

@@ -16,18 +16,20 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from headrace.core.errors import ConfigError
-from headrace.policies.routing import BOUND, Familiar, Ring, Routing, Wanted, key_of, route
+from headrace.policies.prefixes import Caches
+from headrace.policies.routing import BOUND, Ring, Routing, Wanted, key_of, route
 from headrace.policies.scaling import ScalingRules, wanted_replicas
 from headrace.simulate.feed import Feed
 from headrace.simulate.fleet_scale import Scale
 from headrace.simulate.handover import Handover, Link
+from headrace.simulate.prefixes import prefixes_of
 from headrace.simulate.prompts import Prompts
 from headrace.simulate.replica import Replica, Setup
 from headrace.simulate.report import Report
 from headrace.simulate.serve import check_all_ended
 from headrace.simulate.served import Served
 from headrace.simulate.undisturbed import undisturbed
-from headrace.workload.ask import Ask, question_name
+from headrace.workload.ask import Ask
 
 FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
 SMOOTHING = 0.05
@@ -50,7 +52,7 @@ class FleetSetup:
     replicas: int = 1
     routing: Routing = Routing.LEAST_PENDING
     bound: float = BOUND  # see policies/routing.py
-    prefix_tokens: int = 256  # of a prompt, that decide where it goes
+    prefix_tokens: int = 1 << 14  # of a prompt, that decide where it goes
     decode: DecodePool | None = None
     scaling: ScalingRules | None = None  # of `replicas`; None: as many as there are
     cold_start_s: float = 0.0  # until a replica that was added takes requests
@@ -86,6 +88,8 @@ class _Pool:
         self.replicas: list[Replica] = []
         self.pending: list[int] = []  # tokens sent and not done, by replica
         self.ready: list[int] = []
+        limits = setup.limits
+        self._caches = Caches(limits.total_blocks * limits.block_tokens)
         self._ring = Ring(())
         self._turn = 0
 
@@ -111,12 +115,15 @@ class _Pool:
             wanted,
             ring=self._ring,
             pending=self.pending,
+            caches=self._caches,
             turn=self._turn,
             tie=tie,
             bound=self._bound,
         )
         self._turn += 1
         self.pending[chosen] += wanted.tokens
+        if self._routing is Routing.PREFIX:
+            self._caches.sent(chosen, wanted.prefixes, wanted.tokens)
         return chosen
 
 
@@ -125,7 +132,6 @@ class _Fleet:
         self._fleet = fleet
         self._feed = Feed(asks)
         self._chooser = Random(f"fleet {fleet.seed}")
-        self._familiar = Familiar()
         self._usual_tokens = FIRST_GUESS_TOKENS
         prompts = Prompts()
         self._first = _Pool(fleet.setup, prompts, fleet.routing, fleet.bound)
@@ -197,7 +203,8 @@ class _Fleet:
         tokens = ask.prompt_tokens + (0 if self._second is not None else int(self._usual_tokens))
         wanted = Wanted(
             tokens=tokens,
-            prefix=self._familiar.known(self._prefix_key(ask)),
+            prompt_tokens=ask.prompt_tokens,
+            prefixes=prefixes_of(ask, self._fleet.prefix_tokens),
             session=None if ask.session is None else key_of("session", ask.session),
         )
         number = self._first.choose(wanted, self._chooser.random())
@@ -206,18 +213,6 @@ class _Fleet:
         self._legs[leg], self._tokens[leg] = served, tokens
         self._first.replicas[number].offer(leg, at_s)
         self._push(self._first.replicas[number].next_s, self._first, number)
-
-    def _prefix_key(self, ask: Ask) -> int:
-        """What a hash of the prompt's first tokens would tell apart."""
-        parts: list[object] = []
-        left = self._fleet.prefix_tokens
-        for name, length in ask.shared:
-            parts += [name, min(length, left)]
-            left -= length
-            if left <= 0:
-                return key_of(*parts)
-        own = len(self._served) if ask.session is None else question_name(ask.session, ask.turn)
-        return key_of(*parts, own, left)
 
     def _end_leg(self, pool: _Pool, number: int, leg: Served, now_s: float) -> None:
         served = self._legs.pop(leg)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from headrace.core.drafter import KEPT_TOKENS
 from headrace.speculate.indexed_text import BREAK, IndexedText
 
 KEY_TOKENS = 32_768
-ALL_TOKENS = 262_144  # at about 150 bytes each with the index: 40 MB
+ALL_TOKENS = KEPT_TOKENS  # at about 150 bytes each with the index: 40 MB
 
 
 class _Halves:

@@ -34,6 +34,10 @@ DEFAULT_TOKENS = 16  # most guesses for a sequence in a step
 PLAIN_EVERY = 32  # steps with guesses, one without: to measure it
 SURE_GAIN = 1.3  # above which that is needed eight times less
 LOOK_AGAIN_STEPS = 16  # after which it is asked again whether any guess can pay
+# Looking for guesses may take this share of a step's time while none are found: where it takes more
+# (many streams, whose steps are short), some steps are left out.
+LOOK_SHARE = 0.005
+MOST_LEFT_OUT = 4
 # Of a prompt, so many tokens before the answer are kept with it: they find its beginning.
 LEAD_TOKENS = 8
 SMOOTHING = 0.1
@@ -66,6 +70,7 @@ class TimedSpeculator:
         # Whether any guess can pay is asked again after so many steps, if it can not or if it can.
         self._resting = self._trusted = 0
         self._asked_rows = 0  # of the step for which it was asked
+        self._left_out = 0  # steps to come in which nothing is looked for
         self._pipelines = False  # whether the engine has two steps in flight
         self._stepped_s = 0.0  # when the last step was committed
         self._host_s = 0.0  # from there to the end of `propose`, which nothing hides
@@ -84,11 +89,16 @@ class TimedSpeculator:
     ) -> Sequence[Sequence[int]]:
         began_s = self._clock.now_s()
         guesses: Sequence[Sequence[int]] = [Nothing] * len(sequences)
-        if self._may_pay(room) and not self._is_time_for_plain():
+        if self._left_out:
+            self._left_out -= 1
+        elif self._may_pay(room) and not self._is_time_for_plain():
             guesses = self._choose(sequences, most, room)
             self._is_on = any(guesses)
             now_s = self._clock.now_s()
             self._own_s += SMOOTHING * (now_s - began_s - self._own_s)
+            if not self._is_on and not self._pipelines:
+                share = self._own_s / self._step_s(room.rows, room.context_tokens)
+                self._left_out = min(MOST_LEFT_OUT, int(share / LOOK_SHARE))
             if self._pipelines:
                 # Longer than a step: the engine was idle before.
                 host_s = min(now_s - self._stepped_s, self._step_s(room.rows, room.context_tokens))
@@ -101,6 +111,8 @@ class TimedSpeculator:
 
     def stepped(self, plan: StepPlan, result: StepResult) -> None:
         self._stepped_s = self._clock.now_s()
+        if result.is_warm_up:
+            return
         rows, attended = len(plan), float(sum(plan.starts))
         if plan.drafts:
             for row, drafts in plan.drafts.items():

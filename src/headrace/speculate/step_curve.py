@@ -22,7 +22,9 @@ MOST_ATTENTION = 0.7  # of the time of a step, in any cell
 # Keys and values are read once for all rows of a sequence, so what a guess attends to counts for
 # less. On two cores a second row of each of 16 sequences took a quarter of what the first one did.
 GUESS_ATTENDS = 0.25
-KEPT_STEPS = 2048  # a cell that was not seen in so many steps is forgotten
+# A cell that was not seen in so many steps is forgotten. Not many: a cell that was learnt while the
+# machine was busy keeps guesses off, and with them every step that could correct it.
+KEPT_STEPS = 512
 _FINE = 16  # up to here every number has its own cell, then there are eight to a doubling
 
 

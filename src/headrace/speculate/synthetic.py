@@ -36,11 +36,12 @@ class SyntheticDrafter:
         self.rate = rate
         self._random = Random(seed)
         self._answers: OrderedDict[_Key, list[int]] = OrderedDict()
+        self._keys: dict[int, _Key] = {}  # of sequences that have not ended
         self._kept, self._most = 0, kept_tokens
 
     def draft(self, sequence: Draftable, most: int) -> Draft:
         """The next tokens of the earlier answer; each is made wrong with the chance 1 - rate."""
-        answer = self._answers.get(_key(sequence.request), [])
+        answer = self._answers.get(self._key_of(sequence), [])
         given = len(sequence.token_ids) - sequence.prompt_tokens
         if given < 1 or answer[given - 1 : given] != sequence.token_ids[-1:]:
             return Draft()
@@ -49,11 +50,19 @@ class SyntheticDrafter:
 
     def keep(self, sequence: Draftable) -> None:
         """An answer has ended."""
-        key, answer = _key(sequence.request), sequence.token_ids[sequence.prompt_tokens :]
+        key, answer = self._key_of(sequence), sequence.token_ids[sequence.prompt_tokens :]
+        del self._keys[sequence.sequence_id]
         self._kept += len(answer) - len(self._answers.pop(key, []))
         self._answers[key] = answer
         while self._kept > self._most:
             self._kept -= len(self._answers.popitem(last=False)[1])
+
+    def _key_of(self, sequence: Draftable) -> _Key:
+        """Made once: a prompt is long, and drafts are asked for in every step."""
+        key = self._keys.get(sequence.sequence_id)
+        if key is None:
+            key = self._keys[sequence.sequence_id] = _key(sequence.request)
+        return key
 
     def _perhaps_wrong(self, token: int) -> int:
         if self._random.random() < self.rate:

@@ -17,6 +17,7 @@ from headrace.core.errors import UnsupportedModelError
 from headrace.models.decoder import DecoderWeights, LayerWeights
 from headrace.models.sharding import Cut, Span, cut_of
 from headrace.models.spec import ModelSpec
+from headrace.models.stages import Stage
 from headrace.weights.dummy import DummyTensor
 from headrace.weights.files.mapped import shown
 from headrace.weights.methods.quantized import QuantizedMatrix, QuantizedTensor
@@ -24,10 +25,20 @@ from headrace.weights.tensor import Tensor
 from headrace.weights.weight import Part, Weight
 
 
+def stage_weights(weights: DecoderWeights[Weight], stage: Stage) -> DecoderWeights[Weight]:
+    """What a stage of a pipeline has of the whole model's weights."""
+    return DecoderWeights(
+        embed=weights.embed if stage.is_first else None,
+        layers=weights.layers[stage.first : stage.end],
+        final_norm=weights.final_norm if stage.is_last else None,
+        head=weights.head if stage.is_last else None,
+    )
+
+
 def share_weights(
     spec: ModelSpec, weights: DecoderWeights[Weight], rank: int, ranks: int
 ) -> DecoderWeights[Weight]:
-    """`spec` is the whole model's."""
+    """`spec` is the whole model's, or a stage's."""
     if ranks == 1:
         return weights
 
@@ -37,13 +48,15 @@ def share_weights(
     def cut_layer(number: int, layer: LayerWeights[Weight]) -> LayerWeights[Weight]:
         return layer.map(lambda role, weight: cut(role, weight, number))
 
-    embed = cut("embed", weights.embed)
-    tied = weights.head is weights.embed
+    embed = None if weights.embed is None else cut("embed", weights.embed)
+    head = embed
+    if weights.head is not weights.embed:
+        head = None if weights.head is None else cut("head", weights.head)
     return DecoderWeights(
         embed=embed,
         layers=[cut_layer(number, layer) for number, layer in enumerate(weights.layers)],
         final_norm=weights.final_norm,
-        head=embed if tied else cut("head", weights.head),
+        head=head,
     )
 
 

@@ -31,3 +31,8 @@ class Weight:
     @property
     def columns(self) -> int:
         return self.parts[0].shape[-1]
+
+
+def are_tied(embed: Weight | None, head: Weight | None) -> bool:
+    """Whether an output layer is the embedding again, to be kept once."""
+    return embed is not None and head is not None and embed.parts == head.parts

@@ -15,7 +15,7 @@ from headrace.backends.cuda.products.choice import Choices, KernelChoice
 from headrace.backends.cuda.products.matrix import Matrix
 from headrace.backends.cuda.runner import CudaRunner
 from headrace.backends.reference.runner import ReferenceRunner
-from headrace.core.step import Runner
+from headrace.core.step import Drafts, DrawParams, Runner, StepPlan
 
 _FOUND = importlib.util.spec_from_file_location("tiny", Path(__file__).with_name("tiny.py"))
 assert _FOUND is not None
@@ -25,6 +25,9 @@ _FOUND.loader.exec_module(tiny)
 
 # A GPU's matrix units take float32 as tf32, with a tenth of the precision.
 TOLERANCE = 2e-2 if torch.cuda.is_available() else 2e-4
+
+
+GREEDY = DrawParams(temperature=0.0)
 
 
 class LibraryChoices(Choices):
@@ -38,15 +41,20 @@ MANY = ["greedy", "top_k", "typical", "bias", "allowed", "banned", "all"]
 FEW = ["penalties", "masks", "top_p"]
 
 
-# With few sequences, logits of fewer rows exist at one time than are drawn from.
+# In pieces: logits of fewer rows exist at one time than are drawn from.
 @pytest.mark.parametrize(
     ("name", "sequences", "kinds"),
     [("llama", 60, MANY), ("gemma", 3, FEW)],
     ids=["llama", "in pieces"],
 )
 def test_every_kind_of_draw(
-    name: str, sequences: int, kinds: list[str], device: torch.device
+    name: str,
+    sequences: int,
+    kinds: list[str],
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("headrace.backends.cuda.step.shapes.LEAST_LOGIT_ROWS", 1)
     spec = tiny.SPECS[name]
     weights = tiny.make_weights(spec, 3)
     limits: dict[str, Any] = {
@@ -77,3 +85,30 @@ def test_every_kind_of_draw(
             assert other.logprob == pytest.approx(one.logprob, abs=TOLERANCE)
             assert other.logprob == pytest.approx(third.logprob, abs=TOLERANCE)
             assert [token for token, _ in other.top] == [token for token, _ in third.top]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures need a GPU")
+def test_graphs_of_steps_with_drafts_are_captured_at_start(device: torch.device) -> None:
+    spec = tiny.SPECS["llama"]
+    with CudaRunner(
+        spec,
+        tiny.make_weights(spec, 3),
+        total_blocks=40,
+        max_batch_tokens=64,
+        max_sequences=4,
+        device=device,
+        graphs="start",
+        draft_tokens=8,
+    ) as runner:
+        plan = StepPlan()
+        plan.add(1, [3, 4, 5], 0, [0], draw=GREEDY)
+        runner.submit(plan)
+        runner.collect()
+        for drafts in (1, 3, 8):
+            plan = StepPlan()
+            uniforms = Drafts(uniforms=[0.0] * drafts)
+            plan.add(1, [6, *range(7, 7 + drafts)], 3, [0], draw=GREEDY, drafts=uniforms)
+            runner.submit(plan)
+            result = runner.collect()
+            assert len(result.tokens[0]) == drafts + 1
+            assert not result.is_warm_up, drafts

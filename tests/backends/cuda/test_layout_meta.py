@@ -30,7 +30,7 @@ from headrace.models.refs import WeightRef
 from headrace.models.registry import describe_config
 from headrace.models.spec import ModelSpec
 from headrace.weights.dummy import dummy_tensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Weight, are_tied
 
 META = torch.device("meta")
 _ROPE = {"rope_theta": 10000.0, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5}
@@ -143,8 +143,8 @@ def test_it_needs_no_torch() -> None:
 
 def prepare(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Prepared]:
     """As `loading.Loader` does, by the functions that make matrices, without values."""
-    tied = weights.head.parts == weights.embed.parts
-    embed = weights.embed
+    embed, tied = weights.embed, are_tied(weights.embed, weights.head)
+    assert embed is not None
     table = Table(torch.empty(embed.rows, embed.columns, dtype=torch.bfloat16, device=META))
 
     def change(role: str, weight: Weight) -> Prepared:

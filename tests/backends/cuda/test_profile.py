@@ -118,6 +118,9 @@ def test_kernels_of_a_graph_get_theirs_by_their_order() -> None:
     assert named_as(found, known)
     assert [r.instruction for r in with_instructions(found[0], known)] == [0, 1, 1, None]
     assert not named_as(found, known[1:])
+    swapped = [known[1], known[0], *known[2:]]  # a short kernel ended before the one it follows
+    assert named_as([swapped], known)
+    assert [r.instruction for r in with_instructions(swapped, known)] == [1, 0, 1, None]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from headrace.core.errors import (
     InvalidRequestError,
     TooManyRequestsError,
 )
-from headrace.core.request import GenerateRequest, SamplingParams
+from headrace.core.request import ONCE, GenerateRequest, SamplingParams
 from headrace.server.access.keys import KeyedCall, Keys
 from headrace.server.access.limits import Bucket, Key, Reservation
 from headrace.server.observe.record import RequestRecord
@@ -329,11 +329,15 @@ def test_concurrent_requests_are_those_that_are_open() -> None:
 
 def test_salts_differ_by_key_and_by_what_was_sent_and_can_not_be_guessed() -> None:
     two = [key("a"), key("b")]
-    keys, other_process = Keys(two), Keys(two)
+    keys, after_a_restart = Keys(two), Keys(two)
     salts = [keys.cache_salt(name, sent) for name in ("a", "b") for sent in ("", "x")]
     assert len(set(salts)) == 4
     assert keys.cache_salt("a", "x") == salts[1]
-    assert other_process.cache_salt("a", "x") != salts[1]
+    # So that a prefix cache on disk is found again.
+    assert after_a_restart.cache_salt("a", "x") == salts[1]
+    replaced = Keys([key("a", "another"), two[1]])
+    assert replaced.cache_salt("a", "x") != salts[1]
+    assert keys.cache_salt("a", f"{ONCE}1") == f"{ONCE}1"  # nobody else's anyway
     assert keys.cache_salt("a", "\ud800")  # whatever came through
 
 

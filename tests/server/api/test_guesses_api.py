@@ -43,7 +43,16 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def guessing(start_server: StartServer) -> Iterator[openai.OpenAI]:
-    running = start_server(engine={"speculate": "suffix"})
+    yield from served(start_server, "suffix")
+
+
+@pytest.fixture(scope="module")
+def plain(start_server: StartServer) -> Iterator[openai.OpenAI]:
+    yield from served(start_server, "off")
+
+
+def served(start_server: StartServer, speculate: str) -> Iterator[openai.OpenAI]:
+    running = start_server(engine={"speculate": speculate})
     url = f"{running.base_url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as made:
         yield made
@@ -80,20 +89,22 @@ def streamed(client: openai.OpenAI, asked: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ASKED)
 def test_answers_are_those_of_a_plain_server(
-    client: openai.OpenAI, guessing: openai.OpenAI, kind: str
+    plain: openai.OpenAI, client: openai.OpenAI, guessing: openai.OpenAI, kind: str
 ) -> None:
+    """And so does one that was told nothing (`client`): on a CPU it guesses, too."""
     asked = ASKED[kind]
-    expected = whole(client, asked)
+    expected = whole(plain, asked)
     assert whole(guessing, asked) == expected
+    assert whole(client, asked) == expected
     texts = [text for text, _, _ in expected]
     assert streamed(guessing, asked) == texts
     if kind == "schema":
         assert set(json.loads(texts[0])) == set(SCHEMA["required"])
 
 
-def test_a_request_may_do_without(client: openai.OpenAI, guessing: openai.OpenAI) -> None:
+def test_a_request_may_do_without(plain: openai.OpenAI, guessing: openai.OpenAI) -> None:
     asked = {**ASKED["greedy"], "extra_body": {"speculate": "off"}}
     made = guessing.chat.completions.create(model=MODEL, messages=REPEAT, max_tokens=60, **asked)
-    assert made.choices[0].message.content == whole(client, ASKED["greedy"])[0][0]
+    assert made.choices[0].message.content == whole(plain, ASKED["greedy"])[0][0]
     assert made.usage is not None
     assert made.usage.completion_tokens_details is None

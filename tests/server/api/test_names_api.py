@@ -103,7 +103,7 @@ def test_load_says_how_full_the_engine_is(server: RunningServer) -> None:
 
     server.wait_for(lambda: load()["saturation"] is not None)  # its first snapshot has come
     found = load()
-    levels = {"running", "waiting", "waiting_tokens", "free_blocks", "saturation"}
+    levels = {"running", "waiting", "waiting_tokens", "free_blocks", "cache_tokens", "saturation"}
     assert found.keys() == levels | {"server_load"}
     assert found["free_blocks"]
     assert 0 <= (found["saturation"] or 0) <= 1

@@ -115,3 +115,31 @@ def test_a_key_that_keeps_much_pushes_out_its_own_alone() -> None:
     for number in range(4):
         put(large, f"later{number}", "one", size=100)
     assert large.get("honest", "one") is None
+
+
+def test_a_successor_gets_what_was_kept_with_its_age() -> None:
+    clock = Clock()
+    before = store(clock)
+    put(before, "a", "ann")
+    clock.now_s = 30.0
+    put(before, "b", "ben")
+    after = store(clock)
+    after.put_back(before.entries())
+    assert after.get("a", "ann") is not None
+    assert after.get("a", "ben") is None
+    assert after.size_bytes == before.size_bytes
+    clock.now_s = 61.0
+    assert after.get("a", "ann") is None
+    assert after.get("b", "ben") is not None
+
+
+def test_a_successor_with_less_room_keeps_the_newest() -> None:
+    before = store(most=3)
+    for name in ("a", "b", "c"):
+        put(before, name)
+    after = store(most=2)
+    after.put_back(before.entries())
+    assert [after.get(name, None) is not None for name in ("a", "b", "c")] == [False, True, True]
+    none = store(most=0)
+    none.put_back(before.entries())
+    assert len(none) == 0

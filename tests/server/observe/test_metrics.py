@@ -25,7 +25,7 @@ from headrace.core.histogram import (
     Histogram,
 )
 from headrace.server.link import wire
-from headrace.server.link.snapshot import EngineSnapshot, TenantSnapshot
+from headrace.server.link.snapshot import EngineSnapshot, PrefixDiskSnapshot, TenantSnapshot
 from headrace.server.link.supervisor import State
 from headrace.server.observe.exposition import Exposition
 from headrace.server.observe.key_metrics import KeyMetrics
@@ -136,7 +136,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
     }
     fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
     fields["grammar_outcomes"] = {}
-    fields |= {"tenants": {}, "accepted_at": []}
+    fields |= {"tenants": {}, "accepted_at": [], "prefix_disk": None}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 
@@ -374,6 +374,29 @@ def test_without_keys_there_is_nothing_of_keys() -> None:
     metrics = Metrics(FakeEngine())
     found = Scrape(metrics, KeyMetrics(metrics, "tiny", {})).families
     assert not [name for name in found if name.startswith("headrace:key")]
+
+
+def test_the_prefix_cache_on_disk_is_shown_where_there_is_one() -> None:
+    metrics = Metrics(FakeEngine())
+    metrics.on_snapshot(snapshot(pid=7))
+    assert not [name for name in Scrape(metrics).families if "prefix_disk" in name]
+    for pid in (7, 8):
+        disk = PrefixDiskSnapshot(
+            stored_bytes=5000,
+            hits_tokens=32,
+            loaded_bytes=100,
+            written_bytes=200,
+            blocks={"loaded": 2, "written": 4, "dropped": 1, "evicted": 0},
+            failures={"read": 0, "write": 3, "corrupt": 1, "late": 0},
+        )
+        metrics.on_snapshot(snapshot(pid=pid, prefix_disk=disk))
+    scrape = Scrape(metrics)
+    assert scrape("headrace:prefix_disk_hits_total") == 64
+    assert scrape("headrace:prefix_disk_stored_bytes") == 5000
+    assert scrape("headrace:prefix_disk_bytes_total", direction="read") == 200
+    assert scrape("headrace:prefix_disk_bytes_total", direction="written") == 400
+    assert scrape("headrace:prefix_disk_blocks_total", outcome="dropped") == 2
+    assert scrape("headrace:prefix_disk_failures_total", kind="write") == 6
 
 
 def test_counters_go_on_where_an_engine_ended() -> None:

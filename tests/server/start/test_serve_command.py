@@ -117,9 +117,11 @@ def test_a_dry_run_shows_settings_memory_and_fingerprint(
         ("kv_tokens", "4096", "--kv-tokens"),
         ("api_key", "***", "HEADRACE_API_KEY"),
         ("max_batch_tokens", "512", "default"),
+        ("speculate", "auto", "default"),  # the CPU backend's
     ):
         assert any(line.split() == [name, value, origin] for line in lines), result.stdout
     assert "  KV pool        90.0 MiB   4,096 tokens in 256 blocks of 16" in lines
+    assert "  answers        37.5 MiB   past ones, to guess tokens from: at most" in lines
     assert any(re.fullmatch("fingerprint hr-[0-9a-f]{12}", line) for line in lines)
     assert "tops3cret" not in result.output
 
@@ -139,6 +141,19 @@ def test_a_dry_run_as_json(invoke: Invoke) -> None:
 
 
 @pytest.mark.usefixtures("default_model_path")
+def test_a_dry_run_of_ranks_shows_the_ledger_of_each_stage(invoke: Invoke) -> None:
+    asked = ["--device", "reference", "--pipeline-parallel", "4", "--kv-tokens", "4096"]
+    result = invoke("--dry-run", "--json", *asked)
+    report = json.loads(result.stdout)
+    last, *others = report["ranks"]
+    assert [each["stage"] for each in report["ranks"]] == [4, 3, 2, 1]
+    assert last["ledger"] == {k: v for k, v in report["ledger"].items() if k != "shown"}
+    pools = [each["ledger"]["kv_pool_bytes"] for each in report["ranks"]]
+    assert [pool // 4096 // (2 * 3 * 64 * 4) for pool in pools] == [7, 8, 8, 7]  # layers
+    assert last["ledger"]["weights_bytes"] > others[0]["ledger"]["weights_bytes"]  # output layer
+    assert "each of ranks 3 (stage 1): " in invoke("--dry-run", *asked).stdout
+
+
 def test_a_dry_run_of_what_does_not_fit(invoke: Invoke) -> None:
     asked = ("--kv-memory", "20MiB", "--context-tokens", "8192")
     result = invoke("--dry-run", *asked)
@@ -236,6 +251,10 @@ def test_it_starts_says_so_answers_and_stops(start: Callable[..., Command], invo
     shown = httpx.get(f"{url}/version", headers={"authorization": "Bearer k3y"}).json()
     assert shown["config"]["server"]["api_key"] == "***"
     assert (shown["config"]["engine"]["kv_tokens"], shown["kv_tokens"]) == (4096, 4096)
+    # What became of settings that were not set.
+    assert shown["config"]["engine"]["max_step_growth"] is None
+    assert shown["max_step_growth"] == 2.0
+    assert shown["max_batch_tokens"] > 0
     assert any(shown["fingerprint"] in line for line in command.said)
     # As the engine process said; a dry run comes to the same without one.
     foretold = json.loads(invoke("--dry-run", "--json", "--port", "0", *SMALL).stdout)

@@ -49,6 +49,7 @@ def test_what_a_backend_gets(tmp_path: Path, made: Checkpoint) -> None:
         assert matrix.zeros is not None
         assert matrix.zeros.shape == (64, 3)
         assert matrix.permutation is None
+        assert weights.embed is not None
         assert isinstance(weights.embed.parts[0], Tensor)
         for source in part.sources:  # can be let go of and read again
             file.release(source)

@@ -35,6 +35,7 @@ class CpuBackend:
         kv_dtype=KvDtype.F16,
         overlap=False,
         max_step_growth=2.0,
+        speculate="auto",  # docs/decisions/0017-guesses-by-time.md has the figures
     )
 
     def check(self, config: EngineConfig) -> None:
@@ -55,12 +56,13 @@ class CpuBackend:
                 param="quantization",
             )
         check_kv_dtype(sizes.kv_dtype)
-        if config.tensor_parallel > 1:
+        if config.ranks > 1:
+            name = "tensor_parallel" if config.tensor_parallel > 1 else "pipeline_parallel"
             raise ConfigError(
-                f"tensor_parallel is {config.tensor_parallel}; the CPU backend computes a model in "
-                "one process, whose threads share the work.",
+                f"{name} is {getattr(config, name)}; the CPU backend computes a model in one "
+                "process, whose threads share the work.",
                 "Leave it out and set --threads, or set --device reference to try it.",
-                param="tensor_parallel",
+                param=name,
             )
 
     def footprint(
@@ -68,7 +70,7 @@ class CpuBackend:
     ) -> Footprint:
         sizes = config.sizes(self.defaults)
         threads, _ = choose_threads(config.threads)
-        _, available = host.memory_bytes()
+        available = host.free_bytes(config.memory_share)
         return Footprint(
             spec=spec,
             sizes=sizes,

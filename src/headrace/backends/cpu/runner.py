@@ -93,6 +93,7 @@ class CpuRunner(Closes):
         instructions, hidden, result = record(spec, prepared)
         slots = emit(self._program, instructions, result)
         self._program.finish(slots[result])
+        assert prepared.final_norm is not None  # it has no stages
         self._pooling = Pooling(self._program, slots[hidden], prepared.final_norm, spec.norm_eps)
         self._flight: Flight[Future[StepResult] | StepResult] = Flight(
             self._limits, spec.vocab_size
@@ -203,7 +204,7 @@ class CpuRunner(Closes):
         copies = np.empty((len(blocks), self.block_bytes), np.uint8)
         for block, copy in zip(blocks, copies, strict=True):
             self._kv.read(block, copy)
-        return list(map(memoryview, copies))
+        return [memoryview(copy) for copy in copies]
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
         for block, content in zip(blocks, contents, strict=True):

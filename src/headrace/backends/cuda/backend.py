@@ -44,8 +44,8 @@ class CudaBackend:
         gpu = device.find_gpu()
         layout.check_sizes(config.sizes(self.defaults))
         device.budget_bytes(gpu, config.gpu_memory)
-        if config.tensor_parallel > 1:
-            device.check_ranks(config.tensor_parallel)
+        if config.ranks > 1:
+            device.check_ranks(config.ranks)
 
     def footprint(
         self, spec: ModelSpec, weights: DecoderWeights[Weight], config: EngineConfig
@@ -67,7 +67,12 @@ class CudaBackend:
                 batch_invariant=config.batch_invariant,
             ),
             available_bytes=device.budget_bytes(gpu, config.gpu_memory),
-            graphs_bytes=layout.graph_bytes(spec, config.graphs, sizes.max_batch_tokens),
+            graphs_bytes=layout.graph_bytes(
+                spec,
+                config.graphs,
+                sizes.max_batch_tokens,
+                has_drafts=_draft_tokens(config, self.defaults) > 0,
+            ),
             runtime_bytes=layout.scratch_bytes(spec, sizes.max_sequences),
             kv_fraction=1.0,  # nothing else uses what is left of the budget
         )
@@ -100,6 +105,7 @@ class CudaBackend:
             dependent=True,
             release=release,
             ranks=ranks,
+            draft_tokens=_draft_tokens(config, self.defaults),
         )
         return runner, Allocated(
             weights_bytes=runner.weight_bytes,
@@ -112,15 +118,21 @@ class CudaBackend:
         if device.ranks_share_a_gpu():  # NCCL refuses that
             from headrace.parallel.gloo import GlooRanks
 
-            return GlooRanks(rank, config.tensor_parallel, meeting)
+            return GlooRanks(rank, config.tensor_parallel, meeting, stages=config.pipeline_parallel)
         from headrace.parallel.nccl import NcclRanks
 
-        return NcclRanks(rank, config.tensor_parallel, meeting, ordered=config.batch_invariant)
+        return NcclRanks(
+            rank,
+            config.tensor_parallel,
+            meeting,
+            stages=config.pipeline_parallel,
+            ordered=config.batch_invariant,
+        )
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
         """Includes the GPU and the compiler's version: the choice of kernels depends on the first,
         their code on the second."""
-        gpu, ranks = device.find_gpu(), config.tensor_parallel
+        gpu, ranks = device.find_gpu(), config.ranks
         return {
             "name": self.name.value,
             "path": "triton",
@@ -128,3 +140,7 @@ class CudaBackend:
             "gpu": gpu.name if ranks == 1 else f"{ranks} x {gpu.name}",
             **{name: found for name, found in device.library_versions().items() if found},
         }
+
+
+def _draft_tokens(config: EngineConfig, defaults: StepSizes) -> int:
+    return 0 if config.sizes(defaults).speculate == "off" else config.max_draft_tokens

@@ -30,7 +30,7 @@ class BlockMoves:
         with self._moving():
             for some in self._pieces(len(blocks)):
                 found[some] = self._kv.gather(self._numbers(blocks[some])).cpu()
-        return list(map(memoryview, found.numpy()))
+        return [memoryview(copy) for copy in found.numpy()]
 
     def write(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
         with self._moving():

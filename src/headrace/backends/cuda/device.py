@@ -52,6 +52,12 @@ def ranks_share_a_gpu() -> bool:
     return bool(os.environ.get("HEADRACE_TEST_RANKS_SHARE_GPU"))
 
 
+def count_gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
 def check_ranks(ranks: int) -> None:
     """Each rank needs a GPU, and they must be alike: the slowest decides, the smallest limits."""
     import torch
@@ -61,16 +67,17 @@ def check_ranks(ranks: int) -> None:
         return
     if count < ranks:
         raise ConfigError(
-            f"tensor_parallel is {ranks}; torch finds {count} GPU{'s' if count > 1 else ''}; "
-            "expected one for each rank.",
-            f"Set --tensor-parallel to {count} or less, or look at CUDA_VISIBLE_DEVICES.",
+            f"The model is divided among {ranks} ranks; torch finds {count} "
+            f"GPU{'s' if count > 1 else ''}; expected one for each rank.",
+            f"Set --tensor-parallel (times --pipeline-parallel) to {count} or less, or look at "
+            "CUDA_VISIBLE_DEVICES.",
             param="tensor_parallel",
         )
     names = [torch.cuda.get_device_name(index) for index in range(ranks)]
     if len(set(names)) > 1:
         raise ConfigError(
-            f"tensor_parallel is {ranks}; the first {ranks} GPUs are {', '.join(names)}; expected "
-            "GPUs of one kind.",
+            f"The model is divided among {ranks} ranks; the first {ranks} GPUs are "
+            f"{', '.join(names)}; expected GPUs of one kind.",
             "Choose equal ones by CUDA_VISIBLE_DEVICES.",
             param="tensor_parallel",
         )

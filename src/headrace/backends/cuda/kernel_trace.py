@@ -2,7 +2,8 @@
 
 A kernel has the correlation id of the call that launched it; that call lies inside the range of an
 instruction, which gives the kernel its instruction. All kernels of a CUDA graph have the id of the
-graph's launch, so they get theirs from the same step launched one by one: the order is the same.
+graph's launch, so they get theirs from the same step launched one by one: kernels of the same name
+are in the same order.
 Without a GPU there are no kernels, and the ranges of the instructions stand for them.
 
 Times on the device and ranges on the host are of one clock. Knows the trace's form; no torch.
@@ -11,6 +12,7 @@ Times on the device and ranges on the host are of one clock. Knows the trace's f
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,16 +85,19 @@ def read_steps(trace: Mapping[str, Any]) -> list[list[KernelRun]]:
 
 
 def named_as(steps: Iterable[Sequence[KernelRun]], known: Sequence[KernelRun]) -> bool:
-    """Whether all these steps have the kernels of `known`, in its order."""
-    names = [run.name for run in known]
-    return all([run.name for run in step] == names for step in steps)
+    """Whether all these steps have the kernels of `known`, as often."""
+    names = Counter(run.name for run in known)
+    return all(Counter(run.name for run in step) == names for step in steps)
 
 
 def with_instructions(step: Sequence[KernelRun], known: Sequence[KernelRun]) -> list[KernelRun]:
-    """The step's kernels with the instructions of the same kernels of another step."""
-    return [
-        replace(run, instruction=like.instruction) for run, like in zip(step, known, strict=True)
-    ]
+    """The step's kernels with the instructions of another step's: the third kernel of a name has
+    that of the third there. (Among all kernels the order may differ: with dependent launches a
+    short kernel can end before the one that it follows.)"""
+    waiting: dict[str, deque[int | None]] = defaultdict(deque)
+    for like in known:
+        waiting[like.name].append(like.instruction)
+    return [replace(run, instruction=waiting[run.name].popleft()) for run in step]
 
 
 def _ranges(events: Iterable[Event]) -> Iterable[_Range]:

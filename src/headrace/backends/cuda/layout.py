@@ -46,7 +46,7 @@ from headrace.core.sizes import MIB
 from headrace.models.decoder import DecoderWeights
 from headrace.models.spec import ModelSpec
 from headrace.weights.methods.quantized import QuantizedTensor
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Weight, are_tied
 
 VALUE_BYTES = 2  # of activations, embeddings and dense matrices: bf16
 LOGIT_BYTES = VECTOR_BYTES = 4
@@ -93,13 +93,16 @@ class SharedSize:
 Size = MatrixSize | TableSize | VectorSize | SharedSize  # of a weight on the device
 
 
-def graph_bytes(spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int) -> int:
-    """An estimate for as many CUDA graphs as a server captures over time."""
+def graph_bytes(
+    spec: ModelSpec, graphs: GraphMode, max_batch_tokens: int, *, has_drafts: bool = False
+) -> int:
+    """An estimate for as many CUDA graphs as a server captures over time: of decode steps, of
+    others, and of steps with drafts by the size of attention's tile."""
     if graphs is GraphMode.OFF:
         return 0
     buckets = len(row_buckets(min(GRAPH_ROWS, max_batch_tokens)))
     launches = LAYER_LAUNCHES * spec.layers + 8
-    return min(2 * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
+    return min((5 if has_drafts else 2) * buckets, MOST_GRAPHS) * launches * LAUNCH_BYTES
 
 
 def check_sizes(sizes: StepSizes) -> None:
@@ -245,7 +248,7 @@ def _slots(spec: ModelSpec, shapes: DecoderWeights[Size]) -> list[Value]:
 
 def shape_weights(weights: DecoderWeights[Weight], quantization: str) -> DecoderWeights[Size]:
     """The sizes of weights as `loading.Loader` would prepare them."""
-    tied = weights.head.parts == weights.embed.parts
+    tied = are_tied(weights.embed, weights.head)
 
     def change(role: str, weight: Weight) -> Size:
         if role == "embed":

@@ -27,7 +27,7 @@ from headrace.weights.dequantize import dequantize
 from headrace.weights.dummy import DummyTensor
 from headrace.weights.methods.quantized import QuantizedTensor
 from headrace.weights.tensor import Tensor
-from headrace.weights.weight import Part, Weight
+from headrace.weights.weight import Part, Weight, are_tied
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -45,16 +45,18 @@ class Loader:
         self._release = release or (lambda tensor: None)
 
     def load(self, weights: DecoderWeights[Weight]) -> DecoderWeights[Prepared]:
-        tied = weights.head.parts == weights.embed.parts
-        table = Table(self._values(weights.embed).to(self._dtype))
+        table = None
+        if weights.embed is not None:
+            table = Table(self._values(weights.embed).to(self._dtype))
+        tied = table if are_tied(weights.embed, weights.head) else None
 
         def change(role: str, weight: Weight) -> Prepared:
-            if role == "embed":
+            if role == "embed" and table is not None:
                 return table
             if role in VECTORS:
                 return self._values(weight).float().reshape(-1) + weight.offset
-            if role == "head" and tied:
-                return dense_matrix(table.data, self._device, self._dtype)
+            if role == "head" and tied is not None:
+                return dense_matrix(tied.data, self._device, self._dtype)
             return self._matrix(role, weight, last=weight is weights.layers[-1].down)
 
         return weights.map(change)

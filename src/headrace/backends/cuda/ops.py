@@ -19,6 +19,7 @@ from headrace.backends.shared.recorder import (
     Norm,
     Reduce,
     Rotate,
+    Send,
     Softcap,
     Value,
     Weight,
@@ -107,6 +108,6 @@ def _target(instruction: Instruction) -> Value | None:
     match instruction:
         case Multiply(inputs=(_, added)) | AddNormed(inputs=(added, _)) | Add(inputs=(added, _)):
             return added
-        case Softcap(inputs=(x,)) | Reduce(inputs=(x,)):
+        case Softcap(inputs=(x,)) | Reduce(inputs=(x,)) | Send(inputs=(x,)):
             return x
     return None

@@ -115,7 +115,7 @@ class StepProfiler:
         with self._mode(is_graph), ranges:
             for _ in range(WARM_STEPS):
                 step()
-            with profile(activities=self._activities) as taken:
+            with profile(activities=self._activities, acc_events=True) as taken:
                 for _ in range(rounds):
                     time.sleep(_BETWEEN_S)
                     with self._range(STEP):

@@ -36,8 +36,10 @@ from headrace.backends.shared.recorder import (
     Instruction,
     Multiply,
     Norm,
+    Receive,
     Reduce,
     Select,
+    Send,
     Softcap,
     Value,
     assign_slots,
@@ -185,6 +187,13 @@ class Program:
                 x = self._places[instruction.output]
                 assert instruction.in_place is not None
                 return lambda shape: self._reduce(x[: shape.rows])
+            case Receive():
+                received = self._places[instruction.output]
+                return lambda shape: self._receive(received[: shape.rows])
+            case Send():
+                sent = self._places[instruction.output]
+                assert instruction.in_place is not None
+                return lambda shape: self._send(sent[: shape.rows])
             case AddNormed(inputs=(added, y)):
                 out, source = self._places[added], self._places[y]
                 assert instruction.in_place is added
@@ -259,6 +268,16 @@ class Program:
         found = self._ranks.sum(x)
         if found is not x:
             x.copy_(found)
+
+    def _receive(self, x: torch.Tensor) -> None:
+        assert self._ranks is not None
+        found = self._ranks.receive(x)
+        if found is not x:
+            x.copy_(found)
+
+    def _send(self, x: torch.Tensor) -> None:
+        assert self._ranks is not None
+        self._ranks.send(x)
 
     def _gather(self, part: torch.Tensor, out: torch.Tensor) -> None:
         """Logits of the whole vocabulary, on the first rank."""

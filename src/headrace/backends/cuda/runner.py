@@ -34,6 +34,7 @@ from headrace.backends.cuda.step.graphs import Graphs
 from headrace.backends.cuda.step.inputs import StepInputs
 from headrace.backends.cuda.step.results import Landing, StepInFlight
 from headrace.backends.cuda.step.shapes import (
+    DRAFT_GRAPH_ROWS,
     GRAPH_ROWS,
     StepShape,
     logit_rows,
@@ -78,8 +79,10 @@ class CudaRunner(Closes):
         choices: Choices | None = None,
         release: Callable[[Tensor], None] | None = None,
         ranks: Ranks | None = None,
+        draft_tokens: int = 0,
     ) -> None:
-        """With `ranks`, model and weights are this rank's share."""
+        """With `ranks`, model and weights are this rank's share. `draft_tokens`: the most that a
+        row may end in, for which graphs are captured too."""
         self._ranks = ranks
         self._device = torch.device("cuda") if device is None else device
         self.kv_dtype = kv_dtype
@@ -118,7 +121,7 @@ class CudaRunner(Closes):
             self._graphs = Graphs(self._device, enabled=graphs != "off")
             if graphs == "start":
                 with taking("graphs"):
-                    self.capture_graphs()
+                    self.capture_graphs(draft_tokens)
 
     def _load(self, weights: DecoderWeights[Weight], loader: Loader, kv_dtype: str) -> None:
         with taking("weights"):
@@ -177,9 +180,11 @@ class CudaRunner(Closes):
             Landing(self._sampler.results.shape[1], device)
             for _ in range(limits.steps_in_flight + 1)
         ]
-        final_norm = self._weights.final_norm
-        assert isinstance(final_norm, torch.Tensor)
-        self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
+        self._pooling: Pooling | None = None
+        if spec.has_head:
+            final_norm = self._weights.final_norm
+            assert isinstance(final_norm, torch.Tensor)
+            self._pooling = Pooling(self._program.hidden, final_norm, spec.norm_eps)
 
     @property
     def limits(self) -> RunnerLimits:
@@ -253,15 +258,26 @@ class CudaRunner(Closes):
         with self._reporting():
             self._moves.write(blocks, contents)
 
-    def capture_graphs(self) -> None:
-        """Captures graphs of every bucket of rows for decode steps (one token per sequence), in
-        which a server spends most of its time. Computes only padding, which writes to no block."""
+    def capture_graphs(self, draft_tokens: int = 0) -> None:
+        """Captures graphs of every bucket of rows for decode steps (one token per sequence, and
+        drafts), in which a server spends most of its time. Computes only padding, which writes to
+        no block."""
         most = min(GRAPH_ROWS, self._limits.max_batch_tokens)
-        for rows in reversed(row_buckets(most)):
-            if rows <= self._limits.max_sequences:
-                shape = self._inputs.shape_of(1, rows)
-                self._inputs.clear(shape)
-                self._graphs.capture(shape, partial(self._launch_body, shape))
+        shapes = [
+            self._inputs.shape_of(1, rows)
+            for rows in row_buckets(most)
+            if rows <= self._limits.max_sequences
+        ]
+        shapes += dict.fromkeys(
+            self._inputs.shape_of(1 + drafts, rows)
+            for rows in row_buckets(min(most, DRAFT_GRAPH_ROWS))
+            for drafts in range(1, min(draft_tokens, rows - 1) + 1)
+        )
+        for shape in reversed(shapes):
+            self._inputs.clear(shape)
+            self._graphs.capture(shape, partial(self._launch_body, shape))
+        if not self._spec.has_head:
+            return
         self._sampler.warm_up(self._program.logits[:1])
         for rows in reversed(row_buckets(min(most, self._logit_rows))):
             self._graphs.capture(rows, partial(self._launch_head, rows))
@@ -305,14 +321,19 @@ class CudaRunner(Closes):
             return
         shape = self._inputs.shape_of(max(plan.counts), self._padded(plan.batch_tokens))
         self._inputs.fill(plan, wanted.rows, step.continued, self._drawn_at, shape)
-        self._graphs.run(
-            shape, lambda: self._launch_body(shape), shape.rows, at_once=shape.is_decode
+        # A step with drafts and no prompts comes as often as one that only decodes.
+        at_once = shape.is_decode or (plan.drafts and plan.batch_tokens == len(wanted.rows))
+        step.is_warm_up = not self._graphs.run(
+            shape, lambda: self._launch_body(shape), shape.rows, at_once=bool(at_once)
         )
-        self._pooling.add(step)
+        if self._pooling is not None:
+            self._pooling.add(step)
         step.sampling()
         tops: list[Tops] = []
-        if len(wanted.rows) <= self._logit_rows:
-            tops += self._draw(wanted)
+        if not self._spec.has_head:
+            pass  # the last stage draws
+        elif len(wanted.rows) <= self._logit_rows:
+            tops += self._draw(step)
         else:
             tops += self._draw_in_pieces(wanted)
         if self._ranks is not None and self._limits.steps_in_flight > 1:
@@ -334,19 +355,21 @@ class CudaRunner(Closes):
     def _launch_draws(self, rows: int, is_adjusted: bool) -> None:
         self._sampler.launch_draws(self._program.logits[:rows], is_adjusted)
 
-    def _draw(self, wanted: Wanted) -> Iterator[Tops]:
+    def _draw(self, step: StepInFlight) -> Iterator[Tops]:
+        wanted = step.wanted
         if not len(wanted.rows):
             return
         rows = row_bucket(len(wanted.rows), self._logit_rows)
-        self._graphs.run(rows, lambda: self._launch_head(rows), rows)
+        is_known = self._graphs.run(rows, lambda: self._launch_head(rows), rows)
         logits = self._program.logits[: len(wanted.rows)]
         if len(wanted.sampled):
             is_adjusted = self._sampler.prepare_draws(
                 wanted, logits, self._inputs.wanted, self._inputs.tokens
             )
-            self._graphs.run(
+            is_known &= self._graphs.run(
                 ("draws", rows, is_adjusted), lambda: self._launch_draws(rows, is_adjusted), rows
             )
+        step.is_warm_up |= not is_known
         if not wanted.is_drawn_only:
             found = self._sampler.finish(wanted, logits)
             if found is not None:

@@ -54,7 +54,7 @@ class ReferenceBackend:
         """A rough estimate for a step: the widest rows, and the attention scores of every head."""
         width = 3 * spec.hidden_size + 3 * spec.intermediate_size + 2 * spec.attention[0].qkv_width
         heads = max(a.heads for a in spec.attention)
-        _, available = host.memory_bytes()
+        available = host.free_bytes(config.memory_share)
         return Footprint(
             spec=spec,
             sizes=config.sizes(self.defaults),
@@ -64,7 +64,7 @@ class ReferenceBackend:
             activation_bytes=lambda tokens, context: (
                 FLOAT_BYTES * tokens * (width + heads * context)
             ),
-            available_bytes=available // config.tensor_parallel or None,  # all on this host
+            available_bytes=available // config.ranks or None,  # all on this host
         )
 
     def load(
@@ -93,11 +93,13 @@ class ReferenceBackend:
     def join(self, config: EngineConfig, rank: int, meeting: Path) -> Ranks:
         from headrace.parallel.gloo import GlooRanks
 
-        return GlooRanks(rank, config.tensor_parallel, meeting)
+        return GlooRanks(rank, config.tensor_parallel, meeting, stages=config.pipeline_parallel)
 
     def facts(self, config: EngineConfig) -> dict[str, str]:
-        ranks = config.tensor_parallel
+        ranks = config.ranks
         path = "numpy" if ranks == 1 else f"numpy, {ranks} ranks"
+        if config.pipeline_parallel > 1:
+            path += f" in {config.pipeline_parallel} stages"
         return {"name": self.name.value, "path": path, "kv_dtype": KvDtype.F32.value}
 
 

@@ -238,6 +238,15 @@ class ReferenceOps:
         found = self._share.ranks.gather(x, widths)
         return np.zeros((len(x), width), np.float32) if found is None else found
 
+    def receive(self, width: int) -> Floats:
+        assert self._share is not None
+        return self._share.ranks.receive(np.empty((len(self._token_ids), width), np.float32))
+
+    def send(self, x: Floats) -> Floats:
+        assert self._share is not None
+        self._share.ranks.send(x)
+        return x
+
     def _cos_sin(self, rope: RopeSpec) -> tuple[Floats, Floats]:
         """[n, 1, len(inv_freq)] each. Cached for the step, as layers share a few ropes."""
         if id(rope) not in self._turns:

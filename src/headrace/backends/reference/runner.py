@@ -49,7 +49,7 @@ from headrace.core.step import (
 from headrace.models.decoder import DecoderWeights, hidden_states, logits
 from headrace.models.sharding import vocab_spans
 from headrace.models.spec import ModelSpec
-from headrace.weights.weight import Weight
+from headrace.weights.weight import Weight, are_tied
 
 _LOGIT_VALUES = 1 << 22  # in memory at a time: 16 MiB
 
@@ -155,6 +155,8 @@ class ReferenceRunner:
         self._blocks.copy(plan.copies)
         ops = ReferenceOps(self._blocks, plan, share=self._share)
         x = hidden_states(ops, self.spec, self._weights)
+        if not self.spec.has_head:
+            return []
         rows = logits(ops, self.spec, self._weights, x)
         return np.split(rows, np.cumsum(plan.counts)[:-1])
 
@@ -189,7 +191,10 @@ class ReferenceRunner:
         """Fills in the result."""
         ops = ReferenceOps(self._blocks, plan, self._advance, self._share)
         x = hidden_states(ops, self.spec, self._weights)
+        if not self.spec.has_head:
+            return
         if any(extra.pool for extra in plan.extras.values()):
+            assert self._weights.final_norm is not None
             _pool(plan, result, ops.norm(x, self._weights.final_norm, self.spec.norm_eps))
         wanted = list(_wanted_rows(plan))
         places = place_extras(plan)
@@ -270,11 +275,13 @@ def _answer(
 
 def _prepare_all(weights: DecoderWeights[Weight]) -> DecoderWeights[ReferenceWeight]:
     """Each weight in float32; a tied head shares the embedding's array."""
-    tied = weights.head.parts == weights.embed.parts
-    embed = prepare(weights.embed)
+    embed = None if weights.embed is None else prepare(weights.embed)
+    tied = embed if are_tied(weights.embed, weights.head) else None
 
     def change(role: str, weight: Weight) -> ReferenceWeight:
-        return embed if role == "embed" or (role == "head" and tied) else prepare(weight)
+        if role == "embed" and embed is not None:
+            return embed
+        return tied if role == "head" and tied is not None else prepare(weight)
 
     return weights.map(change)
 

@@ -94,6 +94,12 @@ def memory_bytes() -> tuple[int, int]:
     return min(total, limits[0]), min(available, limits[1])
 
 
+def free_bytes(share: int | None = None) -> int:
+    """Available memory, and no more than this engine's share of it; 0: not known."""
+    _, available = memory_bytes()
+    return min(available, share) if share and available else available
+
+
 def read_text(path: Path) -> str:
     """The file's text, stripped; empty where it can't be read."""
     try:

@@ -110,6 +110,16 @@ class Gather(Instruction):
     pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive(Instruction):
+    """From the stage before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send(Instruction):
+    """To the next stage; the output is the input."""
+
+
 class RecordingOps:
     """Implements `models.ops.Ops` over Value and Weight."""
 
@@ -176,17 +186,24 @@ class RecordingOps:
     def gather(self, x: Value, width: int) -> Value:
         return self._record(Gather(inputs=(x,), output=Value(width, x.head, x.is_logits)))
 
+    def receive(self, width: int) -> Value:
+        return self._record(Receive(inputs=(), output=Value(width)))
+
+    def send(self, x: Value) -> Value:
+        return self._record(Send(inputs=(x,), output=Value(x.width, x.head)))
+
 
 class Recording(NamedTuple):
     instructions: list[Instruction]
     hidden: Value  # the last layer's rows
-    result: Value  # logits of the wanted rows
+    result: Value  # logits of the wanted rows; of a stage without a head, the last layer's rows
 
 
 def record(spec: ModelSpec, weights: DecoderWeights[Weight]) -> Recording:
     ops = RecordingOps()
     hidden = hidden_states(ops, spec, weights)
-    return Recording(ops.instructions, hidden, logits(ops, spec, weights, hidden))
+    result = logits(ops, spec, weights, hidden) if spec.has_head else hidden
+    return Recording(ops.instructions, hidden, result)
 
 
 def join(

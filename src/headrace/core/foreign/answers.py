@@ -137,10 +137,8 @@ def _answer(written: str, because: str, remedy: str) -> ConfigError:
     return ConfigError(f"{written}: {because}", remedy)
 
 
-def _only_one(value: int, written: str) -> Settings:
-    if value == 1:
-        return {}
-    raise _answer(written, *TOPICS["one_gpu"])
+def _count(name: str) -> Callable[[int, str], Settings]:
+    return lambda value, written: {} if value == 1 else {name: value}
 
 
 def _kv_type(value: str, written: str) -> Settings:
@@ -247,9 +245,9 @@ def _log_level(value: str, written: str) -> Settings:
 
 
 _RULES: Mapping[str, Callable[[Any, str], Settings]] = {
-    "tensor_parallel": _only_one,
-    "pipeline_parallel": _only_one,
-    "replicas": _only_one,
+    "tensor_parallel": _count("tensor_parallel"),
+    "pipeline_parallel": _count("pipeline_parallel"),
+    "replicas": _count("replicas"),
     "kv_dtype": _kv_type,
     "value_dtype": _kv_type,
     "quantization": _quantization,

@@ -75,8 +75,8 @@ TOPICS: dict[str, Answer] = {
         "Leave it out; --quantization, --kv-dtype and --context-tokens make a model smaller.",
     ),
     "one_gpu": (
-        "Headrace runs a model on one device.",
-        "Leave it out; for more requests start one server for each GPU, behind a router.",
+        "Headrace divides a model evenly, and has no such choice.",
+        "Leave it out; --tensor-parallel and --pipeline-parallel divide a model among GPUs.",
     ),
     "other": (
         "Headrace has no such setting.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import larger_pool, setting, word
 from headrace.doctor.observation import Observation, prompt_of, ttft_of
@@ -70,10 +72,17 @@ def prefix_computed_again(seen: Observation) -> Finding | None:
         cause="prefix caching is off" if off else
         "prefix caching is off, prompts are salted, or a gateway sends them to different replicas",
         fix=(setting(seen, prefix_cache=True),),
-        gain=_found_gain(seen, warm, short),
+        gain=_found_gain(seen, statistics.median(_both(seen)), short),
         confidence=Confidence.HIGH if off else Confidence.MEDIUM,
         unless="your prompts share nothing: then nothing is lost",
     )  # fmt: skip
+
+
+def _both(seen: Observation) -> list[float]:
+    """Where nothing is found, the first time and the second one take the same: one sample."""
+    probe = seen.probe
+    answers = (*probe.cold, *probe.warm) if probe is not None else ()
+    return [a.ttft_s for a in answers if a.is_good and a.ttft_s is not None]
 
 
 def _found_gain(seen: Observation, now_s: float, short: float) -> Gain:
@@ -101,19 +110,27 @@ def _found_gain(seen: Observation, now_s: float, short: float) -> Gain:
 
 
 def _pair_s(seen: Observation) -> float:
-    """What attention of one token to one before it takes: a token of the long prompt costs more
-    than one of the medium prompt by that alone."""
+    """What attention of one token to one before it takes: a token of a longer prompt costs more
+    than one of a shorter prompt by that alone. The median over all pairs of prompts, since a
+    machine may be slow in any one of them."""
     probe = seen.probe
-    if probe is None:
+    first = ttft_of(probe.short) if probe is not None else None
+    base = prompt_of(probe.short) if probe is not None else None
+    if probe is None or first is None or base is None:
         return 0.0
-    groups = (probe.short, probe.medium, probe.long)
-    tokens = [prompt_of(group) or 0.0 for group in groups]
-    times = [ttft_of(group) or 0.0 for group in groups]
-    (base, some, many), (first, middle, last) = tokens, times
-    if not all((*tokens, *times)) or some <= 2 * base or many <= some:
-        return 0.0
-    steeper = (last - first) / (many - base) - (middle - first) / (some - base)
-    return max(0.0, 2 * steeper / (many - some))
+    costs = [
+        (a.prompt_tokens, (a.ttft_s - first) / (a.prompt_tokens - base))
+        for a in (*probe.medium, *probe.cold, *probe.warm, *probe.long)
+        if a.is_good and a.ttft_s is not None and a.prompt_tokens is not None
+        and a.prompt_tokens > 2 * base and (a.cached_tokens or 0) < base
+    ]  # fmt: skip
+    found = [
+        2 * (more - less) / (many - some)
+        for some, less in costs
+        for many, more in costs
+        if many > 1.5 * some
+    ]
+    return max(0.0, statistics.median(found)) if found else 0.0
 
 
 def _evicted(seen: Observation) -> Finding | None:

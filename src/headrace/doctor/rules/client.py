@@ -22,27 +22,26 @@ def client_is_slow(seen: Observation) -> Finding | None:
     client = probe.client
     # Sending is timed in bursts, and is late beside what those take.
     in_burst = max((t for burst in probe.bursts if (t := ttft_of(burst))), default=ttft)
-    late = {
-        "wakes up late by": (client.lag_p99_s, ttft),
-        "sends late by": (client.dispatch_p99_s, max(ttft, in_burst)),
-        "looks up the name in": (client.dns_s, ttft),
-    }
-    bad = {
-        what: (value, beside)
-        for what, (value, beside) in late.items()
-        if value and value > _SHARE * beside
-    }
+    # Times of probes are medians: what is late once in a hundred times does not move them, unless
+    # it is as much as the whole.
+    late = (
+        ("wakes up late by", client.lag_mean_s, "on average", ttft, _SHARE),
+        ("wakes up late by", client.lag_p99_s, "p99", ttft, 1.0),
+        ("sends late by", client.dispatch_p99_s, "p99", max(ttft, in_burst), _SHARE),
+        ("looks up the name in", client.dns_s, "once", ttft, _SHARE),
+    )
+    bad = [
+        f"it {what} {ms(value)} ({how}), beside a TTFT of {ms(beside)}"
+        for what, value, how, beside, share in late
+        if value and value > share * beside
+    ]
     if not bad:
         return None
     return Finding(
         rule=NUMBER,
         kind=Kind.FAULT,
         symptom="this client is too slow to measure that server",
-        evidence=(
-            *(f"it {what} {ms(value)} (p99), beside a TTFT of {ms(beside)}"
-              for what, (value, beside) in bad.items()),
-            f"its CPU share is {percent(client.cpu_share or 0.0)} of one core",
-        ),
+        evidence=(*bad, f"its CPU share is {percent(client.cpu_share or 0.0)} of one core"),
         cause="the machine that runs the probes is busy, or slow, or its resolver is",
         fix=("run the doctor on an idle machine near the server; times below are upper bounds",),
         gain=no_gain("the server was not measured"),
@@ -143,8 +142,10 @@ def dies_while_asked(seen: Observation) -> Finding | None:
     gone = sum(value for reason, value in finished.items() if reason in ("abort", "timeout"))
     if not total and "aborted" in seen.deltas:
         gone, total = seen.deltas["aborted"], seen.deltas.get("requests", 0.0)
+    # An endpoint that went away cut what it was writing: that was nobody's timeout.
+    probed = seen.probe.answers if seen.probe is not None and seen.probe.stopped is None else ()
     cut = [
-        a for a in (seen.probe.answers if seen.probe else ())
+        a for a in probed
         if a.error and ("504" in a.error or "without a finish_reason" in a.error)
     ]  # fmt: skip
     if gone < max(3, 0.05 * total) and len(cut) < 2:

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from headrace.doctor.finding import Confidence, Finding, Gain, Kind, Rule, no_gain
 from headrace.doctor.fixes import setting, word
-from headrace.doctor.observation import Observation, prompt_of, ttft_of
+from headrace.doctor.observation import Observation, Probe, prompt_of, ttft_of
 from headrace.doctor.rules.words import ms, percent, spread
 from headrace.doctor.step_curve import token_cost_s
 
 _STEEP = 1.8  # a token of the long prompt against one of the medium prompt
 _STALL = 5.0
+_LEAST_STEP = 16  # tokens; engines compute fewer in a step hardly faster
 _HELD = 0.4  # of the long prompt's time to its first token
 
 
@@ -100,7 +101,6 @@ def _prefix_gain(hit: float | None) -> Gain:
 
 def prompts_hold_up_decode(seen: Observation) -> Finding | None:
     """Row 18: the gap in a stream while a long prompt arrives."""
-    probe = seen.probe
     stalls = _probe_stall(seen)
     if stalls is not None:
         usual, worst, tokens = stalls
@@ -125,7 +125,6 @@ def prompts_hold_up_decode(seen: Observation) -> Finding | None:
     if budget is not None:
         evidence.append(f"a step computes up to {budget:,.0f} tokens")
     target = _budget(seen, usual)
-    shorter = worst / max(2 * usual, 1e-9)
     return Finding(
         rule=18,
         kind=Kind.FAULT,
@@ -134,29 +133,32 @@ def prompts_hold_up_decode(seen: Observation) -> Finding | None:
         cause="prefill holds up decode: a step with a large piece of a prompt takes that long",
         fix=(f"smaller steps: {setting(seen, max_batch_tokens=target)}",
              "a pool for prefill alone"),
-        gain=Gain(of="the longest gap, as speed,", low=min(2.0, shorter), high=shorter,
-                  basis=f"steps of {target} tokens"
-                  + (f" at {ms(cost)} a token" if probe and (cost := token_cost_s(probe)) else "")),
+        gain=_shorter_gap(seen, usual, worst, target),
         confidence=confidence,
         unless="throughput matters and gaps do not, as in batch work",
     )  # fmt: skip
 
 
+def stream_gaps(probe: Probe) -> tuple[list[float], list[float]]:
+    """Between the tokens of one long answer: before another's long prompt came, and while that was
+    computed."""
+    begin, intruder = probe.intruder_at_s, probe.intruder
+    if probe.stream is None or intruder is None or intruder.ttft_s is None or begin is None:
+        return [], []
+    end = begin + intruder.ttft_s
+    gaps = [(at, at - last) for last, at in pairwise(probe.stream.arrivals_s)]
+    before = [gap for at, gap in gaps if at <= begin]
+    return before, [gap for at, gap in gaps if at > begin and at - gap < end]
+
+
 def _probe_stall(seen: Observation) -> tuple[float, float, float] | None:
     """Usual gap, worst gap during the intruder's prefill, its prompt's tokens."""
     probe = seen.probe
-    if probe is None or probe.stream is None or probe.intruder is None:
+    if probe is None or probe.intruder is None or probe.intruder.ttft_s is None:
         return None
-    begin, prompt = probe.intruder_at_s, probe.intruder.prompt_tokens
-    pace = seen.objective.tpot_s
-    if begin is None or probe.intruder.ttft_s is None or prompt is None or prompt < 256:
-        return None
-    end = begin + probe.intruder.ttft_s
-    times = probe.stream.arrivals_s
-    gaps = [(at, at - last) for last, at in pairwise(times)]
-    before = [gap for at, gap in gaps if at <= begin]
-    during = [gap for at, gap in gaps if at > begin and at - gap < end]
-    if len(before) < 8 or not during:
+    prompt, pace = probe.intruder.prompt_tokens, seen.objective.tpot_s
+    before, during = stream_gaps(probe)
+    if prompt is None or prompt < 256 or len(before) < 8 or not during:
         return None
     usual, worst = statistics.median(before), max(during)
     stops = [gap for gap in during if gap >= _STALL * usual and gap >= 2 * (pace or 0.05)]
@@ -166,14 +168,39 @@ def _probe_stall(seen: Observation) -> tuple[float, float, float] | None:
     return usual, worst, float(prompt)
 
 
+def _costs(seen: Observation) -> tuple[float, float] | None:
+    """What a token of a prompt takes: early in it, and at the end of a long one, where attention
+    makes it dearer."""
+    probe = seen.probe
+    early = token_cost_s(probe) if probe is not None else None
+    if probe is None or early is None:
+        return None
+    tokens, base = prompt_of(probe.long), prompt_of(probe.short)
+    late, first = ttft_of(probe.long), ttft_of(probe.short)
+    if tokens is None or base is None or late is None or first is None or tokens <= 2 * base:
+        return early, early
+    mean = (late - first) / (tokens - base)  # half of what attention adds at the end
+    return early, max(early, 2 * mean - early)
+
+
+def _shorter_gap(seen: Observation, usual: float, worst: float, target: int) -> Gain:
+    """A step then has a piece of that size beside the tokens that are decoded."""
+    costs, of = _costs(seen), "the longest gap, as speed,"
+    if costs is None:
+        return no_gain("needs a probe, for what a token of a prompt takes")
+    low, high = (max(1.0, worst / (usual + target * cost)) for cost in reversed(costs))
+    return Gain(of=of, low=low, high=high, basis=f"steps of {target} tokens at {ms(costs[0])} to "
+                f"{ms(costs[1])} a token")  # fmt: skip
+
+
 def _budget(seen: Observation, usual: float) -> int:
-    """A step of so many tokens takes about as long again as one without a prompt."""
-    cost = token_cost_s(seen.probe) if seen.probe is not None else None
-    now = seen.number("max_batch_tokens") or 2048
-    if cost:
-        fits = int(usual / cost)
-        return max(64, min(int(now / 2), 1 << max(6, fits.bit_length() - 1)))
-    return max(64, int(now / 4))
+    """So many tokens that a step with them takes no longer than twice the pace that is wanted."""
+    costs, now = _costs(seen), seen.number("max_batch_tokens") or 2048
+    if costs is None:
+        return max(64, int(now / 4))
+    wanted = max(usual, 2 * (seen.objective.tpot_s or 0.05) - usual)
+    fits = int(wanted / max(costs[1], 1e-9))
+    return max(_LEAST_STEP, min(int(now / 2), 1 << max(0, fits.bit_length() - 1)))
 
 
 RULES: dict[int, Rule] = {5: steep_attention, 12: prefill_is_slow, 18: prompts_hold_up_decode}

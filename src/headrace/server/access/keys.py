@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from headrace.core.errors import AuthenticationError
-from headrace.core.request import GenerateRequest
+from headrace.core.request import ONCE, GenerateRequest
 from headrace.server.access.limits import Cost, Key, Reservation, Use
 from headrace.server.observe.record import RequestRecord
 
@@ -42,8 +41,7 @@ class Keys:
         self._clock = clock
         self._uses = {key.name: Use(key, clock()) for key in keys}
         self.weights = {key.name: key.weight for key in keys}  # each key's share of the engine
-        # Made once per process, so that every engine it starts gets the same.
-        self._secret = secrets.token_bytes(32)
+        self._digests = {key.name: key.digest for key in keys}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -124,10 +122,11 @@ class Keys:
     def cache_salt(self, key_name: str | None, sent: str) -> str:
         """The cache salt of a key: keys do not share cached prefixes, because timing would reveal
         another key's prompts. With a single key all requests belong to one tenant."""
-        if key_name is None or len(self._keys) < 2:
+        if key_name is None or len(self._keys) < 2 or sent.startswith(ONCE):
             return sent
         text = f"{key_name}\0{sent}".encode("utf-8", "surrogatepass")
-        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+        # The same after a restart, and no one else can work it out.
+        return hmac.new(self._digests[key_name], text, hashlib.sha256).hexdigest()
 
     # -- as a watcher ----------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Load(msgspec.Struct):
     waiting: int | None
     waiting_tokens: int | None
     free_blocks: int | None
+    cache_tokens: int | None
     saturation: float | None
 
 
@@ -58,7 +59,10 @@ class Version(msgspec.Struct):
     kv_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     max_sequences: int | msgspec.UnsetType | None = msgspec.UNSET
     block_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_batch_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_step_growth: float | msgspec.UnsetType | None = msgspec.UNSET
     ledger_bytes: dict[str, dict[str, int]] | msgspec.UnsetType | None = msgspec.UNSET
+    speculate: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Objective(msgspec.Struct):

@@ -29,7 +29,10 @@ def version_facts(service: Service) -> dict[str, object]:
         "kv_tokens": facts and facts.total_blocks * facts.block_tokens,
         "max_sequences": facts and facts.max_sequences,
         "block_tokens": facts and facts.block_tokens,
+        "max_batch_tokens": facts and facts.max_batch_tokens,
+        "max_step_growth": facts and facts.max_step_growth,
         "ledger_bytes": facts and facts.ledger_bytes,
+        "speculate": facts and facts.speculate,
     }
 
 

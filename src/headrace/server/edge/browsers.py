@@ -79,11 +79,16 @@ class Browsers:
         return _PREFLIGHT
 
     def check(self, call: Call, route: Route) -> None:
-        if not self._has_keys and not route.is_open:
-            self._check_host(call.headers)
-            self._check_origin(call.headers)
-        if route.request is not None:
-            _check_content_type(call.headers)
+        self.check_headers(
+            call.headers, is_open=route.is_open, takes_body=route.request is not None
+        )
+
+    def check_headers(self, headers: Mapping[str, str], *, is_open: bool, takes_body: bool) -> None:
+        if not self._has_keys and not is_open:
+            self._check_host(headers)
+            self._check_origin(headers)
+        if takes_body:
+            _check_content_type(headers)
 
     def _allows(self, origin: str | None) -> bool:
         return origin is not None and (ANY in self._origins or origin in self._origins)
@@ -138,6 +143,10 @@ def browser_warnings(config: ServerConfig, *, has_keys: bool) -> list[str]:
 
 async def _answer_preflight(service: Service, call: Call) -> AnyReply:
     """What a page of an allowed origin may send."""
+    return Reply(body=b"", status=204, headers=preflight_headers(call))
+
+
+def preflight_headers(call: Call) -> dict[str, str]:
     asked = call.headers.get("access-control-request-headers", "").strip()
     headers = {
         "access-control-allow-methods": METHODS,
@@ -150,7 +159,7 @@ async def _answer_preflight(service: Service, call: Call) -> AnyReply:
     if call.headers.get("access-control-request-private-network") == "true":
         headers["access-control-allow-private-network"] = "true"
     call.reply_headers.pop("vary", None)
-    return Reply(body=b"", status=204, headers=headers)
+    return headers
 
 
 _PREFLIGHT = Route(path="preflight", endpoint=_answer_preflight, methods=("OPTIONS",), is_open=True)

@@ -138,6 +138,9 @@ class EngineProcess:
                 pid=os.getpid(),
                 backend=self._assembled.backend.facts(configure.engine),
                 work=work_facts(self._assembled.spec, self._assembled.ledger),
+                max_batch_tokens=limits.max_batch_tokens,
+                max_step_growth=self._engine.scheduler.config.max_step_growth,
+                speculate=self._assembled.config.speculate or "off",
                 handover_port=self._desk.port,
                 handover_fingerprint=self._desk.fingerprint,
             )

@@ -29,6 +29,17 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     gave_way: int = 0
 
 
+class PrefixDiskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """See core/block_store.py."""
+
+    stored_bytes: int  # now
+    hits_tokens: int
+    loaded_bytes: int
+    written_bytes: int
+    blocks: dict[str, int]  # by what became of them: loaded, written, dropped, evicted
+    failures: dict[str, int]  # by kind: read, write, corrupt, late
+
+
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     engine_pid: int
     # Now.
@@ -62,6 +73,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accepted_tokens: int = 0  # of them
     accepted_at: list[int] = []  # by place in the draft
     drafting_s: float = 0.0  # spent on guessing
+    prefix_disk: PrefixDiskSnapshot | None = None  # None: there is none
     handovers: dict[str, int] = {}  # by outcome: "whole", or why blocks were missing
     handover_bytes: int = 0
     handover_s: float = 0.0
@@ -122,10 +134,30 @@ def take_snapshot(
         accepted_tokens=stats.drafts.accepted_tokens,
         accepted_at=list(stats.drafts.accepted_at),
         drafting_s=stats.drafts.drafting_s,
+        prefix_disk=_disk_snapshot(engine),
         handovers={} if handovers is None else dict(handovers.outcomes),
         handover_bytes=0 if handovers is None else handovers.bytes,
         handover_s=0.0 if handovers is None else handovers.seconds,
         handover_skipped=0 if handovers is None else handovers.skipped,
+    )
+
+
+def _disk_snapshot(engine: Engine) -> PrefixDiskSnapshot | None:
+    if engine.scheduler.fetching is None:
+        return None
+    stats = engine.scheduler.fetching.store.stats
+    return PrefixDiskSnapshot(
+        stored_bytes=stats.stored_bytes,
+        hits_tokens=stats.hits_tokens,
+        loaded_bytes=stats.loaded_bytes,
+        written_bytes=stats.written_bytes,
+        blocks={
+            "loaded": stats.loaded_blocks,
+            "written": stats.written_blocks,
+            "dropped": stats.dropped_blocks,
+            "evicted": stats.evicted_blocks,
+        },
+        failures={**stats.errors, "late": stats.late_loads},
     )
 
 
@@ -139,6 +171,7 @@ def ledger_parts(ledger: Ledger, allocated: Allocated | None) -> dict[str, dict[
         "runtime": ledger.runtime_bytes,
         **({"graphs": ledger.graphs_bytes} if ledger.graphs_bytes else {}),
         **({"draft_model": ledger.draft_bytes} if ledger.draft_bytes else {}),
+        **({"answers": ledger.answers_bytes} if ledger.answers_bytes else {}),
     }
     if allocated is None:
         return {"predicted": predicted}

@@ -92,6 +92,9 @@ class Ready(Message, tag="ready", frozen=True):
     pid: int
     backend: dict[str, str]  # the backend's facts: part of the fingerprint
     work: dict[str, float] = {}  # of a token and a step: work.py
+    max_batch_tokens: int | None = None
+    max_step_growth: float | None = None
+    speculate: str = "off"  # the setting, or the backend's choice where it was left open
     handover_port: int = 0  # where others fetch blocks; 0: nowhere
     handover_fingerprint: str = ""  # of those that can fetch them
 

@@ -57,6 +57,7 @@ class _Families(Collector):
         yield from self._times()
         yield from self._cache()
         yield from self._engine()
+        yield from self._prefix_disk()
         yield from self._speculation()
         yield from self._handovers()
         yield from self._grammars()
@@ -198,6 +199,41 @@ class _Families(Collector):
             "Shared KV blocks copied before they were written to.",
             totals.total("cow_copies"),
         )
+
+    def _prefix_disk(self) -> Iterator[Metric]:
+        now, totals, make = self._metrics.snapshot, self._metrics.engine, self._make
+        if now is None or now.prefix_disk is None:
+            return
+        yield make.own_counter(
+            "prefix_disk_hits",
+            "Prompt tokens loaded from the prefix cache on disk; they count as hits of the prefix "
+            "cache too.",
+            totals.total("prefix_disk_hits_tokens"),
+        )
+        yield make.own_gauge(
+            "prefix_disk_stored_bytes",
+            "Size of the prefix cache on disk, with the files of all models in its folder.",
+            now.prefix_disk.stored_bytes,
+        )
+        for name, label, help_text in (
+            ("bytes", "direction", "Bytes of KV blocks read from and written to the disk."),
+            (
+                "blocks",
+                "outcome",
+                "KV blocks loaded from disk, written, dropped (the queue was full, or the disk "
+                "failed), or evicted.",
+            ),
+            (
+                "failures",
+                "kind",
+                "Failed reads and writes of the prefix cache on disk, corrupt files, and loads "
+                "that took too long.",
+            ),
+        ):
+            counts = totals.by_label(f"prefix_disk_{name}")
+            yield make.own_counter(
+                f"prefix_disk_{name}", help_text, [({label: key}, n) for key, n in counts.items()]
+            )
 
     def _engine(self) -> Iterator[Metric]:
         m, now, make = self._metrics, self._metrics.snapshot, self._make

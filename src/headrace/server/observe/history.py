@@ -150,11 +150,13 @@ class History:
     def load(self) -> dict[str, float | None]:
         """How full the engine is now, for those who share requests out; None: no engine."""
         now, saturation = self._metrics.snapshot, self.saturation
+        facts = self._metrics.engine_facts
         return {
             "running": None if now is None else now.running_sequences,
             "waiting": None if now is None else now.waiting_sequences,
             "waiting_tokens": None if now is None else now.waiting_tokens,
             "free_blocks": None if now is None else now.free_blocks + now.cached_blocks,
+            "cache_tokens": None if facts is None else facts.total_blocks * facts.block_tokens,
             "saturation": None if math.isnan(saturation) else saturation,
         }
 

@@ -229,6 +229,7 @@ class EngineTotals:
             "accepted_tokens": snapshot.accepted_tokens,
             "drafting_s": snapshot.drafting_s,
             **{f"accepted_at {place}": n for place, n in enumerate(snapshot.accepted_at)},
+            **_disk_counts(snapshot),
             **{f"handovers {outcome}": n for outcome, n in snapshot.handovers.items()},
             "handover_bytes": snapshot.handover_bytes,
             "handover_s": snapshot.handover_s,
@@ -249,6 +250,19 @@ class EngineTotals:
         """For counters with several values: reasons of misses, parts of a step."""
         known = [key for key in {**self._before, **self._now} if key.startswith(f"{name} ")]
         return {key.removeprefix(f"{name} "): self.total(key) for key in known}
+
+
+def _disk_counts(snapshot: EngineSnapshot) -> dict[str, float]:
+    disk = snapshot.prefix_disk
+    if disk is None:
+        return {}
+    return {
+        "prefix_disk_hits_tokens": disk.hits_tokens,
+        "prefix_disk_bytes read": disk.loaded_bytes,
+        "prefix_disk_bytes written": disk.written_bytes,
+        **{f"prefix_disk_blocks {what}": n for what, n in disk.blocks.items()},
+        **{f"prefix_disk_failures {kind}": n for kind, n in disk.failures.items()},
+    }
 
 
 def time_per_output_token_s(record: RequestRecord) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.core import bounds
 from headrace.core.checks import check_value
 from headrace.core.errors import BoundError, InvalidRequestError, ModelNotFoundError
-from headrace.core.request import MAX_SEED, SamplingParams
+from headrace.core.request import MAX_SEED, ONCE, SamplingParams
 from headrace.core.sampling import Taken
 from headrace.server.request.sampling_fields import sampling_fields
 from headrace.server.request.schema import SamplingFields
@@ -110,7 +110,7 @@ def asked_tokens(sent: SamplingFields, *names: str) -> tuple[str, int | None]:
 def cache_salt_of(sent: SamplingFields) -> str:
     """The salt under which prefixes are shared. A unique salt turns sharing off: no cached prefix
     is found, and none is left for others."""
-    return secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
+    return ONCE + secrets.token_hex(16) if sent.cache_prompt is False else sent.cache_salt or ""
 
 
 def check_most(param: str, found: int | None, most: int, *, flag: str = "") -> None:

@@ -42,20 +42,20 @@ class StartUp:
         if self._as_log:
             log.info("start: %s", name, extra={"event": "phase", "phase": name, "seconds": seconds})
         else:
-            _say(f"  {name:<12}{seconds:5.2f} s   {what}".rstrip())
+            say(f"  {name:<12}{seconds:5.2f} s   {what}".rstrip())
 
     def engine_ready(self, seconds: float, pid: int) -> None:
         if self._as_log:
             facts = {"event": "phase", "phase": "engine", "seconds": seconds, "engine_pid": pid}
             log.info("start: engine", extra=facts)
         else:
-            _say(f"  engine ready in {seconds:.2f} s (pid {pid})")
+            say(f"  engine ready in {seconds:.2f} s (pid {pid})")
 
     def note(self, text: str) -> None:
         if self._as_log:
             log.warning("%s", text, extra={"event": "note"})
         else:
-            _say(f"{paint('note:', 'yellow', sys.stderr)} {text}")
+            say(f"{paint('note:', 'yellow', sys.stderr)} {text}")
 
     def ready(self, serving: Serving) -> None:
         seconds = time.perf_counter() - self._began_s
@@ -64,7 +64,7 @@ class StartUp:
             log.info("ready", extra={"event": "ready", "seconds": round(seconds, 3), **facts})
         else:
             ready = paint(f"ready after {seconds:.2f} s", "bold green", sys.stderr)
-            _say(f"{ready}\n\n{_described(serving)}\n")
+            say(f"{ready}\n\n{_described(serving)}\n")
 
 
 def _described(serving: Serving) -> str:
@@ -107,7 +107,7 @@ def curl_line(serving: Serving) -> str:
     return f"{line} -d {shlex.quote(json.dumps(body))}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     # The server starts even if standard error is closed or its disk is full.
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
@@ -22,7 +22,7 @@ from headrace.fetch.catalog import entry_of
 from headrace.models.spec import ModelSpec
 from headrace.weights.files.gguf import GgufFile
 from headrace.weights.load import WeightsFile
-from headrace.weights.sampled import SAMPLED, hash_tensors
+from headrace.weights.model_hash import SAMPLED, hash_model
 
 Identity = dict[str, Any]  # JSON values
 
@@ -39,7 +39,8 @@ NEUTRAL_SETTINGS = frozenset(
         *("cors_origin", "allowed_host", "metrics_key", "admin_host", "admin_port", "max_bodies"),
         *("drain_timeout_s", "hang_timeout_s", "max_restarts", "log_format", "log_level"),
         *("max_stored_responses", "max_stored", "response_lifetime_s"),
-        *("log_content", "trace", "threads", "debug_invariants", "verify"),
+        *("replicas", "memory_share"),
+        *("log_content", "trace", "threads", "debug_invariants", "verify", "prefix_disk"),
         *("role", "handover_host", "handover_port", "handover_tokens", "handover_timeout_s"),
     }
 )
@@ -58,7 +59,7 @@ def identify(
     return {
         "headrace": headrace_version(),
         "model": {
-            "sampled_sha256": _hash_model(file, spec),
+            "sampled_sha256": hash_model(file, spec),
             "sampled": SAMPLED,
             "bytes": sum(tensor.data.nbytes for tensor in file.stored.values()),
             "catalog_sha256": None if entry is None else entry.sha256,
@@ -81,10 +82,6 @@ def fingerprint(identity: Identity) -> str:
     model = {k: v for k, v in identity["model"].items() if k != "catalog_sha256"}
     counted = json.dumps({**identity, "model": model}, sort_keys=True, separators=(",", ":"))
     return f"hr-{_hash(counted.encode())[:12]}"
-
-
-def _hash_model(file: WeightsFile, spec: ModelSpec) -> str:
-    return hash_tensors(file, start=json.dumps(asdict(spec), sort_keys=True).encode())
 
 
 def _formats(file: WeightsFile) -> dict[str, float]:

@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from headrace.server.start.banner import Serving, StartUp
 from headrace.server.start.run_file import RunFile
 
 if TYPE_CHECKING:
+    from headrace.server.access.keys import Keys
     from headrace.server.edge.http_server import HttpServer
     from headrace.server.edge.room import Room
     from headrace.server.request.service import Service
@@ -39,6 +41,14 @@ BACKLOG = 2048
 ADMIN_CONNECTIONS, ADMIN_SPARE, ADMIN_BACKLOG = 16, 4, 64
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What differs for a replica behind a router on this host, which is what users see."""
+
+    keys: Keys
+    on_service: Callable[[Service], None] = lambda service: None  # before it takes requests
 
 
 def serve(
@@ -53,10 +63,11 @@ def serve(
     start_up: StartUp | None = None,
     checked: Checked | None = None,
     origins: Mapping[str, str] | None = None,
+    behind: Behind | None = None,
 ) -> int:
     """Serves until it is told to stop. `typed` is what the user gave as MODEL; `sock` and `admin`
     are sockets that the caller has bound already; `checked` is the verdict on the model's files;
-    `origins` says where each setting came from."""
+    `origins` says where each setting came from; `behind` makes it a replica behind a router."""
     set_up_logging(config.log_level, config.log_format, show_content=config.log_content)
     with (
         sock or bind(config.host, config.port) as sock,
@@ -64,7 +75,9 @@ def serve(
     ):
         start_up = start_up or StartUp(config.log_format)
         found = checked or Checked()
-        life = _Life(path, name, typed, config, engine, sock, admin, start_up, found, origins)
+        life = _Life(
+            path, name, typed, config, engine, sock, admin, start_up, found, origins, behind
+        )
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(life.run())
 
@@ -90,7 +103,9 @@ class _Life:
         start_up: StartUp,
         checked: Checked,
         origins: Mapping[str, str] | None = None,
+        behind: Behind | None = None,
     ) -> None:
+        self._behind = behind
         self._path = path
         self._name = name
         self._typed = typed
@@ -203,7 +218,8 @@ class _Life:
             typed=self._typed,
         )
         self._checked.confirm()
-        keys, warnings = read_keys(self._config)
+        behind = self._behind
+        keys, warnings = read_keys(self._config) if behind is None else (behind.keys, [])
         warnings += browser_warnings(self._config, has_keys=len(keys) > 0)
         warnings += operator_warnings(self._config, keys)
         for warning in warnings:
@@ -221,6 +237,8 @@ class _Life:
             identity=served.identity,
             origins=self._origins,
         )
+        if behind is not None:
+            behind.on_service(service)
         self._identify()
         self._stop_watching = watch(service)
         what = f"{served.model.tokenizer.vocab_size:,} tokens"
@@ -282,12 +300,13 @@ class _Life:
                 "authentication: set --api-key or --api-keys-file"
             )
         url = url_of(self._socket)
-        self._run_file = RunFile.write(
-            url=url,
-            model=service.model.name,
-            context_tokens=facts.context_tokens,
-            has_keys=has_keys,
-        )
+        if self._behind is None:
+            self._run_file = RunFile.write(
+                url=url,
+                model=service.model.name,
+                context_tokens=facts.context_tokens,
+                has_keys=has_keys,
+            )
         self._start_up.ready(
             Serving(
                 url=url,

@@ -34,21 +34,23 @@ class Graphs:
 
     def run(
         self, key: Hashable, launch: Callable[[], None], rows: int, *, at_once: bool = True
-    ) -> None:
+    ) -> bool:
         """Replay the graph of `key`. Without one, capture it first if there is room and the shape
-        is frequent, or small and to be captured `at_once`; otherwise launch."""
+        is frequent, or small and to be captured `at_once`; otherwise launch. Returns whether it ran
+        as it will from now on: no capture, no compilation, no launches before a later capture."""
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-            return
+            return True
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         often = seen >= _SIGHTINGS or (at_once and rows <= GRAPH_ROWS)
-        often = often and rows <= _LARGEST_ROWS
-        if self._enabled and often and len(self._graphs) < MOST_GRAPHS:
+        may_capture = self._enabled and rows <= _LARGEST_ROWS and len(self._graphs) < MOST_GRAPHS
+        if may_capture and often:
             self.capture(key, launch, is_new=seen == 1)
             self._graphs[key].replay()
         else:
             launch()
+        return not (may_capture or (seen == 1 and self._enabled))
 
     def capture(self, key: Hashable, launch: Callable[[], None], *, is_new: bool = True) -> None:
         """Capture a graph; capturing computes nothing. The first launch of a kernel may compile it,

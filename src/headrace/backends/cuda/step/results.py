@@ -47,6 +47,7 @@ class StepInFlight:
         self._tops: list[Tops] = []
         self._pooled: tuple[list[int], torch.Tensor] | None = None
         self._failed: list[int] = []  # rows that continue from a failed draw
+        self.is_warm_up = False  # as in StepResult
 
     def began(self) -> None:
         self._mark()
@@ -93,6 +94,7 @@ class StepInFlight:
                 result.extras[row].pooled = sums
         fail_rows(result, self._failed)
         result.compute_s, result.sample_s = _seconds(began, ended), _seconds(sampling, ended)
+        result.is_warm_up = self.is_warm_up
         return result
 
     def _top_lists(self) -> list[TopLogprobs]:

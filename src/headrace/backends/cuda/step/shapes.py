@@ -16,11 +16,13 @@ from headrace.backends.cuda.attention.plan import (
 )
 
 LOGIT_ROWS = 512  # rows whose logits exist at one time, at most
+LEAST_LOGIT_ROWS = 64  # also where there are fewer sequences: each may draw after several drafts
 # Dense where rows are expensive: a padded row is computed like any other. Above 128 rows kernels
 # use tiles of 64 rows anyway.
 _BUCKETS: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _BUCKETS += (320, 384, 448, 512)
 GRAPH_ROWS = _BUCKETS[-1]
+DRAFT_GRAPH_ROWS = 256  # of steps with drafts, for which graphs are captured at start
 _LARGE_STEP = 128  # rows between larger buckets: what a large tile computes anyway
 LAUNCH_BYTES = 8 << 10  # device memory per captured launch: an estimate
 MOST_GRAPHS = 160
@@ -55,7 +57,7 @@ def padded_rows(most: int) -> tuple[int, ...]:
 
 
 def logit_rows(max_batch_tokens: int, max_sequences: int) -> int:
-    return min(LOGIT_ROWS, max_batch_tokens, max_sequences)
+    return min(LOGIT_ROWS, max_batch_tokens, max(max_sequences, LEAST_LOGIT_ROWS))
 
 
 def aligned(count: int) -> int:

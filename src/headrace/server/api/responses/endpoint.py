@@ -44,7 +44,12 @@ async def responses(service: Service, call: Call) -> AnyReply:
     if sent.store and not is_stored:
         call.warn("store is true, but this server stores nothing: --max-stored-responses is 0")
     builder = ResponseBuilder(
-        sent, service.model.name, params.temperature, params.top_p, is_stored=is_stored
+        sent,
+        service.model.name,
+        params.temperature,
+        params.top_p,
+        is_stored=is_stored,
+        tag=service.responses.tag,
     )
     items = before + listed_items(sent.input) if is_stored else None
     answering = _Answering(service, call, request, use, builder, items)

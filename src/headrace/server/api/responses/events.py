@@ -34,6 +34,7 @@ class ResponseBuilder:
         top_p: float,
         *,
         is_stored: bool,
+        tag: str = "",
     ) -> None:
         text = {"format": {"type": "text"}}
         if sent.text is not None and sent.text.format is not None:
@@ -45,7 +46,7 @@ class ResponseBuilder:
         self._sequence_number = 0
         self._namespaces = names_in_namespaces(sent.tools)
         self.response: JsonObject = {
-            "id": _new_id("resp"),
+            "id": _new_id(f"resp{tag}"),
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",

@@ -9,7 +9,7 @@ argument; knows no HTTP and not what is in the answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headrace.core.bounds import STORED_BYTES
@@ -54,6 +54,7 @@ class ResponseStore:
         self._stored: dict[str, StoredResponse] = {}  # oldest first
         self._shelves: dict[str | None, _Shelf] = {}
         self._size_bytes = 0
+        self.tag = ""  # of the ids: says which of several replicas has a response
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ResponseStore:
@@ -83,20 +84,38 @@ class ResponseStore:
         )
         if not self.is_on or new.size_bytes > min(self._max_bytes, STORED_BYTES.most):
             return False
+        self._add(response_id, new)
+        self._make_room()
+        return True
+
+    def _add(self, response_id: str, new: StoredResponse) -> None:
         self._stored[response_id] = new
         self._size_bytes += new.size_bytes
-        shelf = self._shelves.setdefault(owner, _Shelf())
+        shelf = self._shelves.setdefault(new.owner, _Shelf())
         shelf.ids[response_id] = None
         shelf.bytes += new.size_bytes
+
+    def _make_room(self) -> None:
         self._forget_old()
         while len(self._stored) > self._max_responses or self._size_bytes > self._max_bytes:
             fullest = max(self._shelves.values(), key=self._share)
             self._drop(next(iter(fullest.ids)))
-        return True
 
     def _share(self, shelf: _Shelf) -> float:
         """The fraction of the limits in use, by number or by size, whichever is more."""
         return max(len(shelf.ids) / self._max_responses, shelf.bytes / self._max_bytes)
+
+    def entries(self) -> dict[str, StoredResponse]:
+        """All of them, oldest first: for the process that follows this one."""
+        self._forget_old()
+        return dict(self._stored)
+
+    def put_back(self, entries: Mapping[str, StoredResponse]) -> None:
+        """What a process before this one had, with its age."""
+        if self.is_on:
+            for response_id, old in entries.items():
+                self._add(response_id, old)
+            self._make_room()
 
     def get(self, response_id: str, owner: str | None) -> StoredResponse | None:
         """None where there is none, or it is another owner's: the caller can't tell which."""

@@ -1,10 +1,16 @@
-"""A hash of a model's weights without reading all of them: every tensor's name, format and shape,
-and a few of its bytes. Knows files of weights alone."""
+"""Which model a file is, without reading all of it: a hash over every tensor's name, format and
+shape, a few of its bytes, and the model's description.
+
+Knows files; not where they came from.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import asdict
 
+from headrace.models.spec import ModelSpec
 from headrace.weights.load import WeightsFile
 from headrace.weights.tensor import Tensor
 
@@ -12,9 +18,8 @@ SAMPLE_BYTES = 4096  # of a tensor's start and of its middle
 SAMPLED = f"every tensor's name, format, shape and twice {SAMPLE_BYTES} of its bytes"
 
 
-def hash_tensors(file: WeightsFile, *, start: bytes = b"") -> str:
-    """`start` is hashed before the tensors."""
-    digest = hashlib.sha256(start)
+def hash_model(file: WeightsFile, spec: ModelSpec) -> str:
+    digest = hashlib.sha256(json.dumps(asdict(spec), sort_keys=True).encode())
     for name, tensor in sorted(file.stored.items()):
         digest.update(f"\n{name} {tensor.format.name} {tensor.shape}\n".encode())
         for sample in _samples(tensor):

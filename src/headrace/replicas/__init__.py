@@ -1,0 +1,1 @@
+"""Several replicas of a model on one host: processes, their shares, the router, rolling changes."""

@@ -1,0 +1,160 @@
+"""A replica in a few moments for each request, for fleets of a thousand and more.
+
+Steps that compute prompts are simulated one by one; a stretch of steps that only decode is one
+moment, because all its steps take about the same time: it ends with the next sequence that ends, or
+at the next step after an arrival. The prefix cache holds named segments in the order of their last
+use (policies/prefixes.py); it does not know blocks in use by others, preemption or host time. The
+whole engine (replica.py) is the truth: benchmarks/planning/scale.py shows the difference between
+both on fleets that both can run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from headrace.policies.prefixes import Caches, Prefixes
+from headrace.policies.routing import key_of
+from headrace.workload.ask import Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A step takes base_s, token_s for each token computed and context_s for each attended to."""
+
+    base_s: float
+    token_s: float
+    context_s: float = 0.0
+    max_batch_tokens: int = 2048
+    max_sequences: int = 64
+    kv_tokens: int = 65536
+    block_tokens: int = 16
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A request on its replica."""
+
+    ask: Ask
+    arrival_s: float
+    pending: int  # tokens that the router counts for it
+    replica: int = 0
+    segments: Prefixes = ()
+    computed: int = 0  # tokens of the prompt, cached ones included
+    cached: int = 0
+    first_s: float = math.inf
+    end_s: float = math.inf
+
+
+class Segments:
+    """The named beginnings of prompts, in whole blocks; each computed once."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
+        self._known: dict[tuple[tuple[str, int], ...], Prefixes] = {}
+
+    def of(self, ask: Ask) -> Prefixes:
+        found = self._known.get(ask.shared)
+        if found is None:
+            chain, length, parts = 0, 0, []
+            for name, tokens in ask.shared:
+                chain, length = key_of(chain, name, tokens), length + tokens
+                parts.append((chain, length // self._block * self._block))
+            found = self._known[ask.shared] = tuple(parts)
+        return found
+
+
+class CoarseReplica:
+    def __init__(self, machine: Machine, number: int, caches: Caches) -> None:
+        self._machine, self._number, self._caches = machine, number, caches
+        self._waiting: deque[Job] = deque()
+        self._prompts: deque[Job] = deque()  # have a place, and are not computed yet
+        self._running: list[tuple[int, int, Job]] = []  # a heap: (last step, order, job)
+        self._steps = 0
+        self._order = 0
+        self._context = 0  # tokens that the running sequences attend to
+        self._held = 0  # tokens of those that have a place, answers included
+        self._begin_s = self._step_s = 0.0  # of the stretch that is being computed
+        self._count = 0  # its steps; 0: idle
+        self._drawn: list[Job] = []  # whose prompts this step ends
+        self.busy_s = 0.0
+
+    @property
+    def next_s(self) -> float:
+        return self._begin_s + self._count * self._step_s if self._count else math.inf
+
+    def offer(self, job: Job, now_s: float) -> None:
+        self._waiting.append(job)
+        if not self._count:
+            self._begin(now_s)
+        elif self._count > 1 and self._has_place(self._waiting[0]):
+            # It joins at the end of the step that is being computed.
+            done = max(1, math.ceil((now_s - self._begin_s) / self._step_s))
+            self._count = min(self._count, done)
+
+    def wake(self) -> list[Job]:
+        """The stretch ends. Returns what ended with it."""
+        now_s = self.next_s
+        self.busy_s += self._count * self._step_s
+        self._steps += self._count
+        self._context += self._count * len(self._running)
+        ended = []
+        while self._running and self._running[0][0] <= self._steps:
+            ended.append(heapq.heappop(self._running)[2])
+            self._context -= ended[-1].ask.total_tokens - 1
+        for job in self._drawn:
+            job.first_s = now_s
+            ask = job.ask
+            self._caches.sent(self._number, job.segments, ask.total_tokens)
+            if ask.output_tokens < 2:
+                ended.append(job)
+                continue
+            last = self._steps + ask.output_tokens - 1
+            heapq.heappush(self._running, (last, self._order, job))
+            self._order += 1
+            self._context += ask.prompt_tokens
+        for job in ended:
+            job.end_s = now_s
+            self._held -= job.ask.total_tokens
+        self._begin(now_s)
+        return ended
+
+    def _has_place(self, job: Job) -> bool:
+        machine = self._machine
+        places = len(self._running) + len(self._prompts)
+        room = self._held + job.ask.total_tokens <= machine.kv_tokens
+        return places < machine.max_sequences and (room or not places)
+
+    def _begin(self, now_s: float) -> None:
+        machine = self._machine
+        while self._waiting and self._has_place(self._waiting[0]):
+            job = self._waiting.popleft()
+            held = self._caches.held_tokens(self._number, job.segments)
+            job.cached = job.computed = min(held, job.ask.prompt_tokens - 1)
+            self._held += job.ask.total_tokens
+            self._prompts.append(job)
+        tokens, context = len(self._running), self._context
+        self._drawn = []
+        while self._prompts and tokens < machine.max_batch_tokens:
+            job = self._prompts[0]
+            took = min(machine.max_batch_tokens - tokens, job.ask.prompt_tokens - job.computed)
+            context += job.computed
+            tokens += took
+            job.computed += took
+            if job.computed < job.ask.prompt_tokens:
+                break
+            self._drawn.append(self._prompts.popleft())
+        self._begin_s = now_s
+        if tokens > len(self._running):
+            self._count = 1
+        elif self._running:
+            self._count = self._running[0][0] - self._steps
+            context += self._count * tokens // 2  # what it is half-way
+        else:
+            self._count = 0
+            return
+        self._step_s = (
+            machine.base_s + machine.token_s * tokens + machine.context_s * (context + tokens)
+        )
