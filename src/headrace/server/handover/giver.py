@@ -56,6 +56,7 @@ class Giver:
         self.waker = Waker()  # the loop's
         self._arrived: deque[Job] = deque()
         self._jobs: dict[str, Job] = {}  # of the loop
+        self._unsent: set[Job] = set()  # that have a connection
         self._open = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._connections: dict[session.Wire, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -111,7 +112,8 @@ class Giver:
             job.finish(Cause.REFUSED, error.cause)
 
     def _copied_bytes(self) -> int:
-        blocks = sum(len(keys) for job in self._jobs.values() for _, keys, _ in list(job.pieces))
+        with self._lock:
+            blocks = sum(len(keys) for job in self._unsent for _, keys, _ in list(job.pieces))
         return blocks * self._block_bytes
 
     def _copy(self, job: Job, budget: int) -> int:
@@ -207,6 +209,8 @@ class Giver:
             log.exception("a hand-over to another engine failed")
         finally:
             if job is not None:
+                with self._lock:
+                    self._unsent.discard(job)
                 job.is_left = True
                 self.waker.wake()
                 job.waker.close()
@@ -235,6 +239,7 @@ class Giver:
         with self._lock:
             self._numbers += 1
             job = Job(wanted, keys, self._numbers)
+            self._unsent.add(job)
         self._arrived.append(job)
         self.waker.wake()
         return job
