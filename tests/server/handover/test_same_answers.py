@@ -309,6 +309,7 @@ def test_memory_is_bounded(
     """Neither side keeps more than a few pieces, however slow the other is; and the number of
     fetches is bounded."""
     monkeypatch.setattr(taker, "MAX_FETCHES", 2)
+    monkeypatch.setattr(sending, "COPIED_PIECES", 2)
     for shares in (True, False):
         engine = make_engine(tiny_model)
         side = make_taker(engine, shares=shares)

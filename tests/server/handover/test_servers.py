@@ -210,7 +210,8 @@ def test_the_prefill_engine_is_killed(
         if after is None:
             assert found["usage"]["prompt_tokens"] - cached <= 16
         else:
-            assert (cached > 0) == (after > 1)  # a piece of 11 blocks has 4 MB
+            # A piece of 11 blocks has 4 MB; the template's beginning may be here already.
+            assert (cached >= 11 * 16) == (after > 1)
         wait_for_outcome(decode, cause, before + 1)
         wait_for_another(prefill, pid)
 

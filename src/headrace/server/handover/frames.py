@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ MAX_END_BYTES = 1 << 10
 MAX_PIECE_BLOCKS = 1 << 12
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 
 class Kind(IntEnum):
@@ -177,7 +178,7 @@ def read_rest(
         raise HandoverError(Cause.FRAME, f"it begins with {bytes(head[:4])!r}, not {MAGIC!r}")
     if version != VERSION:
         raise HandoverError(Cause.VERSION, f"frames of version {version}; expected {VERSION}")
-    longest = most.get(number)  # type: ignore[call-overload]
+    longest = most.get(number)
     if longest is None:
         raise HandoverError(Cause.FRAME, f"a frame of kind {number} that was not expected")
     if length > longest:
@@ -208,12 +209,12 @@ def pack_ask(proof: bytes, wanted: bytes) -> bytes:
 
 def unpack_ask(payload: Buffer) -> tuple[bytes, bytes]:
     """The proof, and what it is a proof of, not decoded yet."""
-    found: _Ask = _decoded(_decode_ask, payload)
+    found = _decoded(_decode_ask, payload)
     return found.proof, found.wanted
 
 
 def unpack_wanted(payload: Buffer) -> Wanted:
-    found: Wanted = _decoded(_decode_wanted, payload)
+    found = _decoded(_decode_wanted, payload)
     found.check()
     return found
 
@@ -223,11 +224,10 @@ def pack_end(end: End) -> bytes:
 
 
 def unpack_end(payload: Buffer) -> End:
-    found: End = _decoded(_decode_end, payload)
-    return found
+    return _decoded(_decode_end, payload)
 
 
-def _decoded(decode: Callable[[Buffer], object], payload: Buffer) -> object:
+def _decoded(decode: Callable[[Buffer], T], payload: Buffer) -> T:
     try:
         return decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

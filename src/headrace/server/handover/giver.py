@@ -28,7 +28,8 @@ from headrace.server.handover.shared import Slots
 from headrace.server.handover.waking import Waker
 
 MAX_CONNECTIONS = 64
-TURN_BYTES = 16 << 20  # copied between two steps, beyond the first piece
+TURN_BYTES = 32 << 20  # copied between two steps, beyond the first piece
+COPIED_BYTES = 256 << 20  # of all hand-overs, that were copied and not sent
 BACKLOG = 64
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Giver:
         self.waker = Waker()  # the loop's
         self._arrived: deque[Job] = deque()
         self._jobs: dict[str, Job] = {}  # of the loop
+        self._unsent: set[Job] = set()  # that have a connection
         self._open = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._connections: dict[session.Wire, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -77,14 +79,12 @@ class Giver:
         while self._arrived:
             job = self._arrived.popleft()
             self._jobs[job.request_id] = job
-        budget = TURN_BYTES
+        budget = min(TURN_BYTES, COPIED_BYTES - self._copied_bytes())
         for job in list(self._jobs.values()):
             if job.is_left or self._is_closing:
                 self._drop(job)
                 continue
             budget -= self._copy(job, budget)
-            if not job.is_added and job.has_room:  # what comes next is not in the cache
-                self._add(job)
             if job.end is not None:
                 self._drop(job)
 
@@ -111,13 +111,20 @@ class Giver:
         except HeadraceError as error:
             job.finish(Cause.REFUSED, error.cause)
 
+    def _copied_bytes(self) -> int:
+        with self._lock:
+            blocks = sum(len(keys) for job in self._unsent for _, keys, _ in list(job.pieces))
+        return blocks * self._block_bytes
+
     def _copy(self, job: Job, budget: int) -> int:
-        """Copies blocks that are full, as far as there is room. Returns their bytes."""
+        """Copies blocks that are full, as far as there is room: at least a piece where a job has
+        none. Returns their bytes."""
         copied = 0
-        while job.has_room and (copied < budget or not copied):
+        while job.has_room and (copied < budget or not job.pieces):
             wanted = job.keys[job.next_block : job.next_block + job.wanted.piece_blocks]
             found = self._engine.read_cached(wanted)
             if not found:
+                self._is_missing(job)
                 break
             keys, contents = [key for key, _ in found], [content for _, content in found]
             job.pieces.append((job.next_block, keys, contents))
@@ -127,9 +134,14 @@ class Giver:
                 job.finish(None)
         if copied:
             job.waker.wake()
-        elif job.is_computed and job.has_room:
-            job.finish(Cause.EVICTED, "the pool had no room to keep them")
         return copied
+
+    def _is_missing(self, job: Job) -> None:
+        """The next block is not in the cache."""
+        if not job.is_added:
+            self._add(job)
+        elif job.is_computed:
+            job.finish(Cause.EVICTED, "the pool had no room to keep them")
 
     def _drop(self, job: Job) -> None:
         del self._jobs[job.request_id]
@@ -197,6 +209,8 @@ class Giver:
             log.exception("a hand-over to another engine failed")
         finally:
             if job is not None:
+                with self._lock:
+                    self._unsent.discard(job)
                 job.is_left = True
                 self.waker.wake()
                 job.waker.close()
@@ -225,6 +239,7 @@ class Giver:
         with self._lock:
             self._numbers += 1
             job = Job(wanted, keys, self._numbers)
+            self._unsent.add(job)
         self._arrived.append(job)
         self.waker.wake()
         return job

@@ -21,7 +21,9 @@ from headrace.server.handover.waking import Waker
 
 BEAT_S = 0.2
 SEND_S = 5.0  # for an asker to read something
-COPIED_PIECES = 2  # of one hand-over, that were copied and not sent
+# Of one hand-over, that were copied and not sent: more than a step fills, because the next copy may
+# have to wait for the next step.
+COPIED_PIECES = 8
 REQUEST_IDS = "handover-"  # an API's ids begin with other words
 
 
