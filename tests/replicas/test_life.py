@@ -102,7 +102,7 @@ def test_a_second_signal_stops_at_once(default_model_path: Path, tmp_path: Path)
 
 
 KEYS = """[[keys]]
-name = "ann"
+name = "Änn"
 key = "sk-ann"
 [[keys]]
 name = "ben"
@@ -122,7 +122,7 @@ def test_keys_and_a_stop_with_one_replica(default_model_path: Path, tmp_path: Pa
 
     def ask(path: str, key: str | None, body: dict[str, object] | None = None) -> httpx.Response:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        headers["x-headrace-key"] = "ann"  # nobody but the router may say so
+        headers["x-headrace-key"] = "%C3%84nn"  # nobody but the router may say so
         url = f"{running.base_url}{path}"
         return (
             httpx.get(url, headers=headers)
@@ -144,7 +144,7 @@ def test_keys_and_a_stop_with_one_replica(default_model_path: Path, tmp_path: Pa
     assert ask("/v1/responses", "sk-ben", body).status_code == 429
     assert ask("/replicas", "sk-ann").status_code == 401
     assert ask("/replicas", "ops").status_code == 200
-    assert '"key": "ann"' in running.log
+    assert '"key": "\\u00c4nn"' in running.log
     refused = ask("/restart", "ops", {})
     assert refused.status_code == 409
     assert "--replicas 2" in refused.json()["error"]["message"]

@@ -41,7 +41,7 @@ from headrace.router.router import (
 from headrace.router.settings import RouterSettings
 from headrace.server.access.keys import Keys
 from headrace.server.access.operators import API_KEY_NAME
-from headrace.server.access.trusted import KEY_HEADER
+from headrace.server.access.trusted import KEY_HEADER, named_in_header
 from headrace.server.edge.browsers import Browsers, preflight_headers
 from headrace.server.request.call import Call
 
@@ -323,7 +323,7 @@ class ReplicasRouter(Router):
         header = KEY_HEADER.encode("latin-1")
         request.headers = [each for each in request.headers if each[0] != header]
         if key_name is not None:
-            request.headers.append((header, key_name.encode("utf-8")))
+            request.headers.append((header, named_in_header(key_name)))
 
     def _version(self, request: Request, asked: Asked, session: str | None) -> str:
         if request.pinned:

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from headrace.core.errors import AuthenticationError
-from headrace.server.access.trusted import KEY_HEADER, TrustedKeys
+from headrace.server.access.trusted import KEY_HEADER, TrustedKeys, named_in_header
 
 INTERNAL = hashlib.sha256(b"internal").digest()
 
@@ -31,6 +31,14 @@ def test_the_client_has_its_name_weight_and_cache() -> None:
     assert keys.authenticate(sent("internal", "nobody")) == "default"
     assert keys.weights["ann"] == 2
     assert keys.cache_salt("ann", "") != keys.cache_salt("ben", "")
+
+
+def test_a_name_may_be_any_text() -> None:
+    name = "Änn\r\nx-evil: 1 %20"
+    written = named_in_header(name)
+    assert not {*b"\r\n :"} & {*written}
+    keys = TrustedKeys(INTERNAL, {name: 1, "ben": 1})
+    assert keys.authenticate(sent("internal", written.decode("latin-1"))) == name
 
 
 def test_one_tenant_shares_its_cache_and_may_have_the_routers_name() -> None:

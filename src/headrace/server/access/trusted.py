@@ -7,6 +7,7 @@ Limits were counted there; here a key has its name, its weight and a prefix cach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote, unquote
 
 from headrace.server.access.keys import Keys
 from headrace.server.access.limits import Key
@@ -27,11 +28,16 @@ class TrustedKeys(Keys):
 
     def authenticate(self, headers: Mapping[str, str]) -> str | None:
         name = self._internal.authenticate(headers)
-        sent = headers.get(KEY_HEADER, "")
+        sent = unquote(headers.get(KEY_HEADER, ""))
         return sent if sent in self._names else name
 
     def cache_salt(self, key_name: str | None, sent: str) -> str:
         return super().cache_salt(key_name, sent) if self._has_tenants else sent
+
+
+def named_in_header(name: str) -> bytes:
+    """A key's name may be any text; a header's value may not."""
+    return quote(name, safe="").encode("ascii")
 
 
 def _once(keys: Sequence[Key]) -> list[Key]:
