@@ -38,7 +38,7 @@ class Routing(StrEnum):
     ROUND_ROBIN = "round-robin"
     RANDOM = "random"
     LEAST_PENDING = "least-pending"  # the fewest pending tokens; ties at random
-    PREFIX = "prefix"  # to where the prompt's beginning is cached, within bounds
+    PREFIX = "prefix"  # to where it costs least, of what is pending and what is not cached
     SESSION = "session"  # to where the session was, within bounds
 
 
