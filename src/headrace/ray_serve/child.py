@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import httptools
@@ -141,7 +141,7 @@ class Child:
                     body.append(each)
         return status, b"".join(body)
 
-    async def ask(self, request: bytes, body: bytes = b"") -> AsyncIterator[Head | bytes]:
+    async def ask(self, request: bytes, body: bytes = b"") -> AsyncGenerator[Head | bytes, None]:
         """`request` is a request line and headers, without those of the connection. The answer's
         head, then its body as it comes, chunks decoded. Raises Lost or OSError."""
         reader, writer = await asyncio.open_connection(self.host, self.port)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,6 +32,7 @@ _NOT_PASSED = frozenset(
 )
 _OPEN = frozenset({"/v1/models", "/health", "/ready"})
 _ELSEWHERE = (429, 503)  # another replica may have room
+PASSED_BY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class HeadraceIngress:
     def __init__(self, replicas: Any, settings: dict[str, Any]) -> None:
         self._settings: RaySettings = read_settings(settings)
         self._replicas = replicas.options(stream=True)
+        self._failed_s: dict[str, float] = {}  # replicas that have not answered, and when
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -83,6 +86,7 @@ class HeadraceIngress:
             tokens=asked.tokens,
             prefix=asked.prefix,
             session=None if session is None else session_key(session),
+            tried=self._failing(),
         )
         begun, rest = await self._begin(sent, _request_bytes(request), body)
         headers = dict(begun.headers)
@@ -90,6 +94,12 @@ class HeadraceIngress:
             await _close(rest)
             return Response(begun.body, begun.status, headers)
         return StreamingResponse(_flow(begun.body, rest), begun.status, headers)
+
+    def _failing(self) -> list[str]:
+        """Those to be passed by where there are others: until Ray has found out for itself."""
+        since_s = time.monotonic() - PASSED_BY_S
+        self._failed_s = {name: at_s for name, at_s in self._failed_s.items() if at_s > since_s}
+        return list(self._failed_s)
 
     async def _read(self, request: Request) -> bytes:
         most = self._settings.max_body_bytes
@@ -117,6 +127,7 @@ class HeadraceIngress:
             except Exception as failed:  # Ray's errors, or the replica's own as one of Ray's
                 error = failed
                 log.warning("a replica has not answered: %s", _first_line(failed))
+                self._failed_s |= dict.fromkeys(sent.tried[so_far:], time.monotonic())
                 await _close(answer)
                 continue
             if begun.status not in _ELSEWHERE:
