@@ -7,6 +7,7 @@ Ray's handles; the choice of a replica is request_router.py's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -73,7 +74,7 @@ class HeadraceIngress:
             return Response(status_code=499)
 
     async def _answer(self, request: Request) -> Response:
-        path = request.url.path
+        path = _path(request)
         if path not in FORWARDED | _OPEN:
             raise NotFoundError(
                 f"There is no {path} here.",
@@ -124,6 +125,9 @@ class HeadraceIngress:
             answer = self._replicas.answer.remote(sent, request, body)
             try:
                 begun: Begun = await anext(aiter(answer))
+            except asyncio.CancelledError:  # the client has left
+                await _close(answer)
+                raise
             except Exception as failed:  # Ray's errors, or the replica's own as one of Ray's
                 error = failed
                 log.warning("a replica has not answered: %s", _first_line(failed))
@@ -164,9 +168,14 @@ async def _close(answer: Any) -> None:
             answer.cancel()
 
 
+def _path(request: Request) -> str:
+    """Without the application's prefix."""
+    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
 def _request_bytes(request: Request) -> bytes:
     """The request line and headers for a replica."""
-    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    target = _path(request) + (f"?{request.url.query}" if request.url.query else "")
     lines = [f"{request.method} {target} HTTP/1.1"]
     lines += [f"{n}: {v}" for n, v in request.headers.items() if n.lower() not in _NOT_PASSED]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1", "replace")
