@@ -34,7 +34,7 @@ PATHS = (
     "tests/cli/test_profile.py",
     "tests/calibrate/test_operations.py",
     "tests/core/test_collector.py",
-    "tests/deploy/test_kubernetes.py",
+    "tests/deploy",
     "tests/doctor/test_matrix.py",
     "tests/doctor/test_pathologies.py",
     "tests/dialects/test_foreign_words.py",

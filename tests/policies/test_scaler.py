@@ -75,6 +75,12 @@ def test_silence_is_not_idleness() -> None:
         assert scaler.decide(float(second), [], target=3) == 3
 
 
+def test_one_that_is_on_its_way_out_is_waited_for() -> None:
+    scaler = Scaler(RULES)
+    assert scaler.decide(0.0, [FULL, FULL, FULL], target=2) == 2
+    assert scaler.decide(0.1, [FULL, FULL], target=2) == 3
+
+
 def test_what_is_not_known_is_left_out() -> None:
     seen = fleet_seen([ReplicaSeen(), FULL], starting=1, unplaced=0, calm_s=3.0)
     assert (seen.ready, seen.starting, seen.busy, seen.headroom) == (2, 1, 0.5, None)

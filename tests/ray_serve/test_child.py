@@ -27,12 +27,12 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\
 @asynccontextmanager
 async def running(*flags: str) -> AsyncIterator[HeadraceReplica]:
     settings = RaySettings(serve_flags=("--kv-tokens", "4096", *flags), start_s=LIMIT_S, drain_s=5)
-    replica = HeadraceReplica.__new__(HeadraceReplica)
-    await replica.__init__(settings.plain())  # type: ignore[misc]
+    replica = HeadraceReplica()
+    await replica.start(settings.plain())
     try:
         yield replica
     finally:
-        await replica._child.stop(10.0)
+        await replica.close()
 
 
 async def answer(replica: HeadraceReplica, **more: object) -> tuple[Begun, list[bytes]]:

@@ -29,7 +29,7 @@ def test_text_is_taken_for_numbers() -> None:
     [
         ({"max_replica": 3}, "no setting 'max_replica'"),
         ({"max_replicas": "many"}, "max_replicas is 'many'; expected a number"),
-        ({"min_replicas": 5, "max_replicas": 2}, "most is 2; expected 5 or more"),
+        ({"min_replicas": 5, "max_replicas": 2}, "max_replicas is 2; expected 5 or more"),
         ({"policy": "fastest"}, "policy is 'fastest'; expected one of round-robin"),
         ({"serve_flags": ["--port", "80"]}, "--port is set for each replica by Ray Serve"),
         ({"gpus": 2, "tensor_parallel": 4}, "tensor_parallel is 4 and gpus is 2"),

@@ -36,6 +36,8 @@ class Scaler:
         stays."""
         if self._decided_s is not None and now_s - self._decided_s < self.rules.interval_s:
             return target
+        if len(seen) > target:
+            return target  # one is on its way out: its room must not be counted
         self._decided_s = now_s
         if self._needed_s is None:
             self._needed_s = now_s

@@ -21,6 +21,16 @@ _REPORT_S = 1.0  # between a replica's reports
 _MOST = 10_000  # requests at one ingress replica
 
 
+class Replica(HeadraceReplica):
+    """With the names by which Ray Serve starts and stops one; it awaits both."""
+
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc]
+        await self.start(settings)
+
+    async def __del__(self) -> None:
+        await self.close()
+
+
 def build(args: Mapping[str, Any]) -> Any:
     """`args` as settings.py names them."""
     return application(read_settings(args))
@@ -28,7 +38,7 @@ def build(args: Mapping[str, Any]) -> Any:
 
 def application(settings: RaySettings) -> Any:
     replicas = serve.deployment(
-        HeadraceReplica,
+        Replica,
         name="headrace",
         max_ongoing_requests=settings.max_ongoing,
         autoscaling_config=AutoscalingConfig(
@@ -48,7 +58,7 @@ def application(settings: RaySettings) -> Any:
         placement_group_bundles=[settings.bundle()],
         placement_group_strategy="STRICT_PACK",
         ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
-        health_check_period_s=2.0,
+        health_check_period_s=1.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=settings.drain_s + 10.0,

@@ -16,7 +16,7 @@ import secrets
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import httptools
@@ -68,7 +68,7 @@ class Child:
             env={**os.environ, "HEADRACE_METRICS_KEY": key},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_end_with_parent,
         )
         child = cls(process, key)
         try:
@@ -141,7 +141,7 @@ class Child:
                     body.append(each)
         return status, b"".join(body)
 
-    async def ask(self, request: bytes, body: bytes = b"") -> AsyncIterator[Head | bytes]:
+    async def ask(self, request: bytes, body: bytes = b"") -> AsyncGenerator[Head | bytes, None]:
         """`request` is a request line and headers, without those of the connection. The answer's
         head, then its body as it comes, chunks decoded. Raises Lost or OSError."""
         reader, writer = await asyncio.open_connection(self.host, self.port)
@@ -201,6 +201,11 @@ class _Answer:
         self.is_whole = True
 
 
+# Looked up before any fork: a child of a process with threads may only call it.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
 def _end_with_parent() -> None:
     """A worker that is killed says nothing to its children: the kernel does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

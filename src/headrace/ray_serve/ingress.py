@@ -7,9 +7,11 @@ Ray's handles; the choice of a replica is request_router.py's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -31,6 +33,7 @@ _NOT_PASSED = frozenset(
 )
 _OPEN = frozenset({"/v1/models", "/health", "/ready"})
 _ELSEWHERE = (429, 503)  # another replica may have room
+PASSED_BY_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class HeadraceIngress:
     def __init__(self, replicas: Any, settings: dict[str, Any]) -> None:
         self._settings: RaySettings = read_settings(settings)
         self._replicas = replicas.options(stream=True)
+        self._failed_s: dict[str, float] = {}  # replicas that have not answered, and when
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -70,7 +74,7 @@ class HeadraceIngress:
             return Response(status_code=499)
 
     async def _answer(self, request: Request) -> Response:
-        path = request.url.path
+        path = _path(request)
         if path not in FORWARDED | _OPEN:
             raise NotFoundError(
                 f"There is no {path} here.",
@@ -83,6 +87,7 @@ class HeadraceIngress:
             tokens=asked.tokens,
             prefix=asked.prefix,
             session=None if session is None else session_key(session),
+            tried=self._failing(),
         )
         begun, rest = await self._begin(sent, _request_bytes(request), body)
         headers = dict(begun.headers)
@@ -90,6 +95,12 @@ class HeadraceIngress:
             await _close(rest)
             return Response(begun.body, begun.status, headers)
         return StreamingResponse(_flow(begun.body, rest), begun.status, headers)
+
+    def _failing(self) -> list[str]:
+        """Those to be passed by where there are others: until Ray has found out for itself."""
+        since_s = time.monotonic() - PASSED_BY_S
+        self._failed_s = {name: at_s for name, at_s in self._failed_s.items() if at_s > since_s}
+        return list(self._failed_s)
 
     async def _read(self, request: Request) -> bytes:
         most = self._settings.max_body_bytes
@@ -114,9 +125,13 @@ class HeadraceIngress:
             answer = self._replicas.answer.remote(sent, request, body)
             try:
                 begun: Begun = await anext(aiter(answer))
+            except asyncio.CancelledError:  # the client has left
+                await _close(answer)
+                raise
             except Exception as failed:  # Ray's errors, or the replica's own as one of Ray's
                 error = failed
                 log.warning("a replica has not answered: %s", _first_line(failed))
+                self._failed_s |= dict.fromkeys(sent.tried[so_far:], time.monotonic())
                 await _close(answer)
                 continue
             if begun.status not in _ELSEWHERE:
@@ -153,9 +168,14 @@ async def _close(answer: Any) -> None:
             answer.cancel()
 
 
+def _path(request: Request) -> str:
+    """Without the application's prefix."""
+    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
 def _request_bytes(request: Request) -> bytes:
     """The request line and headers for a replica."""
-    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    target = _path(request) + (f"?{request.url.query}" if request.url.query else "")
     lines = [f"{request.method} {target} HTTP/1.1"]
     lines += [f"{n}: {v}" for n, v in request.headers.items() if n.lower() not in _NOT_PASSED]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1", "replace")

@@ -46,17 +46,23 @@ class Begun:
 
 
 class HeadraceReplica:
-    async def __init__(self, settings: dict[str, Any]) -> None:
+    async def start(self, settings: dict[str, Any]) -> None:
         self._settings = read_settings(settings)
         words = self._settings.command(os.cpu_count() or 1)
         self._child = await Child.start(words, self._settings.start_s)
+
+    async def close(self) -> None:
+        """Running requests finish first."""
+        child = getattr(self, "_child", None)  # it may never have started
+        if child is not None:
+            await child.stop(self._settings.drain_s + 5.0)
 
     async def answer(self, sent: Sent, request: bytes, body: bytes) -> AsyncIterator[Any]:
         """A `Begun`, then bytes as they come. `sent` has been read already, by the router."""
         head: Head | None = None
         early: list[bytes] = []
         has_begun = False
-        async with contextlib.aclosing(self._child.ask(request, body)) as parts:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._child.ask(request, body)) as parts:
             async for part in parts:
                 if isinstance(part, Head):
                     head = part
@@ -111,9 +117,3 @@ class HeadraceReplica:
             "server_pid": self._child.pid,
             "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         }
-
-    async def __del__(self) -> None:
-        """Ray Serve calls this when the replica has no more requests."""
-        child = getattr(self, "_child", None)
-        if child is not None:
-            await child.stop(self._settings.drain_s + 5.0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from headrace.core.checks import check_fields, within
+from headrace.core.checks import check_fields, refusal, within
 from headrace.core.errors import ConfigError
 from headrace.policies.routing import BOUND, Routing
 from headrace.policies.scaling import ScalingRules
@@ -46,6 +46,9 @@ class RaySettings:
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
+        if self.max_replicas < self.min_replicas:
+            words = f"{self.min_replicas} or more, which is min_replicas"
+            raise refusal(ConfigError, "max_replicas", self.max_replicas, words)
         if self.policy not in {each.value for each in Routing}:
             known = ", ".join(each.value for each in Routing)
             raise ConfigError(f"policy is {self.policy!r}; expected one of {known}.")
