@@ -272,6 +272,9 @@ class ReplicasRouter(Router):
         number = int(found[1]) if found else 0
         return self._slots[number - 1] if 0 < number <= len(self._slots) else None
 
+    def _find_stored(self, request: Request, asked: Asked, way: Way, key_name: str | None) -> None:
+        """Nothing: here an id says which replica has the answer, and that one knows whose it is."""
+
     async def _stored(self, client: ClientConnection, request: Request, rest: str) -> None:
         slot = self._slot_of(rest)
         if slot is None:
