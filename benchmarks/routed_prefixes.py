@@ -143,9 +143,9 @@ def main() -> None:
             flush=True,
         )
     one, two = found[0], found[-1]
-    hits = f"hits {two[0] / one[0]:.2f}x, " if one[0] else ""
+    more = f"hits {two[0] / one[0]:.2f}x, " if one[0] else ""
     print(
-        f"{policies[-1]} against {policies[0]}: {hits}TTFT p50 {two[1] / one[1]:.2f}x, p95 "
+        f"{policies[-1]} against {policies[0]}: {more}TTFT p50 {two[1] / one[1]:.2f}x, p95 "
         f"{two[2] / one[2]:.2f}x, time of all {two[3] / one[3]:.2f}x"
     )
 

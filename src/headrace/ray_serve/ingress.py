@@ -85,7 +85,8 @@ class HeadraceIngress:
         session = request.headers.get(self._settings.session_header) or asked.user
         sent = Sent(
             tokens=asked.tokens,
-            prefix=asked.prefix,
+            prompt_tokens=asked.prompt_tokens,
+            prefixes=asked.prefixes,
             session=None if session is None else session_key(session),
             tried=self._failing(),
         )

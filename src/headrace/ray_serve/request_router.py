@@ -1,5 +1,5 @@
-"""Ray Serve's choice of a replica by policies/routing.py: to where the prompt's beginning is
-cached, within bounds, else to whoever has the fewest pending tokens.
+"""Ray Serve's choice of a replica by policies/routing.py: what is pending there against what of the
+prompt would have to be computed.
 
 One of these lives in every process that has a handle to the deployment, and counts what that
 process has sent: with several ingress replicas each sees its own share. Ray's own queue lengths
@@ -14,10 +14,10 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from headrace.policies.routing import BOUND, Familiar, Ring, Routing, Wanted, key_of, route
+from headrace.policies.prefixes import Caches
+from headrace.policies.routing import BOUND, Ring, Routing, Wanted, key_of, route
 from headrace.ray_serve.replica import Sent
 
-DEPTH = 3  # requests of a size that may always be at a replica; see router/fleet.py
 MOST_RINGS = 64
 
 
@@ -26,8 +26,7 @@ class PrefixRequestRouter(RequestRouter):
         self, policy: str = Routing.PREFIX.value, bound: float = BOUND, **unused: Any
     ) -> None:
         self._policy, self._bound = Routing(policy), bound
-        self._familiar = Familiar()
-        self._known: dict[str, int | None] = {}  # of requests that are being placed
+        self._caches = Caches()
         self._rings: dict[tuple[int, ...], Ring] = {}
         self._pending: dict[int, int] = {}  # tokens by replica
         self._running: dict[str, tuple[int, int]] = {}  # request -> replica, tokens
@@ -46,34 +45,29 @@ class PrefixRequestRouter(RequestRouter):
         fresh = [number for number in by_number if number not in tried] or list(by_number)
         if not fresh:
             return []
-        chosen = self._choose(sent, sorted(fresh), pending_request)
+        chosen = self._choose(sent, sorted(fresh))
         others = [by_number[number] for number in fresh if number != chosen]
         return [[by_number[chosen]], others] if others else [[by_number[chosen]]]
 
-    def _choose(self, sent: Sent, numbers: list[int], request: PendingRequest | None) -> int:
+    def _choose(self, sent: Sent, numbers: list[int]) -> int:
         if len(numbers) == 1:
             return numbers[0]
         self._turn += 1
-        pending = {number: self._pending.get(number, 0) for number in numbers}
-        mean = (sum(pending.values()) + sent.tokens) / len(numbers)
         return route(
             self._policy,
-            Wanted(tokens=sent.tokens, prefix=self._prefix(sent, request), session=sent.session),
+            Wanted(
+                tokens=sent.tokens,
+                prompt_tokens=sent.prompt_tokens,
+                prefixes=sent.prefixes,
+                session=sent.session,
+            ),
             ring=self._ring(tuple(numbers)),
-            pending=pending,
+            pending={number: self._pending.get(number, 0) for number in numbers},
+            caches=self._caches,
             turn=self._turn,
             tie=random.random(),
-            bound=max(self._bound, DEPTH * sent.tokens / mean),
+            bound=self._bound,
         )
-
-    def _prefix(self, sent: Sent, request: PendingRequest | None) -> int | None:
-        """Once for each request: a beginning that was asked for is familiar."""
-        if sent.prefix is None or request is None:
-            return sent.prefix
-        name = request.metadata.internal_request_id
-        if name not in self._known:
-            self._known[name] = self._familiar.known(sent.prefix)
-        return self._known[name]
 
     def _ring(self, numbers: tuple[int, ...]) -> Ring:
         ring = self._rings.get(numbers)
@@ -91,7 +85,8 @@ class PrefixRequestRouter(RequestRouter):
         sent, number = _sent(pending_request), number_of(replica_id)
         sent.tried.append(str(number))
         name = pending_request.metadata.internal_request_id
-        self._known.pop(name, None)
+        if self._policy is Routing.PREFIX:
+            self._caches.sent(number, sent.prefixes, sent.tokens)
         self._running[name] = (number, sent.tokens)
         self._pending[number] = self._pending.get(number, 0) + sent.tokens
 
@@ -107,6 +102,7 @@ class PrefixRequestRouter(RequestRouter):
     def _forget_others(self, numbers: Collection[int]) -> None:
         for number in self._pending.keys() - numbers:
             del self._pending[number]
+            self._caches.forget(number)
 
 
 def number_of(replica_id: ReplicaID) -> int:

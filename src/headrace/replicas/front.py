@@ -39,8 +39,7 @@ from headrace.router.router import (
     Router,
 )
 from headrace.router.settings import RouterSettings
-from headrace.server.access.keys import Keys
-from headrace.server.access.operators import API_KEY_NAME
+from headrace.server.access.keys import API_KEY_NAME, Keys
 from headrace.server.access.trusted import KEY_HEADER, named_in_header
 from headrace.server.edge.browsers import Browsers, preflight_headers
 from headrace.server.request.call import Call

@@ -209,7 +209,8 @@ def _with_room(backend: Backend, engine: EngineConfig) -> Backend:
         return replace(found(*given), available_bytes=share)
 
     if share is not None:
-        backend.footprint = footprint  # type: ignore[method-assign]
+        changed: Any = backend
+        changed.footprint = footprint
     return backend
 
 

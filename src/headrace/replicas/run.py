@@ -211,8 +211,8 @@ class _Life:
             context_tokens=facts.context_tokens,
             has_keys=len(plan.keys) > 0,
         )
-        for task in asyncio.as_completed(late):
-            error = await task
+        for ending in asyncio.as_completed(late):
+            error = await ending
             if error is not None:
                 slot = next(each for each in self._slots if each.state == "waiting")
                 self._try_again(slot, error)

@@ -62,6 +62,7 @@ class Sender(Protocol):
 class RequestReader:
     def __init__(self, edge: Edge, client: Sender) -> None:
         self._edge, self._client = edge, client
+        self._body_bytes = 0
         self._parser = httptools.HttpRequestParser(self)
         self.in_message = False
         self._messages = 0

@@ -28,7 +28,8 @@ from tests.server.handover.engines import (
 
 from headrace.core.request import GenerateRequest
 from headrace.engine.loop import Engine
-from headrace.server.handover import giver, receiving, sending, taker
+from headrace.engine.prefix import block_keys
+from headrace.server.handover import frames, giver, receiving, sending, taker
 from headrace.server.handover.frames import Cause
 from headrace.server.handover.session import Peer, secret_of
 
@@ -175,7 +176,7 @@ def test_cut_or_changed_at_any_byte(tiny_model: TinyModel, one: Engine, giving: 
     block_bytes = giving.engine.moves.block_bytes  # type: ignore[union-attr]
     whole = 6 * (block_bytes + 100)
     places = [0, 1, 50, 100, whole - 1, *(chooser.randrange(whole) for _ in range(12))]
-    seen = set()
+    seen: set[str] = set()
     for place in places:
         for damage in ({"cut": place}, {"flip": place}):
             with bad_way(giving.peer, **damage) as peer:
@@ -190,13 +191,13 @@ def test_cut_or_changed_at_any_byte(tiny_model: TinyModel, one: Engine, giving: 
 def test_shared_memory_whose_checksum_is_wrong(
     tiny_model: TinyModel, one: Engine, giving: Giving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, sent = sending.frames.pack_placed, []
+    real, sent = frames.pack_placed, []
 
     def wrong(first: int, keys: list[bytes], slot: int, checksum: int) -> bytes:
         sent.append(first)
         return real(first, keys, slot, checksum ^ (len(sent) == 3))
 
-    monkeypatch.setattr(sending.frames, "pack_placed", wrong)
+    monkeypatch.setattr(frames, "pack_placed", wrong)
     request = request_of(prompt_of(100))
     answer, outcomes, blocks = through(tiny_model, request, giving.peer)
     assert (answer, outcomes, blocks) == (alone(one, request), {"checksum": 1}, 2)
@@ -205,7 +206,7 @@ def test_shared_memory_whose_checksum_is_wrong(
 def test_blocks_of_another_prompt_are_refused(
     tiny_model: TinyModel, one: Engine, giving: Giving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = giver.block_keys
+    real = block_keys
     monkeypatch.setattr(
         giver, "block_keys", lambda tokens, salt, size: real(tokens[::-1], salt, size)
     )

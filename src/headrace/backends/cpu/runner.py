@@ -204,7 +204,7 @@ class CpuRunner(Closes):
         copies = np.empty((len(blocks), self.block_bytes), np.uint8)
         for block, copy in zip(blocks, copies, strict=True):
             self._kv.read(block, copy)
-        return [memoryview(copy) for copy in copies]
+        return [copy.data for copy in copies]
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
         for block, content in zip(blocks, contents, strict=True):
