@@ -310,6 +310,11 @@ MORE: list[tuple[int, bool, Make]] = [
                                                       for t in (0.05, 0.05, 0.01)))),
     # One late token while a long prompt is computed in pieces.
     (18, False, lambda: but(probe_stream=stream([0.01] * 50 + [0.16] + [0.01] * 40))),
+    # The machine was slow in one of the long prompts; or fast in one of the medium ones.
+    (5, False, lambda: but(probe_long=(answer(5.0, n=4, prompt=2000),
+                                       answer(1.1, n=4, prompt=2000)))),
+    (5, False, lambda: but(probe_long=(answer(4.0, n=4, prompt=2000),) * 2,
+                           probe_medium=tuple(answer(t, n=4, prompt=500) for t in (0.3, 0.6)))),
     # Saturated: requests wait, and those that run are slow.
     (11, True, lambda: but(histograms={"ttft": times(14.0, of=80), "queue_time": times(13.0, of=80),
                                        "tpot": times(0.137, of=80)})),

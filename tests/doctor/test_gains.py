@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.doctor.cases import HEALTHY, IDLE, answer, but, lengths, serial, times, together
+from tests.doctor.cases import HEALTHY, IDLE, STALLED, answer, but, lengths, serial, times, together
 
 from headrace.doctor.buckets import Buckets
 from headrace.doctor.calibrated import steps_of_profile
@@ -252,6 +252,20 @@ def test_a_prefix_that_is_found_leaves_the_question() -> None:
     cold = first + 1.0 + 1e6 * pair_s / 2
     for end, rows in ((finding.gain.high, 20), (finding.gain.low, 36)):
         assert end == pytest.approx(cold / (first + rows * (1e-3 + 1000 * pair_s)), rel=0.02)
+
+
+def test_steps_that_stop_streams_are_sized_by_the_objective() -> None:
+    """A prompt's token takes 0.5 ms early, 1 ms at the end of the long prompt. With 50 ms a token
+    wanted, a step may take 100: 90 beside the 10 of the tokens, so 64 tokens of a prompt."""
+    prompts = {"short": (50, 0.025, 5), "medium": (450, 0.225, 2), "long": (2050, 1.525, 2)}
+    groups = {f"probe_{name}": tuple(answer(first, n=24, prompt=tokens) for _ in range(count))
+              for name, (tokens, first, count) in prompts.items()}  # fmt: skip
+    finding = RULES[18](but(probe_stream=STALLED, **groups))
+    assert finding is not None
+    assert "64" in finding.fix[0]
+    longest = 0.4
+    assert finding.gain.high == pytest.approx(longest / (0.010 + 64 * 0.0005), rel=0.01)
+    assert finding.gain.low == pytest.approx(longest / (0.010 + 64 * 0.0010), rel=0.01)
 
 
 def test_a_template_that_is_found_is_no_work() -> None:

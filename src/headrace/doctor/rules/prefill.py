@@ -18,16 +18,19 @@ _HELD = 0.4  # of the long prompt's time to its first token
 
 
 def steep_attention(seen: Observation) -> Finding | None:
-    """Row 5: the time per prompt token grows with the prompt's length, alone."""
+    """Row 5: the time per prompt token grows with the prompt's length, alone. The slowest medium
+    prompt beside the fastest long one: a machine that was slow for a second is no kernel."""
     probe = seen.probe
     if probe is None:
         return None
     base, first = ttft_of(probe.short), prompt_of(probe.short)
     costs = []
-    for group in (probe.medium, probe.long):
-        tokens, ttft = prompt_of(group), ttft_of(group)
-        if tokens is None or ttft is None or base is None or first is None:
+    for group, end in ((probe.medium, max), (probe.long, min)):
+        tokens = prompt_of(group)
+        times = [a.ttft_s for a in group if a.is_good and a.ttft_s is not None]
+        if tokens is None or not times or base is None or first is None:
             return None
+        ttft = end(times)
         if tokens <= 2 * first or ttft <= 1.2 * base:
             return None  # too short to tell
         costs.append(((ttft - base) / (tokens - first), tokens, ttft))
