@@ -215,7 +215,7 @@ def clients_of(asked: argparse.Namespace) -> dict[str, Client]:
     return found
 
 
-_OWN = ("headrace_time_to_first_token_seconds", "headrace_request_time_per_output_token_seconds")
+_OWN = ("headrace:time_to_first_token_seconds", "headrace:request_time_per_output_token_seconds")
 
 
 def watched(client: Client, turn: Turn, is_served: bool) -> Figures:
