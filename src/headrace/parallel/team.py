@@ -10,15 +10,16 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.core import children
 from headrace.core.children import child_environment, python_command
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError, DeviceError, HeadraceError
@@ -177,12 +178,8 @@ def check_torch() -> None:
 
 
 def end_with_parent() -> None:
-    """Linux: this process is killed when the one that started it ends, even while it is stopped.
+    """This process is killed when the one that started it ends, even while it is stopped (Linux).
     Elsewhere it ends when its connection closes."""
-    if sys.platform == "linux":
-        import ctypes
-
-        parent_death_signal, kill = 1, 9
-        ctypes.CDLL(None).prctl(parent_death_signal, kill)
-        if os.getppid() == 1:  # it ended before this call
-            os._exit(1)
+    children.end_with_parent(signal.SIGKILL)
+    if os.getppid() == 1:  # it ended before this call
+        os._exit(1)
