@@ -25,9 +25,10 @@ def unreachable(host: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, http.client.BadStatusLine) and not isinstance(
         error, http.client.RemoteDisconnected
     ):
-        if error.line.startswith(_TLS_RECORDS):
+        line = str(error)
+        if line.startswith(_TLS_RECORDS):
             return f"{host} speaks TLS, not plain HTTP.", "Give https:// instead of http://."
-        said = error.line.strip()[:_SHOWN]
+        said = line.strip()[:_SHOWN]
         return f"{host} does not speak HTTP: it says {said!r}.", "Give the server's own port."
     if isinstance(error, (ConnectionResetError, http.client.RemoteDisconnected)):
         remedy = "Is it an HTTP server? If it speaks TLS, give https:// instead of http://."
