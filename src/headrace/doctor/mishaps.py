@@ -25,7 +25,7 @@ def unreachable(host: str, error: BaseException) -> tuple[str, str]:
     if isinstance(error, http.client.BadStatusLine) and not isinstance(
         error, http.client.RemoteDisconnected
     ):
-        line = str(error.args[0]) if error.args else ""
+        line = str(error)
         if line.startswith(_TLS_RECORDS):
             return f"{host} speaks TLS, not plain HTTP.", "Give https:// instead of http://."
         said = line.strip()[:_SHOWN]
