@@ -169,7 +169,10 @@ def test_pools_that_do_not_match(decoding: Apart, givers: list[Apart], why: str)
     ("words", "why"),
     [
         (["http://a:1", "--prefill", "http://b:1"], "without --internal-key-variable"),
-        (["http://a:1", "--prefill", "b", *(key := ["--internal-key-variable", "PATH"])], "not a"),
+        (
+            ["http://a:1", "--prefill", "ftp://b", *(key := ["--internal-key-variable", "PATH"])],
+            "not a",
+        ),
         (["http://a:1", "--prefill", "http://a:1", *key], "given twice"),
         (["http://a:1", "--prefill", "dns:b", *key], "expected dns:NAME:PORT"),
         (

@@ -95,10 +95,13 @@ def router(prefill: RunningServer, decode: RunningServer) -> Iterator[str]:
             break
     assert lines[-1].startswith("routing at"), lines
     assert any(line.startswith(f"prefill: {prefill.base_url}") for line in lines)
-    threading.Thread(target=process.stderr.read, daemon=True).start()
+    rest = threading.Thread(target=process.stderr.read, daemon=True)  # or its pipe would fill
+    rest.start()
     yield lines[-1].split()[2]
     process.send_signal(signal.SIGTERM)
     process.wait(30)
+    rest.join()
+    process.stderr.close()
 
 
 def test_the_same_answers_as_one_server(
@@ -160,6 +163,8 @@ def killing(port: int, pid: int, after: int | None) -> Iterator[int]:
                     os.kill(pid, signal.SIGKILL)
         if not is_killed:
             os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            asker.shutdown(socket.SHUT_RDWR)  # `back` reads it, and would keep it open
         asker.close()
         giver.close()
 

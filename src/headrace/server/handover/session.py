@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from headrace.server.handover import frames
 from headrace.server.handover.frames import Buffer, Cause, HandoverError, Kind
 
-GREET_S = 2.0  # for each step of the greeting
+GREET_S = 5.0  # for each step of the greeting
 _MOST_PARTS = 64
 
 

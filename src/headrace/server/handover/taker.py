@@ -30,7 +30,7 @@ from headrace.server.handover.waking import Waker
 
 MAX_FETCHES = 16  # at one time; more are computed here
 PIECE_BYTES = 4 << 20  # of a frame or a slot, unless one block is larger
-SILENCE_S = 2.0  # a giver that lives says so ten times in this time
+SILENCE_S = 5.0  # a giver that lives says so 25 times in this time
 TURN_BYTES = 8 << 20  # taken between two steps, beyond the first piece
 AVOID_S = 2.0  # a peer that failed is not asked: each request would wait for it in vain
 PEERS_FAULTS = frozenset(
