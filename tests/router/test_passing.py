@@ -181,7 +181,7 @@ def test_late_clients_are_told_and_idle_ones_closed() -> None:
             idle_reader, idle = await asyncio.open_connection("127.0.0.1", r.port)
             idle.write(request({}, keep=True))
             await fakes.read_answer(idle_reader)
-            while not any(connection._in_message for connection in r.edge.connections):
+            while not any(connection._reader.in_message for connection in r.edge.connections):
                 await asyncio.sleep(0.005)
             r.edge.sweep(1e12)
             assert (await fakes.read_answer(reader)).status == 408
