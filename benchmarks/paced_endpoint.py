@@ -74,8 +74,8 @@ class Paced:
                 length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
                 body = json.loads(await reader.readexactly(length))
                 await self._answer(writer, body, Sent(asyncio.get_running_loop().time()))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, IndexError):
+            pass  # IndexError: no HTTP/1.1; routers try what else is spoken here
         finally:
             writer.close()
 

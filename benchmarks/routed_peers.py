@@ -118,7 +118,9 @@ def litellm_words(litellm: str, folder: Path, port: int, ports: list[int]) -> li
         for each in ports
     ]
     path = folder / "litellm.yaml"  # JSON is YAML
-    path.write_text(json.dumps({"model_list": deployments}))
+    # Without a key for clients it starts only when told so; the others have none either.
+    settings = {"dangerously_permit_weak_or_unset_master_key": True}
+    path.write_text(json.dumps({"model_list": deployments, "general_settings": settings}))
     return [litellm, "--config", str(path), "--host", "127.0.0.1", "--port", str(port)]
 
 

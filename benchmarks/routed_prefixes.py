@@ -5,8 +5,9 @@
 
 Each replica is a Headrace of the default model whose KV pool holds a few of the prefixes, not all;
 all pools together hold them. Requests of all prefixes come mixed, the same in every round; between
-rounds the replicas are started anew. Counted are the prompt tokens that came from a cache, as the
-answers' usage has them, the time to the first token, and the time of all.
+rounds the replicas are started anew, and each prefix is asked for once before the count begins.
+Counted are the prompt tokens that came from a cache, as the answers' usage has them, the time to
+the first token, and the time of all.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", help="the first is what the last is compared with")
     asked = parser.parse_args()
     texts = prompts(asked.prefixes, asked.requests, asked.words)
+    firsts = {text.partition(" Question")[0]: text for text in reversed(texts)}
+    warm = [f"{text} (first)" for text in firsts.values()] if asked.prefixes else []
     found = []
     policies = asked.policies or ["round-robin", "least-pending", "prefix"][not asked.prefixes :]
     for policy in policies:
@@ -130,6 +133,7 @@ def main() -> None:
             fleet(asked.replicas, asked.kv_tokens, policy) as port,
             ThreadPoolExecutor(asked.concurrency) as pool,
         ):
+            list(pool.map(lambda text: ask(port, text), warm))
             began_s = time.perf_counter()
             heard = list(pool.map(lambda text: ask(port, text), texts))
             wall_s = time.perf_counter() - began_s

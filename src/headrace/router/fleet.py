@@ -20,6 +20,9 @@ from headrace.router.replica import Identity, Replica
 from headrace.router.settings import RouterSettings
 from headrace.router.versions import Version, pick
 
+# Tokens are estimated from bytes, and most prompts have fewer. A belief that ends early costs as
+# much as one that lasts too long.
+ROOM = 1.25
 MOST_RINGS = 64  # of those in use: one for each set of replicas that take requests
 
 log = logging.getLogger(__name__)
@@ -198,7 +201,7 @@ class Fleet:
         if self._settings.routing is Routing.PREFIX:
             room = group.replicas[chosen].load.get("cache_tokens")
             if isinstance(room, int) and room > 0:
-                self.caches.set_room(chosen, room)
+                self.caches.set_room(chosen, int(ROOM * room))
             self.caches.sent(chosen, wanted.prefixes, wanted.tokens)
         return chosen
 

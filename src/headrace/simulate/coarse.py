@@ -15,6 +15,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from headrace.engine.policy import StepTimes
+from headrace.engine.scheduler import FIRST_PROMPT_SHARE
 from headrace.policies.prefixes import Caches, Prefixes
 from headrace.policies.routing import key_of
 from headrace.workload.ask import Ask
@@ -31,6 +33,7 @@ class Machine:
     max_sequences: int = 64
     kv_tokens: int = 65536
     block_tokens: int = 16
+    max_step_growth: float = 24.0  # see engine/policy.py
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,6 +72,8 @@ class Segments:
 class CoarseReplica:
     def __init__(self, machine: Machine, number: int, caches: Caches) -> None:
         self._machine, self._number, self._caches = machine, number, caches
+        first_tokens = max(1, machine.max_batch_tokens // FIRST_PROMPT_SHARE)
+        self._times = StepTimes(machine.max_step_growth, first_tokens)
         self._waiting: deque[Job] = deque()
         self._prompts: deque[Job] = deque()  # have a place, and are not computed yet
         self._running: list[tuple[int, int, Job]] = []  # a heap: (last step, order, job)
@@ -135,19 +140,11 @@ class CoarseReplica:
             job.cached = job.computed = min(held, job.ask.prompt_tokens - 1)
             self._held += job.ask.total_tokens
             self._prompts.append(job)
-        tokens, context = len(self._running), self._context
-        self._drawn = []
-        while self._prompts and tokens < machine.max_batch_tokens:
-            job = self._prompts[0]
-            took = min(machine.max_batch_tokens - tokens, job.ask.prompt_tokens - job.computed)
-            context += job.computed
-            tokens += took
-            job.computed += took
-            if job.computed < job.ask.prompt_tokens:
-                break
-            self._drawn.append(self._prompts.popleft())
+        tokens = len(self._running)
+        prompt_tokens, context = self._take_prompts(machine.max_batch_tokens - tokens)
+        tokens, context = tokens + prompt_tokens, context + self._context
         self._begin_s = now_s
-        if tokens > len(self._running):
+        if prompt_tokens or self._prompts:
             self._count = 1
         elif self._running:
             self._count = self._running[0][0] - self._steps
@@ -158,3 +155,22 @@ class CoarseReplica:
         self._step_s = (
             machine.base_s + machine.token_s * tokens + machine.context_s * (context + tokens)
         )
+        self._times.learn(self._step_s, len(self._running), prompt_tokens)
+
+    def _take_prompts(self, budget: int) -> tuple[int, int]:
+        """Tokens of prompts in the next step, as many as the engine would take, and those that they
+        attend to."""
+        self._drawn = []
+        if self._running and self._prompts:
+            budget = self._times.prompt_tokens(budget, len(self._running), len(self._prompts))
+        tokens = context = 0
+        while self._prompts and tokens < budget:
+            job = self._prompts[0]
+            took = min(budget - tokens, job.ask.prompt_tokens - job.computed)
+            context += job.computed
+            tokens += took
+            job.computed += took
+            if job.computed < job.ask.prompt_tokens:
+                break
+            self._drawn.append(self._prompts.popleft())
+        return tokens, context
