@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +112,7 @@ def running() -> int:
     from ray import serve
 
     states = serve.status().applications["headrace"].deployments["headrace"].replica_states
-    return {str(state.value): n for state, n in states.items()}.get("RUNNING", 0)
+    return int({str(state): n for state, n in states.items()}.get("RUNNING", 0))
 
 
 async def straight(words: list[str]) -> Any:
@@ -241,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -17,6 +17,8 @@ from headrace.policies.scaling import ScalingRules
 # Of `headrace serve`: decided here, for every replica.
 _OURS = ("--host", "--port", "--log-format", "--admin-port", "--metrics-key", "--tensor-parallel")
 
+_RULES = ScalingRules()  # the defaults
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
@@ -38,11 +40,11 @@ class RaySettings:
     drain_s: float = field(default=30.0, metadata=within(at_least=0))
     start_s: float = field(default=600.0, metadata=within(above=0))  # for a replica to be ready
     # When one is added or taken away: policies/scaling.py.
-    waiting_s: float = ScalingRules.__dataclass_fields__["waiting_s"].default
-    busy: float = ScalingRules.__dataclass_fields__["busy"].default
-    idle: float = ScalingRules.__dataclass_fields__["idle"].default
-    calm_s: float = ScalingRules.__dataclass_fields__["calm_s"].default
-    interval_s: float = ScalingRules.__dataclass_fields__["interval_s"].default
+    waiting_s: float = _RULES.waiting_s
+    busy: float = _RULES.busy
+    idle: float = _RULES.idle
+    calm_s: float = _RULES.calm_s
+    interval_s: float = _RULES.interval_s
 
     def __post_init__(self) -> None:
         check_fields(self, ConfigError)
