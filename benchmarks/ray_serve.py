@@ -112,7 +112,7 @@ def running() -> int:
     from ray import serve
 
     states = serve.status().applications["headrace"].deployments["headrace"].replica_states
-    return int({str(state.value): n for state, n in states.items()}.get("RUNNING", 0))
+    return int({str(state): n for state, n in states.items()}.get("RUNNING", 0))
 
 
 async def straight(words: list[str]) -> Any:

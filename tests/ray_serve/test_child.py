@@ -66,6 +66,9 @@ def test_a_real_server(default_model_path: object) -> None:
             assert "max_tokens" in json.loads(begun.body)["error"]["message"]
             # What the autoscaler reads; /metrics is closed to all others.
             stats = await replica.record_autoscaling_stats()
+            while len(stats) < 3:  # until the engine has told how full it is
+                await asyncio.sleep(0.1)
+                stats = await replica.record_autoscaling_stats()
             assert stats.keys() == {"pending_prefill_s", "saturation", "headroom"}
             assert stats["pending_prefill_s"] == 0.0
             get = b"GET /metrics HTTP/1.1\r\n"

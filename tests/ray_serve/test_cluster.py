@@ -42,7 +42,7 @@ class Cluster:
 
     def states(self) -> dict[str, int]:
         deployment = serve.status().applications["headrace"].deployments["headrace"]
-        return {str(state.value): n for state, n in deployment.replica_states.items()}
+        return {str(state): n for state, n in deployment.replica_states.items()}
 
     def running(self) -> int:
         return self.states().get("RUNNING", 0)

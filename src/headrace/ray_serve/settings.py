@@ -17,6 +17,8 @@ from headrace.policies.scaling import ScalingRules
 # Of `headrace serve`: decided here, for every replica.
 _OURS = ("--host", "--port", "--log-format", "--admin-port", "--metrics-key", "--tensor-parallel")
 
+_RULES = ScalingRules()  # the defaults
+
 
 _RULES = ScalingRules()
 
