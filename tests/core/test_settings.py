@@ -59,8 +59,8 @@ def values_of(setting: Setting) -> st.SearchStrategy[Any]:
 @st.composite
 def sources(draw: st.DrawFn) -> list[dict[str, Any]]:
     """A file's, the variables' and the flags' share, each some of the settings."""
-    # prefix_disk does not go with some values of others.
-    names = [name for name in SETTINGS if name not in (*POOL, "prefix_disk")]
+    # These do not go with some values of others.
+    names = [name for name in SETTINGS if name not in (*POOL, "prefix_disk", "role")]
     shares = []
     for _ in range(3):
         chosen = draw(st.sets(st.sampled_from(names)))

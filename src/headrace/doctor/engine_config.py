@@ -115,7 +115,7 @@ def told_by_headrace(version: object) -> _Read:
     fields["max_waiting"] = server.get("max_waiting_requests")
     fields["fingerprint"] = told.get("fingerprint")
     if told.get("speculate") not in (None, "off"):
-        fields["speculation"] = _text(told.get("speculate"))
+        fields["speculation"] = str(told.get("speculate"))
     if fields.get("device") not in (None, "cpu", "reference"):
         fields["gpu_memory"] = engine.get("gpu_memory")
     if engine.get("graphs") == "off":
