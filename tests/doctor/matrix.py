@@ -21,7 +21,7 @@ _LABELS = {"block_tokens", "kv_tokens", "prefix_cache", "kv_dtype"}
 TOLD: dict[str, set[str]] = {
     "headrace": _LABELS | {"max_sequences", "context_tokens", "max_batch_tokens", "quantization",
                            "policy", "device", "max_step_growth", "max_waiting", "gpu_memory",
-                           "eager", "fingerprint"},
+                           "eager", "fingerprint", "speculation"},
     "vllm": _LABELS | {"context_tokens", "gpu_memory", "adapters"},
     "sglang": {"context_tokens", "max_sequences", "kv_tokens", "max_batch_tokens", "static_memory",
                "tensor_parallel", "kv_dtype", "quantization", "dtype", "prefix_cache", "eager",
