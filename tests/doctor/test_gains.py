@@ -258,8 +258,10 @@ def test_steps_that_stop_streams_are_sized_by_the_objective() -> None:
     """A prompt's token takes 0.5 ms early, 1 ms at the end of the long prompt. With 50 ms a token
     wanted, a step may take 100: 90 beside the 10 of the tokens, so 64 tokens of a prompt."""
     prompts = {"short": (50, 0.025, 5), "medium": (450, 0.225, 2), "long": (2050, 1.525, 2)}
-    groups: dict[str, Any] = {f"probe_{name}": tuple(answer(first, n=24, prompt=tokens) for _ in range(count))
-              for name, (tokens, first, count) in prompts.items()}  # fmt: skip
+    groups: dict[str, Any] = {
+        f"probe_{name}": tuple(answer(first, n=24, prompt=tokens) for _ in range(count))
+        for name, (tokens, first, count) in prompts.items()
+    }
     finding = RULES[18](but(probe_stream=STALLED, **groups))
     assert finding is not None
     assert "64" in finding.fix[0]
