@@ -134,7 +134,7 @@ def test_what_a_manifest_has_in_common_with_ours() -> None:
     from pathlib import Path
 
     ours = yaml.safe_load(
-        (Path(__file__).parents[2] / "deploy/kubernetes/deployment.yaml").read_text()
+        (Path(__file__).parents[2] / "deploy/kubernetes/base/server/deployment.yaml").read_text()
     )["spec"]["template"]["spec"]
     written = next(yaml.safe_load_all(emit(Deployment(model="smollm2"), "k8s").text))
     theirs = written["spec"]["template"]["spec"]
