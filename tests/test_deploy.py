@@ -58,7 +58,7 @@ def metric_labels() -> dict[str, set[str]]:
     numbers: dict[str, Any] = dict.fromkeys(EngineSnapshot.__struct_fields__, 0)
     numbers["grammar_outcomes"] = {}
     numbers |= {"prefix_misses": {"evicted": 1}, "step_s": {}, "step_tokens": []}
-    numbers |= {"tenants": {}, "accepted_at": [1]}
+    numbers |= {"tenants": {}, "accepted_at": [1], "prefix_disk": None, "handovers": {"whole": 1}}
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
     build = {"version": "1", "fingerprint": "hr-1", "python_version": "3"}

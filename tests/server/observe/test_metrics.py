@@ -136,7 +136,7 @@ def snapshot(pid: int = 1, **changes: object) -> EngineSnapshot:
     }
     fields |= {"engine_pid": pid, "prefix_misses": {}, "step_s": {}, "step_tokens": []}
     fields["grammar_outcomes"] = {}
-    fields |= {"tenants": {}, "accepted_at": [], "prefix_disk": None}
+    fields |= {"tenants": {}, "accepted_at": [], "prefix_disk": None, "handovers": {}}
     return EngineSnapshot(**{**fields, **changes})  # type: ignore[arg-type]
 
 
