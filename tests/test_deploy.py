@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.core.server_config import ServerConfig
 from headrace.core.settings import OTHER_VARIABLES, all_settings
 from headrace.doctor.observation import GpuNow
-from headrace.server.link.snapshot import EngineSnapshot
+from headrace.server.link.snapshot import EngineSnapshot, PrefixDiskSnapshot
 from headrace.server.link.supervisor import SHUT_DOWN_S, State
 from headrace.server.link.wire import Ready
 from headrace.server.observe.device import DeviceWatch, Peaks
@@ -58,7 +58,15 @@ def metric_labels() -> dict[str, set[str]]:
     numbers: dict[str, Any] = dict.fromkeys(EngineSnapshot.__struct_fields__, 0)
     numbers["grammar_outcomes"] = {}
     numbers |= {"prefix_misses": {"evicted": 1}, "step_s": {}, "step_tokens": []}
-    numbers |= {"tenants": {}, "accepted_at": [1], "prefix_disk": None, "handovers": {"whole": 1}}
+    numbers |= {"tenants": {}, "accepted_at": [1], "handovers": {"whole": 1}}
+    numbers["prefix_disk"] = PrefixDiskSnapshot(
+        stored_bytes=1,
+        hits_tokens=1,
+        loaded_bytes=1,
+        written_bytes=1,
+        blocks={"loaded": 1},
+        failures={"read": 1},
+    )
     metrics.on_snapshot(EngineSnapshot(**numbers))
     metrics.answered["/v1/models", 200] += 1
     build = {"version": "1", "fingerprint": "hr-1", "python_version": "3"}

@@ -77,7 +77,7 @@ def test_a_request_left_the_queue_before_its_first_step_not_after(default_model_
     class Stream:
         right_guesses = wrong_guesses = 0
 
-        def __init__(self, request: GenerateRequest, on_start: OnStart) -> None:
+        def __init__(self, request: GenerateRequest, on_start: OnStart, prefill: str) -> None:
             self.request, self.on_start = request, on_start
 
         def __enter__(self) -> Stream:
