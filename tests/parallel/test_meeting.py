@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.children import child_environment
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import ConfigError, DeviceError
+from headrace.core.settings import OTHER_VARIABLES
 from headrace.parallel import meeting
 from headrace.parallel.channel import (
     Channel,
@@ -138,6 +140,14 @@ def test_a_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(meeting.KEY_VARIABLE, KEY)
     with pytest.raises(ConfigError, match="can't be waited for"):
         Door("192.0.2.1:7000")
+
+
+def test_the_key_is_no_unknown_setting_and_reaches_the_engines_process() -> None:
+    assert meeting.KEY_VARIABLE in OTHER_VARIABLES
+    assert child_environment({meeting.KEY_VARIABLE: KEY, "OTHER_KEY": "x"}) == {
+        meeting.KEY_VARIABLE: KEY,
+        **child_environment({}),
+    }
 
 
 def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ SECRETS = frozenset({"api_key", "metrics_key"})
 HIDDEN = "***"
 # Variables with that prefix that are not settings.
 OTHER_VARIABLES = frozenset(
-    f"{PREFIX}{name}" for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS")
+    f"{PREFIX}{name}"
+    for name in ("CACHE", "STATE", "OFFLINE", "DEBUG", "CONFIG", "ACCEPT_TERMS", "RANK_KEY")
 )
 TEST_PREFIX = f"{PREFIX}TEST_"
 # Kubernetes sets variables like these in every container if a Service is named "headrace".
