@@ -14,7 +14,7 @@ from tests.router.fakes import FakeReplica, ask, rig
 from headrace.core.errors import ConfigError
 from headrace.policies.breaker import Circuit
 from headrace.policies.routing import Routing
-from headrace.router.heartbeat import beat, getter
+from headrace.router.heartbeat import LATE_BEATS, beat, getter
 from headrace.router.run import NoReplicaError, check_start, start_lines
 
 TURNS = Routing.ROUND_ROBIN
@@ -115,6 +115,27 @@ def test_a_heartbeat_without_an_answer_takes_a_replica_out() -> None:
             assert seen.state == "out"
             assert "within 0.1 s" in seen.why_out
             assert r.seen(two).state == "up"
+
+    run(main())
+
+
+def test_the_last_replica_may_be_late_some_times() -> None:
+    """On a machine with too much to do all of them are late: then nobody would be answered."""
+
+    async def main() -> None:
+        one, two = FakeReplica("one"), FakeReplica("two")
+        async with rig(one, two) as r:
+            one.is_silent = two.is_silent = True
+            hasty = replace(r.router.settings, heartbeat_s=0.02)
+            for fake in (one, two):
+                seen = r.seen(fake)
+                await beat(seen, r.fleet, getter(seen, hasty))
+            assert (r.seen(one).state, r.seen(two).state) == ("out", "up")
+            states = []
+            for _ in range(LATE_BEATS):
+                await beat(r.seen(two), r.fleet, getter(r.seen(two), hasty))
+                states.append(r.seen(two).state)
+            assert states == ["up"] * (LATE_BEATS - 1) + ["out"]
 
     run(main())
 

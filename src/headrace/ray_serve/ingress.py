@@ -34,6 +34,7 @@ _NOT_PASSED = frozenset(
 _OPEN = frozenset({"/v1/models", "/health", "/ready"})
 _ELSEWHERE = (429, 503)  # another replica may have room
 PASSED_BY_S = 2.0
+PATIENCE_S = 60.0  # for a replica, where all have failed
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,9 @@ class HeadraceIngress:
         where all are full, their answer with the shortest Retry-After is the answer."""
         full: Begun | None = None
         error: Exception | None = None
-        for _ in range(self._settings.tries):
+        tries, until_s, pause_s = 0, time.monotonic() + PATIENCE_S, 0.1
+        while tries < self._settings.tries or (full is None and time.monotonic() < until_s):
+            tries += 1
             so_far = len(sent.tried)
             answer = self._replicas.answer.remote(sent, request, body)
             try:
@@ -134,6 +137,10 @@ class HeadraceIngress:
                 log.warning("a replica has not answered: %s", _first_line(failed))
                 self._failed_s |= dict.fromkeys(sent.tried[so_far:], time.monotonic())
                 await _close(answer)
+                if set(sent.tried[so_far:]) <= set(sent.tried[:so_far]):
+                    # All have failed: Ray starts others, which takes seconds.
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, 2.0)
                 continue
             if begun.status not in _ELSEWHERE:
                 return begun, answer

@@ -22,6 +22,13 @@ MAX_SHOWN_MODELS = 32
 
 log = logging.getLogger(__name__)
 
+LATE_BEATS = 4  # in a row, of the last replica that takes requests
+
+
+class Late(Unreachable):
+    """It may only be busy."""
+
+
 # A GET of a path: status and body. Raises Unreachable.
 Get = Callable[[str], Awaitable[tuple[int, bytes]]]
 
@@ -41,7 +48,7 @@ def getter(replica: Replica, settings: RouterSettings) -> Get:
                 return await connections.get(path, settings.internal_key, settings.heartbeat_s)
         except TimeoutError:
             connections = _close(connections)
-            raise Unreachable(f"no answer to {path} within {settings.heartbeat_s:g} s") from None
+            raise Late(f"no answer to {path} within {settings.heartbeat_s:g} s") from None
         except HeadraceError as error:
             connections = _close(connections)
             raise Unreachable(error.cause.rstrip(".")) from None
@@ -74,15 +81,28 @@ async def beat(replica: Replica, fleet: Fleet, get: Get) -> None:
             raise Unreachable(f"{path} answered {status}")
         load = await read_load(get) if identity.is_headrace else {}
     except Unreachable as error:
+        replica.late_beats += 1
+        if isinstance(error, Late) and _may_be_late(replica, fleet):
+            return
         replica.identity = None
         replica.went_out(error.cause.rstrip("."))
         return
+    replica.late_beats = 0
     was_out = replica.ejections > 0 and not replica.is_up
     replica.load = load
     replica.came_up()
     fleet.group_of(replica).admit(replica, identity)
     if was_out and not replica.kept_out:
         log.info("%s is back: %s", replica.url, identity.shown, extra={"event": "replica_back"})
+
+
+def _may_be_late(replica: Replica, fleet: Fleet) -> bool:
+    """The last one that takes requests has some more heartbeats: on a machine that has too much to
+    do a late answer is better than none."""
+    if not replica.is_member or replica.late_beats > LATE_BEATS:
+        return False
+    others = fleet.group_of(replica).replicas.values()
+    return not any(each.is_member for each in others if each is not replica)
 
 
 async def identify(get: Get) -> Identity:

@@ -53,6 +53,7 @@ class Replica:
         self.identity: Identity | None = None
         self.is_up = False  # by its last heartbeat
         self.why_out = "no heartbeat yet"
+        self.late_beats = 0  # in a row that had no answer
         self.kept_out = ""  # it lives, and serves something else than the others
         self.is_draining = False
         self.pending_tokens = 0
