@@ -258,8 +258,8 @@ def _note(spec: ModelSpec, setup: Setup) -> str:
         )
     if setup.tp > 1 or setup.stage is not None:
         return (
-            "Headrace serves on one GPU: the ledger is one rank's part, as engines that divide a "
-            "model hold it."
+            "The ledger is one rank's part. Headrace divides models too (--tensor-parallel, "
+            "--pipeline-parallel), but was never run on several GPUs."
         )
     return (
         f"Headrace does not hold {setup.precision} weights on a GPU (a GGUF file is widened to "

@@ -16,7 +16,6 @@ import socket
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ConfigError, DeviceError
@@ -143,7 +142,7 @@ def open_store(meeting: str, rank: int, count: int, timeout: timedelta) -> Any:
     if not meeting.startswith(TCP):
         # All ranks are on this host: names of hosts need not be resolvable.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        return dist.FileStore(str(Path(meeting)), count)  # type: ignore[attr-defined]
+        return dist.FileStore(meeting, count)  # type: ignore[attr-defined]
     host, port = parse_address(meeting.removeprefix(TCP))
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, count, is_master=rank == 0, timeout=timeout
