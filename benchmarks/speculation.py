@@ -4,7 +4,7 @@
 
 Two engines take turns of some steps (speculation_turns.py), so a machine whose speed changes is
 unfair to neither; an engine's time is that of its turns. Of two equal engines in one process one is
-faster, by 3 to 10%, for as long as they live, perhaps by where its memory lies. So a round is played
+faster, by 3 to 10%, for as long as they live; nobody looked into why. So a round is played
 twice, and the engine that guessed first is the one without guesses then (speculation_roles.py): the
 ratio of a round is the geometric mean of both. `--speculate off` compares the engines with
 themselves, which must give 1.
