@@ -23,16 +23,16 @@ class Share:
 @contextmanager
 def watched() -> Iterator[Share]:
     share = Share()
-    before_s, own_s, began_s = _busy_s(), time.process_time(), time.perf_counter()
+    before_s, own_s, began_s = busy_s(), time.process_time(), time.perf_counter()
     yield share
-    now_s = _busy_s()
+    now_s = busy_s()
     if before_s is not None and now_s is not None:
         others_s = (now_s - before_s) - (time.process_time() - own_s)
         whole_s = (time.perf_counter() - began_s) * (os.cpu_count() or 1)
         share.of_others = max(0.0, others_s / whole_s)
 
 
-def _busy_s() -> float | None:
+def busy_s() -> float | None:
     """Of all cores together: user, nice, system, interrupts, and what the host took away."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
