@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from headrace.policies.prefixes import Caches, Prefixes
 from headrace.policies.routing import (
+    ANSWER,
     DEPTH,
     MISS,
     Ring,
+    Rings,
     Routing,
     Wanted,
     bounded,
@@ -24,6 +26,7 @@ from headrace.policies.routing import (
 )
 
 KEYS = [key_of("prompt", number) for number in range(4000)]
+SMALL = Wanted(prompt_tokens=10)
 pendings = st.lists(st.integers(0, 10_000), min_size=1, max_size=12)
 
 
@@ -88,7 +91,7 @@ def test_ties_are_shared_out() -> None:
 def test_each_routing_goes_by_its_own() -> None:
     ring, pending = Ring((0, 1, 2)), [300, 300, 200]
     prefixes = ((KEYS[0], 64), (KEYS[2], 128))
-    wanted = Wanted(tokens=200, prompt_tokens=190, prefixes=prefixes, session=KEYS[1])
+    wanted = Wanted(prompt_tokens=190, answer_tokens=10, prefixes=prefixes, session=KEYS[1])
     caches = Caches()
     caches.sent(1, prefixes[:1], 100)
 
@@ -101,7 +104,22 @@ def test_each_routing_goes_by_its_own() -> None:
     assert to(Routing.PREFIX) == 1
     assert to(Routing.SESSION) == owner(ring, KEYS[1])
     # Nothing to go by: whoever has least.
-    assert to(Routing.PREFIX, Wanted(tokens=10)) == to(Routing.SESSION, Wanted(tokens=10)) == 2
+    assert to(Routing.PREFIX, SMALL) == to(Routing.SESSION, SMALL) == 2
+
+
+def test_a_token_of_an_answer_weighs_more_than_one_of_a_prompt() -> None:
+    wanted = Wanted(prompt_tokens=100, answer_tokens=10)
+    assert (wanted.tokens, wanted.pending) == (110, 100 + 10 * ANSWER)
+    assert ANSWER > 1
+
+
+def test_a_ring_is_made_once_for_a_set_of_replicas_and_not_kept_for_ever() -> None:
+    rings = Rings()
+    first = rings.of((1, 2))
+    assert rings.of((1, 2)) is first
+    for number in range(Rings.MOST + 1):
+        assert rings.of((number, 1000)).replicas == (number, 1000)
+    assert rings.of((1, 2)) is not first
 
 
 def beginnings(*names: str, tokens: int = 64) -> Prefixes:
@@ -112,7 +130,7 @@ def asks(*names: str, tokens: int = 64) -> Wanted:
     """A prompt of such parts, and an answer of 20 tokens."""
     whole = tokens * len(names)
     prefixes = beginnings(*names, tokens=tokens)
-    return Wanted(tokens=whole + 20, prompt_tokens=whole, prefixes=prefixes)
+    return Wanted(prompt_tokens=whole, answer_tokens=20, prefixes=prefixes)
 
 
 @given(

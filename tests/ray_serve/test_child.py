@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from headrace.policies.routing import Wanted
 from headrace.ray_serve.child import Child, Head, ReplicaError
 from headrace.ray_serve.replica import Begun, HeadraceReplica, Sent
 from headrace.ray_serve.settings import RaySettings
@@ -37,7 +38,9 @@ async def running(*flags: str) -> AsyncIterator[HeadraceReplica]:
 
 async def answer(replica: HeadraceReplica, **more: object) -> tuple[Begun, list[bytes]]:
     body = json.dumps({**BODY, **more}).encode()
-    begun, *rest = [part async for part in replica.answer(Sent(tokens=1), POST, body)]
+    begun, *rest = [
+        part async for part in replica.answer(Sent(wanted=Wanted(prompt_tokens=1)), POST, body)
+    ]
     assert isinstance(begun, Begun)
     return begun, rest
 

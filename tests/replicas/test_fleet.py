@@ -92,7 +92,7 @@ def test_everybodys_beginning_does_not_fill_one_version() -> None:
         version = rolling.fleet.version_for(asked, None)
         replica = rolling.fleet.choose(rolling.fleet.wanted(asked, None), version)
         assert replica is not None
-        replica.began(asked.tokens)
+        replica.began(rolling.fleet.wanted(asked, None).pending)
         sent[version] += 1
     assert sent["hr-old"] > sent["hr-new"]
     assert new.running <= 20

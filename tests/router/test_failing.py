@@ -119,6 +119,47 @@ def test_a_heartbeat_without_an_answer_takes_a_replica_out() -> None:
     run(main())
 
 
+def test_a_late_heartbeat_keeps_new_requests_away() -> None:
+    """Before the replica is out, so that nothing is lost if it was only busy."""
+
+    async def main() -> None:
+        one, two = FakeReplica("one"), FakeReplica("two")
+        async with rig(one, two, heartbeat_s=1.0, routing=TURNS) as r:
+            r.heart.follow()
+            try:
+                one.is_silent = True
+                while r.seen(one).state == "up":
+                    await asyncio.sleep(0.005)
+                assert (r.seen(one).state, r.seen(one).is_up) == ("late", True)
+                one.is_silent = two.is_silent = False
+                before = len(one.got)
+                for _ in range(4):
+                    assert b"two" in (await ask(r.port)).body
+                assert len(one.got) == before
+                one.kill()
+                await one.start(int(one.url.rpartition(":")[2]))
+                while r.seen(one).state != "up":
+                    await asyncio.sleep(0.005)
+                assert {(await ask(r.port)).body[6:9] for _ in range(2)} == {b"one", b"two"}
+            finally:
+                r.heart.stop()
+
+    run(main())
+
+
+def test_where_all_are_late_they_are_asked_all_the_same() -> None:
+    async def main() -> None:
+        one, two = FakeReplica("one"), FakeReplica("two")
+        async with rig(one, two, routing=TURNS) as r:
+            for fake in (one, two):
+                r.seen(fake).was_late()
+            assert {(await ask(r.port)).body[6:9] for _ in range(2)} == {b"one", b"two"}
+            await r.heart.first()
+            assert [r.seen(fake).state for fake in (one, two)] == ["up", "up"]
+
+    run(main())
+
+
 def test_the_last_replica_may_be_late_some_times() -> None:
     """On a machine with too much to do all of them are late: then nobody would be answered."""
 

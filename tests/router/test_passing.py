@@ -10,6 +10,8 @@ import pytest
 from tests.router import fakes
 from tests.router.fakes import FakeReplica, ask, get, request, rig
 
+from headrace.policies.routing import ANSWER
+from headrace.router.asked import read_asked
 from headrace.router.upstream import Broken, read_head
 
 
@@ -82,6 +84,41 @@ def test_a_client_that_leaves_stops_its_replica() -> None:
             assert (seen.running, seen.pending_tokens, seen.failures) == (0, 0, 0)
             assert r.router.counts.left == 1
             assert r.edge.bodies_bytes == 0
+
+    run(main())
+
+
+def test_with_the_first_byte_of_an_answer_its_prompt_is_done() -> None:
+    async def main() -> None:
+        async def two_parts(replica: FakeReplica, got: Any, writer: asyncio.StreamWriter) -> None:
+            await fakes.hang(replica, got, writer)
+            writer.write(fakes.STREAM_HEAD)  # vLLM sends this before it has computed anything
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            heads.append(seen.pending_tokens)
+            writer.write(fakes.chunk(b"data: 1\n\n"))
+            await end.wait()
+            writer.write(fakes.LAST_CHUNK)
+
+        replica, end, heads = FakeReplica(behave=two_parts), asyncio.Event(), list[int]()
+        async with rig(replica) as r:
+            seen = r.seen(replica)
+            reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+            body = {"messages": ["x" * 4000], "max_tokens": 50}
+            writer.write(request(body))
+            await replica.began.wait()
+            wanted = r.fleet.wanted(read_asked(json.dumps(body).encode(), 4096), None)
+            assert wanted.prompt_tokens > 1000
+            assert seen.pending_tokens == wanted.pending == wanted.prompt_tokens + 50 * ANSWER
+            replica.go.set()
+            await reader.readuntil(b"data: 1\n\n")
+            assert heads == [wanted.pending]
+            assert (seen.pending_tokens, seen.running) == (50 * ANSWER, 1)
+            end.set()
+            await reader.read()
+            writer.close()
+            await r.settle()
+            assert (seen.pending_tokens, seen.running) == (0, 0)
 
     run(main())
 

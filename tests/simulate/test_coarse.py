@@ -12,7 +12,7 @@ import pytest
 from headrace.core.config import SchedulerConfig
 from headrace.core.step import RunnerLimits
 from headrace.policies.prefixes import Caches
-from headrace.policies.routing import Routing
+from headrace.policies.routing import Routing, Wanted
 from headrace.simulate.coarse import CoarseReplica, Job, Machine
 from headrace.simulate.coarse_fleet import serve_coarsely
 from headrace.simulate.cost import linear_cost
@@ -76,15 +76,34 @@ def test_the_same_seed_gives_the_same() -> None:
     assert sum(runs[0].requests_by_replica) == 300
 
 
+def alike(count: int, rate: float) -> Iterator[Ask]:
+    chance, at_s = random.Random(7), 0.0
+    for _ in range(count):
+        at_s += chance.expovariate(rate)
+        tokens = 1 + int(chance.expovariate(1 / 1500))
+        answer = 1 + int(chance.expovariate(1 / 150))
+        yield Ask(at_s=at_s, prompt_tokens=tokens, output_tokens=answer)
+
+
+def test_counting_what_is_pending_is_worth_it_where_nothing_is_shared() -> None:
+    """Where prompts stayed pending until their answers ended, round robin was a sixth faster: a
+    replica with many long answers looked full, and others computed two prompts at a time."""
+    ttft_s = {
+        routing: statistics.fmean(serve_coarsely(alike(1200, 72.0), MACHINE, 12, routing, 1).ttft_s)
+        for routing in (Routing.ROUND_ROBIN, Routing.LEAST_PENDING)
+    }
+    assert ttft_s[Routing.LEAST_PENDING] < 1.02 * ttft_s[Routing.ROUND_ROBIN]
+
+
 def job(prompt: int, output: int, at_s: float = 0.0) -> Job:
     ask = Ask(at_s=at_s, prompt_tokens=prompt, output_tokens=output)
-    return Job(ask=ask, arrival_s=at_s, pending=0)
+    return Job(ask=ask, arrival_s=at_s, wanted=Wanted(prompt_tokens=prompt))
 
 
 def run(replica: CoarseReplica) -> list[Job]:
     ended = []
     while replica.next_s < math.inf:
-        ended += replica.wake()
+        ended += replica.wake()[1]
     return ended
 
 

@@ -100,7 +100,10 @@ def route(
     ] = None,
     heartbeat: Annotated[
         float,
-        typer.Option(help="Seconds between heartbeats, and for an answer to one."),
+        typer.Option(
+            help="Seconds after which a replica that does not answer gets no new requests; one "
+            "heartbeat begins in each half of it, and has this long to be answered.",
+        ),
     ] = 1.0,
     connect: Annotated[float, typer.Option(help="Seconds for a connection.")] = 2.0,
     first_byte: Annotated[

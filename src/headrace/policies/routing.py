@@ -2,8 +2,8 @@
 
 A router counts the tokens that it has sent to each replica and that are not done (`pending`), at
 the moment of sending: a replica's own report would be late by a heartbeat, and a burst would go to
-one replica. Randomness comes in as a number, so that the same inputs give the same choice. Knows no
-network, no clock and no tokens, only hashes of them.
+one replica. With an answer's first byte its prompt is done. Randomness comes in as a number, so
+that the same inputs give the same choice. Knows no network, no clock and no tokens, only hashes.
 
 Prefixes go by cost (`cheapest`): what is pending at a replica, and what of the prompt it would have
 to compute because its cache does not have it. Sessions go by consistent hashing with bounded loads
@@ -28,9 +28,11 @@ PLACES = 64  # of each replica on the ring: more places, more even shares
 BOUND = 1.25  # a replica may have this many times the mean
 DEPTH = 3  # requests of one size that a replica may have, whatever the mean is
 # A prompt token that must be computed, in pending tokens. More than 1: it delays everybody who
-# comes later, it takes another prompt's place in the cache, and of what is pending much is cached,
-# or computed already, or done for many at once. Found with the simulator (docs/decisions/0021).
-MISS = 3.0
+# comes later, it takes another prompt's place in the cache, and of what is pending much is cached.
+# A token of an answer weighs more than one of a prompt, because it takes a step, which it shares
+# with others. Both were found with the simulator (docs/decisions/0021, 0023).
+MISS = 2.0
+ANSWER = 4
 HOME = 3  # the length, counted from 0, whose key decides where an unknown beginning goes
 
 
@@ -52,10 +54,21 @@ class Pending(Protocol):
 class Wanted:
     """A request, as far as its way matters."""
 
-    tokens: int  # that it will add to its replica's pending ones
-    prompt_tokens: int = 0
+    prompt_tokens: int
+    answer_tokens: int = 0  # about
     prefixes: Prefixes = ()  # beginnings of its prompt
     session: int | None = None  # hash of the session's name
+
+    @property
+    def tokens(self) -> int:
+        """That a cache will hold of it."""
+        return self.prompt_tokens + self.answer_tokens
+
+    @property
+    def pending(self) -> int:
+        """What it adds to its replica's pending tokens when it is sent. Its prompt's part ends
+        with the answer's first byte."""
+        return self.prompt_tokens + ANSWER * self.answer_tokens
 
 
 def key_of(*parts: object) -> int:
@@ -87,6 +100,23 @@ class Ring:
             if owner not in seen:
                 seen.add(owner)
                 yield owner
+
+
+class Rings:
+    """One for each set of replicas that takes requests: making a ring costs more than a choice."""
+
+    MOST = 64  # of those in use
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], Ring] = {}
+
+    def of(self, replicas: tuple[int, ...]) -> Ring:
+        ring = self._made.get(replicas)
+        if ring is None:
+            if len(self._made) >= self.MOST:
+                self._made.clear()
+            ring = self._made[replicas] = Ring(replicas)
+        return ring
 
 
 def least_pending(replicas: Sequence[int], pending: Pending, tie: float) -> int:
@@ -180,5 +210,5 @@ def route(
     if routing is Routing.PREFIX:
         return cheapest(wanted, caches, ring, pending, tie)
     if routing is Routing.SESSION and wanted.session is not None:
-        return bounded(ring, wanted.session, wanted.tokens, pending, bound)
+        return bounded(ring, wanted.session, wanted.pending, pending, bound)
     return least_pending(replicas, pending, tie)

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from headrace.core.errors import HeadraceError
+from headrace.policies.routing import Wanted
 from headrace.ray_serve.replica import Begun, Sent
 from headrace.ray_serve.settings import RaySettings, read_settings
 from headrace.router.asked import read_asked, session_key
@@ -85,10 +86,12 @@ class HeadraceIngress:
         asked = read_asked(body, self._settings.prefix_bytes)
         session = request.headers.get(self._settings.session_header) or asked.user
         sent = Sent(
-            tokens=asked.tokens,
-            prompt_tokens=asked.prompt_tokens,
-            prefixes=asked.prefixes,
-            session=None if session is None else session_key(session),
+            wanted=Wanted(
+                prompt_tokens=asked.prompt_tokens,
+                answer_tokens=asked.likely_tokens,
+                prefixes=asked.prefixes,
+                session=None if session is None else session_key(session),
+            ),
             tried=self._failing(),
         )
         begun, rest = await self._begin(sent, _request_bytes(request), body)

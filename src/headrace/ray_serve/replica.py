@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.policies.prefixes import Prefixes
+from headrace.policies.routing import Wanted
 from headrace.ray_serve.child import Child, Head, Lost, ReplicaError
 from headrace.ray_serve.settings import read_settings
 
@@ -30,10 +30,7 @@ _GAUGE = re.compile(
 class Sent:
     """A request on its way: what the choice of a replica depends on, and where it was sent."""
 
-    tokens: int
-    prompt_tokens: int = 0
-    prefixes: Prefixes = ()
-    session: int | None = None
+    wanted: Wanted
     tried: list[str] = field(default_factory=list)  # replicas, in the order of sending
 
 

@@ -15,10 +15,8 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from headrace.policies.prefixes import Caches
-from headrace.policies.routing import BOUND, Ring, Routing, Wanted, key_of, route
+from headrace.policies.routing import BOUND, Rings, Routing, Wanted, key_of, route
 from headrace.ray_serve.replica import Sent
-
-MOST_RINGS = 64
 
 
 class PrefixRequestRouter(RequestRouter):
@@ -27,7 +25,7 @@ class PrefixRequestRouter(RequestRouter):
     ) -> None:
         self._policy, self._bound = Routing(policy), bound
         self._caches = Caches()
-        self._rings: dict[tuple[int, ...], Ring] = {}
+        self._rings = Rings()
         self._pending: dict[int, int] = {}  # tokens by replica
         self._running: dict[str, tuple[int, int]] = {}  # request -> replica, tokens
         self._turn = 0
@@ -55,27 +53,14 @@ class PrefixRequestRouter(RequestRouter):
         self._turn += 1
         return route(
             self._policy,
-            Wanted(
-                tokens=sent.tokens,
-                prompt_tokens=sent.prompt_tokens,
-                prefixes=sent.prefixes,
-                session=sent.session,
-            ),
-            ring=self._ring(tuple(numbers)),
+            sent.wanted,
+            ring=self._rings.of(tuple(numbers)),
             pending={number: self._pending.get(number, 0) for number in numbers},
             caches=self._caches,
             turn=self._turn,
             tie=random.random(),
             bound=self._bound,
         )
-
-    def _ring(self, numbers: tuple[int, ...]) -> Ring:
-        ring = self._rings.get(numbers)
-        if ring is None:
-            if len(self._rings) >= MOST_RINGS:
-                self._rings.clear()
-            ring = self._rings[numbers] = Ring(numbers)
-        return ring
 
     # -- counting --------------------------------------------------------------------------------
 
@@ -86,9 +71,9 @@ class PrefixRequestRouter(RequestRouter):
         sent.tried.append(str(number))
         name = pending_request.metadata.internal_request_id
         if self._policy is Routing.PREFIX:
-            self._caches.sent(number, sent.prefixes, sent.tokens)
-        self._running[name] = (number, sent.tokens)
-        self._pending[number] = self._pending.get(number, 0) + sent.tokens
+            self._caches.sent(number, sent.wanted.prefixes, sent.wanted.tokens)
+        self._running[name] = (number, sent.wanted.pending)
+        self._pending[number] = self._pending.get(number, 0) + sent.wanted.pending
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         number, tokens = self._running.pop(internal_request_id, (0, 0))
@@ -114,4 +99,4 @@ def _sent(request: PendingRequest | None) -> Sent:
     for each in request.args if request is not None else ():
         if isinstance(each, Sent):
             return each
-    return Sent(tokens=1)
+    return Sent(wanted=Wanted(prompt_tokens=1))

@@ -304,7 +304,7 @@ class ReplicasRouter(Router):
             request, drops_keys=len(self.keys) > 0, internal_key=self.settings.internal_key
         )
         way = Way(
-            wanted=Wanted(tokens=1),
+            wanted=Wanted(prompt_tokens=1),
             version=version,
             headers=headers,
             stays=slot is not None,

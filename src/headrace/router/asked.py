@@ -17,7 +17,8 @@ from headrace.policies.prefixes import Prefixes, lengths
 from headrace.policies.routing import key_of
 
 BYTES_PER_TOKEN = 4  # of JSON text, roughly: pending tokens are compared, not billed
-UNASKED_TOKENS = 256  # of an answer without max_tokens
+UNASKED_TOKENS = 256  # of an answer without max_tokens, as a key's limit counts it
+LIKELY_TOKENS = 128  # the most that an answer is believed to have
 
 Raw = msgspec.Raw
 
@@ -53,8 +54,10 @@ class Asked:
     previous: str | None = None  # the stored answer that it continues
 
     @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens * self.continuations
+    def likely_tokens(self) -> int:
+        """Of the answer. What a client allows is a limit and no guess: many allow thousands, and
+        get a few hundred."""
+        return min(self.output_tokens, LIKELY_TOKENS) * self.continuations
 
 
 _decode = msgspec.json.Decoder(_Body).decode

@@ -105,6 +105,7 @@ class Exchange:
         self._upstream: Upstream | None = None  # that a replica must get back
         self._answering: Upstream | None = None  # whose answer goes to the client
         self._replica: Replica | None = None  # the last that was asked
+        self._pending = 0  # tokens that it is still counted with there
 
     async def run(self) -> None:
         """Until the client has its answer. Cancelled where the client leaves."""
@@ -143,8 +144,8 @@ class Exchange:
 
     async def _try(self, replica: Replica, deadline: asyncio.Timeout) -> Refusal | None:
         """None: the client has its answer, whole or not."""
-        tokens = self._way.wanted.tokens
-        replica.began(tokens)
+        self._pending = self._way.wanted.pending
+        replica.began(self._pending)
         self._replica = replica
         is_judged = False  # the replica's health, by this request
         try:
@@ -168,7 +169,7 @@ class Exchange:
                 return Refusal(error=error, url=replica.url)
             self._break_off(f"The replica failed half-way: {error}.")
         finally:
-            replica.ended(tokens)
+            replica.ended(self._pending)
             if not is_judged:  # the client left, or the time is over
                 replica.left_open()
             if self._upstream is not None:
@@ -214,6 +215,9 @@ class Exchange:
         self._answering = upstream
         if self._way.on_begin is not None:
             self._way.on_begin()
+        prompt_tokens = self._way.wanted.prompt_tokens
+        self._pending -= prompt_tokens
+        replica.done(prompt_tokens)
         loop = asyncio.get_running_loop()
         deadline.reschedule(loop.time() + self._settings.whole_s)
         self._count(replica.url, head.status)

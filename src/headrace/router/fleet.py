@@ -14,7 +14,7 @@ from random import Random
 from headrace.client.connection import Address
 from headrace.core.errors import ConfigError
 from headrace.policies.prefixes import Caches
-from headrace.policies.routing import Ring, Routing, Wanted, route
+from headrace.policies.routing import Rings, Routing, Wanted, route
 from headrace.router.asked import Asked, session_key
 from headrace.router.replica import Identity, Replica
 from headrace.router.settings import RouterSettings
@@ -23,7 +23,6 @@ from headrace.router.versions import Version, pick
 # Tokens are estimated from bytes, and most prompts have fewer. A belief that ends early costs as
 # much as one that lasts too long.
 ROOM = 1.25
-MOST_RINGS = 64  # of those in use: one for each set of replicas that take requests
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ class Fleet:
         self._clock = clock
         self._random = random or Random()
         self.caches = Caches(settings.cache_tokens)
-        self._rings: dict[tuple[int, ...], Ring] = {}
+        self._rings = Rings()
         self._turn = 0
         self.groups = {version.name: Group(version) for version in versions}
         self.has_shadows = any(version.shadow is not None for version in versions)
@@ -150,8 +149,8 @@ class Fleet:
 
     def wanted(self, asked: Asked, session: str | None) -> Wanted:
         return Wanted(
-            tokens=asked.tokens,
             prompt_tokens=asked.prompt_tokens,
+            answer_tokens=asked.likely_tokens,
             prefixes=asked.prefixes,
             session=None if session is None else session_key(session),
         )
@@ -165,18 +164,19 @@ class Fleet:
     def choose(
         self, wanted: Wanted, version: str, tried: Collection[int] = (), *, strict: bool = False
     ) -> Replica | None:
-        """A replica of the version; if it has none left, of another, unless `strict`. Where all
-        circuits are open, they are ignored: a client whose requests make servers fail must not shut
-        out everybody else."""
+        """A replica of the version; if it has none left, of another, unless `strict`. One whose
+        heartbeat is late is taken where there is no other of its version. Where all circuits are
+        open, they are ignored: a client whose requests make servers fail must not shut out
+        everybody else."""
         now_s = self._clock()
         groups = [self.groups[version]]
         if not strict:
             groups += [g for g in self._answering() if g.version.name != version]
         for group in groups:
-            numbers = tuple(
-                n for n, r in group.replicas.items() if r.takes(now_s) and n not in tried
-            )
-            if numbers:
+            taking = [r for n, r in group.replicas.items() if r.takes(now_s) and n not in tried]
+            if taking:
+                prompt = [replica for replica in taking if not replica.is_late] or taking
+                numbers = tuple(replica.number for replica in prompt)
                 return group.replicas[self._route(wanted, numbers, group)]
         for group in groups:
             numbers = tuple(n for n, r in group.replicas.items() if r.is_member and n not in tried)
@@ -191,7 +191,7 @@ class Fleet:
             chosen = route(
                 self._settings.routing,
                 wanted,
-                ring=self._ring(numbers),
+                ring=self._rings.of(numbers),
                 pending={n: group.replicas[n].pending_tokens for n in numbers},
                 caches=self.caches,
                 turn=self._turn,
@@ -204,11 +204,3 @@ class Fleet:
                 self.caches.set_room(chosen, int(ROOM * room))
             self.caches.sent(chosen, wanted.prefixes, wanted.tokens)
         return chosen
-
-    def _ring(self, numbers: tuple[int, ...]) -> Ring:
-        ring = self._rings.get(numbers)
-        if ring is None:
-            if len(self._rings) >= MOST_RINGS:
-                self._rings.clear()
-            ring = self._rings[numbers] = Ring(numbers)
-        return ring

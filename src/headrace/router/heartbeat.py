@@ -1,7 +1,10 @@
 """Asks every replica, again and again, whether it lives, what it serves and how full it is.
 
-A replica whose heartbeat fails once is out; the first that succeeds brings it back, after a look at
-what it serves now. Knows what Headrace, vLLM, SGLang and llama-server answer; decides by fleet.py.
+Heartbeats begin twice in each `heartbeat_s`. One that is not answered by the time the next should
+begin makes its replica late: it gets no new requests while others take them, so within
+`heartbeat_s` of its last sign of life. One that fails, or has no answer within `heartbeat_s`, takes
+its replica out; the first that succeeds brings it back, after a look at what it serves now. Knows
+what Headrace, vLLM, SGLang and llama-server answer; decides by fleet.py.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ MAX_SHOWN_MODELS = 32
 
 log = logging.getLogger(__name__)
 
-LATE_BEATS = 4  # in a row, of the last replica that takes requests
+LATE_BEATS = 8  # in a row, of the last replica that takes requests
 
 
 class Late(Unreachable):
@@ -87,7 +90,7 @@ async def beat(replica: Replica, fleet: Fleet, get: Get) -> None:
         replica.identity = None
         replica.went_out(error.cause.rstrip("."))
         return
-    replica.late_beats = 0
+    replica.late_beats, replica.is_late = 0, False
     was_out = replica.ejections > 0 and not replica.is_up
     replica.load = load
     replica.came_up()
@@ -174,11 +177,18 @@ class Heart:
         self._tasks = {}
 
     async def _run(self, replica: Replica) -> None:
+        loop, half_s = asyncio.get_running_loop(), self._settings.heartbeat_s / 2
+        began_s = loop.time()
         if not replica.is_up:  # a new one
             await self._beat(replica)
         while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
-            await self._beat(replica)
+            await asyncio.sleep(max(0.0, began_s + half_s - loop.time()))
+            began_s = loop.time()
+            late = loop.call_later(half_s, replica.was_late)
+            try:
+                await self._beat(replica)
+            finally:
+                late.cancel()
 
     async def _beat(self, replica: Replica) -> None:
         get = self._gets.setdefault(replica, self._get_of(replica, self._settings))

@@ -113,7 +113,7 @@ class Prefills:
             self.left["short"] += 1
             return None
         tokens = asked.prompt_tokens
-        replica = self.fleet.choose(replace(wanted, tokens=tokens), POOL, strict=True)
+        replica = self.fleet.choose(replace(wanted, answer_tokens=0), POOL, strict=True)
         place = None if replica is None else self._places.get(replica.number)
         if replica is None or place is None:
             self.left["none"] += 1

@@ -53,6 +53,7 @@ class Replica:
         self.identity: Identity | None = None
         self.is_up = False  # by its last heartbeat
         self.why_out = "no heartbeat yet"
+        self.is_late = False  # its heartbeat should have been answered by now
         self.late_beats = 0  # in a row that had no answer
         self.kept_out = ""  # it lives, and serves something else than the others
         self.is_draining = False
@@ -81,6 +82,8 @@ class Replica:
             return "kept out"
         if self.is_draining:
             return "draining"
+        if self.is_late:
+            return "late"
         return "up" if self.breaker.state is Circuit.CLOSED else f"circuit {self.breaker.state}"
 
     def came_up(self) -> None:
@@ -88,13 +91,17 @@ class Replica:
             self.is_up, self.why_out = True, ""
             self.breaker = Breaker(rules=self.breaker.rules)
 
+    def was_late(self) -> None:
+        """It gets no new requests while others take them; those that it has stay."""
+        self.is_late = True
+
     def went_out(self, why: str) -> None:
         """Requests that wait for an answer of it go elsewhere."""
         if self.is_up:
             self.ejections += 1
             log.warning("%s is out: %s", self.url, why, extra={"event": "replica_out"})
             self.on_out()
-        self.is_up, self.why_out = False, why
+        self.is_up, self.is_late, self.why_out = False, False, why
         for upstream in list(self._waiting):
             upstream.fail(Lost(why))
         self.close_free()
@@ -126,6 +133,10 @@ class Replica:
         self.breaker = self.breaker.sent(self._clock())
         self.pending_tokens += tokens
         self.running += 1
+
+    def done(self, tokens: int) -> None:
+        """Some of what was pending."""
+        self.pending_tokens -= tokens
 
     def ended(self, tokens: int) -> None:
         self.pending_tokens -= tokens

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from headrace.engine.policy import StepTimes
 from headrace.engine.scheduler import FIRST_PROMPT_SHARE
 from headrace.policies.prefixes import Caches, Prefixes
-from headrace.policies.routing import key_of
+from headrace.policies.routing import Wanted, key_of
 from headrace.workload.ask import Ask
 
 
@@ -42,7 +42,7 @@ class Job:
 
     ask: Ask
     arrival_s: float
-    pending: int  # tokens that the router counts for it
+    wanted: Wanted
     replica: int = 0
     segments: Prefixes = ()
     computed: int = 0  # tokens of the prompt, cached ones included
@@ -99,8 +99,8 @@ class CoarseReplica:
             done = max(1, math.ceil((now_s - self._begin_s) / self._step_s))
             self._count = min(self._count, done)
 
-    def wake(self) -> list[Job]:
-        """The stretch ends. Returns what ended with it."""
+    def wake(self) -> tuple[list[Job], list[Job]]:
+        """The stretch ends. Returns those that have their first token now, and those that ended."""
         now_s = self.next_s
         self.busy_s += self._count * self._step_s
         self._steps += self._count
@@ -109,7 +109,8 @@ class CoarseReplica:
         while self._running and self._running[0][0] <= self._steps:
             ended.append(heapq.heappop(self._running)[2])
             self._context -= ended[-1].ask.total_tokens - 1
-        for job in self._drawn:
+        begun = self._drawn
+        for job in begun:
             job.first_s = now_s
             ask = job.ask
             self._caches.sent(self._number, job.segments, ask.total_tokens)
@@ -124,7 +125,7 @@ class CoarseReplica:
             job.end_s = now_s
             self._held -= job.ask.total_tokens
         self._begin(now_s)
-        return ended
+        return begun, ended
 
     def _has_place(self, job: Job) -> bool:
         machine = self._machine

@@ -1,6 +1,7 @@
 """A fleet of coarse replicas behind a router: what docs/scale.md's figures come from.
 
-The router is the one that serves: policies/routing.py, with pending tokens counted at dispatch. A
+The router is the one that serves: policies/routing.py, with pending tokens counted at dispatch and
+prompts done with the first token, as for streams. A
 report holds numbers, not requests, so that a million of them take tens of megabytes. Sessions are
 not simulated here. The same seed gives the same report.
 """
@@ -86,18 +87,24 @@ class _CoarseFleet:
             replica = replicas[number]
             if replica.next_s != at_s:
                 continue
-            for job in replica.wake():
+            begun, ended = replica.wake()
+            for job in begun:
+                self._pending[number] -= job.wanted.prompt_tokens
+            for job in ended:
                 self._end(job)
             if replica.next_s < math.inf:
                 heapq.heappush(moments, (replica.next_s, number))
 
     def _arrive(self, ask: Ask, turn: int) -> None:
-        tokens = ask.prompt_tokens + int(self._usual_tokens)
         is_sighted = self._routing is Routing.PREFIX
-        prefixes = prefixes_of(ask, PREFIX_TOKENS) if is_sighted else ()
+        wanted = Wanted(
+            prompt_tokens=ask.prompt_tokens,
+            answer_tokens=int(self._usual_tokens),
+            prefixes=prefixes_of(ask, PREFIX_TOKENS) if is_sighted else (),
+        )
         number = route(
             self._routing,
-            Wanted(tokens=tokens, prompt_tokens=ask.prompt_tokens, prefixes=prefixes),
+            wanted,
             ring=self._ring,
             pending=self._pending,
             caches=self._believed,
@@ -106,10 +113,10 @@ class _CoarseFleet:
             bound=BOUND,
         )
         if is_sighted:
-            self._believed.sent(number, prefixes, tokens)
-        self._pending[number] += tokens
+            self._believed.sent(number, wanted.prefixes, wanted.tokens)
+        self._pending[number] += wanted.pending
         self._report.requests_by_replica[number] += 1
-        job = Job(ask=ask, arrival_s=ask.at_s, pending=tokens, replica=number)
+        job = Job(ask=ask, arrival_s=ask.at_s, wanted=wanted, replica=number)
         job.segments = self._segments.of(ask)
         replica = self._replicas[number]
         before_s = replica.next_s
@@ -118,6 +125,6 @@ class _CoarseFleet:
             heapq.heappush(self._moments, (replica.next_s, number))
 
     def _end(self, job: Job) -> None:
-        self._pending[job.replica] -= job.pending
+        self._pending[job.replica] -= job.wanted.pending - job.wanted.prompt_tokens
         self._usual_tokens += SMOOTHING * (job.ask.output_tokens - self._usual_tokens)
         self._report.add(job)

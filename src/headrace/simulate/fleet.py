@@ -121,7 +121,7 @@ class _Pool:
             bound=self._bound,
         )
         self._turn += 1
-        self.pending[chosen] += wanted.tokens
+        self.pending[chosen] += wanted.pending
         if self._routing is Routing.PREFIX:
             self._caches.sent(chosen, wanted.prefixes, wanted.tokens)
         return chosen
@@ -146,7 +146,7 @@ class _Fleet:
         self._order = 0
         self._served: list[Served] = []
         self._legs: dict[Served, Served] = {}  # what a replica serves -> what the client sees
-        self._tokens: dict[Served, int] = {}  # what each leg adds to its replica's pending ones
+        self._wanted: dict[Served, Wanted] = {}  # each leg, as its router sees it
         self._scale = Scale()
         for _ in range(fleet.replicas):
             self._start(0.0, 0.0)
@@ -189,7 +189,10 @@ class _Fleet:
     def _wake(self, pool: _Pool, number: int) -> None:
         replica = pool.replicas[number]
         now_s = replica.next_s
-        for leg in replica.wake():
+        ended = replica.wake()
+        for leg in replica.begun:
+            pool.pending[number] -= self._wanted[leg].prompt_tokens
+        for leg in ended:
             self._end_leg(pool, number, leg, now_s)
         self._push(replica.next_s, pool, number)
 
@@ -200,23 +203,24 @@ class _Fleet:
         self._served.append(served)
         goes_on = self._second is not None and ask.output_tokens > 1
         leg_ask = replace(ask, output_tokens=1) if goes_on else ask
-        tokens = ask.prompt_tokens + (0 if self._second is not None else int(self._usual_tokens))
         wanted = Wanted(
-            tokens=tokens,
             prompt_tokens=ask.prompt_tokens,
+            answer_tokens=0 if self._second is not None else int(self._usual_tokens),
             prefixes=prefixes_of(ask, self._fleet.prefix_tokens),
             session=None if ask.session is None else key_of("session", ask.session),
         )
         number = self._first.choose(wanted, self._chooser.random())
         leg = Served(ask=leg_ask, arrival_s=at_s, replica=number)
         served.replica = number
-        self._legs[leg], self._tokens[leg] = served, tokens
+        self._legs[leg], self._wanted[leg] = served, wanted
         self._first.replicas[number].offer(leg, at_s)
         self._push(self._first.replicas[number].next_s, self._first, number)
 
     def _end_leg(self, pool: _Pool, number: int, leg: Served, now_s: float) -> None:
         served = self._legs.pop(leg)
-        pool.pending[number] -= self._tokens.pop(leg)
+        wanted = self._wanted.pop(leg)
+        has_begun = leg.first_s is not None
+        pool.pending[number] -= wanted.pending - (wanted.prompt_tokens if has_begun else 0)
         if pool is self._first:
             served.started_s, served.first_s = leg.started_s, leg.first_s
             served.cached_tokens, served.refused = leg.cached_tokens, leg.refused
@@ -241,10 +245,10 @@ class _Fleet:
             prompt_tokens=served.ask.prompt_tokens + 1,
             output_tokens=served.ask.output_tokens - 1,
         )
-        tokens = ask.prompt_tokens + int(self._usual_tokens)
-        number = self._second.choose(Wanted(tokens=tokens), self._chooser.random())
+        wanted = Wanted(prompt_tokens=ask.prompt_tokens, answer_tokens=int(self._usual_tokens))
+        number = self._second.choose(wanted, self._chooser.random())
         leg = Served(ask=ask, arrival_s=now_s, replica=number)
-        self._legs[leg], self._tokens[leg] = served, tokens
+        self._legs[leg], self._wanted[leg] = served, wanted
         arrived_s = self._links[sender].send(served.ask.prompt_tokens, now_s)
         replica = self._second.replicas[number]
         replica.hand_over(leg, arrived_s)

@@ -123,6 +123,7 @@ class Replica:
         self._tickets: dict[str, Ticket] = {}
         self._added_s: dict[str, float] = {}  # when the engine got those that have not started
         self._awaiting: dict[str, Served] = {}  # those without a first token
+        self.begun: list[Served] = []  # those that the last wake gave their first token
         self._drawn: list[SampledToken] = []  # by the step that is being computed
         self._is_computing = False
         self._next_id = 0
@@ -157,6 +158,7 @@ class Replica:
         now_s = self.next_s
         if now_s > self._clock.now_s():
             self._clock.advance(now_s - self._clock.now_s())
+        self.begun = []
         ended = self._receive(now_s)
         if self._is_computing:
             ended += self._take_result(now_s)
@@ -226,6 +228,7 @@ class Replica:
                 first = self._awaiting.pop(token.request_id, None)
                 if first is not None:
                     first.first_s = seen_s
+                    self.begun.append(first)
         return [
             self._finish(token, seen_s) for token in self._drawn if token.finish_reason is not None
         ]
