@@ -46,6 +46,10 @@ def application(settings: RaySettings) -> Any:
             max_replicas=settings.max_replicas,
             metrics_interval_s=_REPORT_S,
             look_back_period_s=2 * _REPORT_S,
+            # The rules wait for themselves. Ray's own delays count only unbroken series of the same
+            # wish, and the policy wishes for something new once in `interval_s`.
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
             policy=AutoscalingPolicy(
                 policy_function=PrefillPolicy, policy_kwargs={"settings": settings.plain()}
             ),
