@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.backends.cpu.machine import choose_threads
 from headrace.backends.cuda.device import driver_is_present
 from headrace.backends.shared import host
 from headrace.core.children import child_environment, python_command
@@ -23,6 +22,11 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def look_at_machine(config: EngineConfig) -> Machine:
+    gpus = _gpus(config)
+    if gpus:
+        return Machine(gpus=gpus)
+    from headrace.backends.cpu.machine import choose_threads
+
     most, _ = choose_threads()
     _, free = host.memory_bytes()
     can_pin = hasattr(os, "sched_setaffinity")
@@ -30,7 +34,6 @@ def look_at_machine(config: EngineConfig) -> Machine:
         cores=allowed_cores() if can_pin else tuple((n,) for n in range(os.cpu_count() or 1)),
         most_threads=most,
         memory_bytes=free,
-        gpus=_gpus(config),
         can_pin=can_pin,
     )
 

@@ -15,10 +15,11 @@ from headrace.core.errors import ConfigError
 class Machine:
     """What may be shared out."""
 
-    cores: tuple[tuple[int, ...], ...]  # the logical processors of each physical core
-    most_threads: int  # fewer than cores where a cgroup limits the time
-    memory_bytes: int = 0  # free; 0: not known
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them; empty: CPUs compute
+    # What follows is looked at only where CPUs compute.
+    cores: tuple[tuple[int, ...], ...] = ()  # the logical processors of each physical core
+    most_threads: int = 0  # fewer than cores where a cgroup limits the time
+    memory_bytes: int = 0  # free; 0: not known
     can_pin: bool = True  # processes can be kept on chosen cores
 
 

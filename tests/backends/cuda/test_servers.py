@@ -124,14 +124,16 @@ def replicas(
     default_model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Replicas]:
     """Two on one GPU, which stands for two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HEADRACE_TEST_RANKS_SHARE_GPU", "1")
-        server = {"replicas": 2, "log_format": "json"}
-        folder = tmp_path_factory.mktemp("replicas")
-        running = Replicas(default_model_path, folder, server, ENGINE)
-        running.wait_for(lambda: running.states() == ["up", "up"], START_S)
-        yield running
-        running.stop()
+    running = Replicas(
+        default_model_path,
+        tmp_path_factory.mktemp("replicas"),
+        {"replicas": 2, "log_format": "json"},
+        ENGINE,
+        environment={"HEADRACE_TEST_RANKS_SHARE_GPU": "1"},
+    )
+    running.wait_for(lambda: running.states() == ["up", "up"], START_S)
+    yield running
+    running.stop()
 
 
 def ask(running: RunningServer, **more: Any) -> dict[str, Any]:

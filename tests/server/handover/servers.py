@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 from tests.server.conftest import RunningServer
-from tests.server.handover.engines import LIMIT_S
 
+LIMIT_S = 60.0
 KEY = "internal"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 WORDS = "The river runs past the old mill and the headrace brings water to the wheel. "

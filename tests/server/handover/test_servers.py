@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.conftest import RunningServer, StartServer
-from tests.server.handover.engines import LIMIT_S
 from tests.server.handover.servers import (
     HEADERS,
     KEY,
+    LIMIT_S,
     REQUESTS,
     chat,
     killing,
