@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from operator import itemgetter
 
 from headrace.core.context import check_fits_context, longest
 from headrace.core.errors import ContextLengthError, InvalidRequestError
@@ -12,6 +13,8 @@ from headrace.core.step import RunnerLimits
 from headrace.engine.blocks import BlockPool
 from headrace.engine.embedding import check_embed
 from headrace.engine.sequence import Sequence
+
+Table = tuple[Sequence, list[int]]  # a sequence and its blocks
 
 FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
 
@@ -109,11 +112,17 @@ class Admission:
             return own <= pool.available_blocks - taken_over or (
                 pool.used_blocks == len(sequence.blocks)
             )
-        shared = sum(1 for block in found if not pool.is_cached(block))
-        peak = self.peak_blocks([*running, sequence]) - shared
-        return peak + held_blocks + self._watermark_blocks <= pool.total_blocks
+        room = pool.total_blocks - self._watermark_blocks - held_blocks
+        tables = [(each, each.blocks) for each in running]
+        tables.append((sequence, sequence.blocks or found))
+        peak = self._peak_blocks(tables)
+        if peak <= room:
+            return True
+        # Blocks that several hold were counted for each of them: at most so many times too often.
+        again = sum(len(blocks) for _, blocks in tables) - (pool.used_blocks - held_blocks)
+        return peak - again <= room and self._peak_blocks(tables, SharedBlocks(pool, found)) <= room
 
-    def peak_blocks(self, sequences: Iterable[Sequence]) -> int:
+    def _peak_blocks(self, tables: Iterable[Table], shared: SharedBlocks | None = None) -> int:
         """The most blocks that these will hold at one time, each growing by one token per step.
 
         The peak is at a moment when a sequence ends. When the sequence with the k-th most tokens
@@ -121,17 +130,41 @@ class Admission:
         """
         size = self._pool.block_tokens
         usual = int(self._output_tokens)
-        futures: list[tuple[int, int]] = []
-        for s in sequences:
+        futures: list[tuple[int, int, list[int]]] = []
+        for s, blocks in tables:
             length = len(s.token_ids)
             generated = length - s.prompt_tokens
             # Sequences longer than usual are assumed to be half way.
             expected = min(max(usual, 2 * generated, 1), s.max_tokens)
-            futures.append((expected - generated, length))
-        futures.sort(reverse=True)
-        peak = tokens = 0
-        for count, (left, length) in enumerate(futures, start=1):
+            futures.append((expected - generated, length, blocks))
+        futures.sort(key=itemgetter(0), reverse=True)
+        peak = tokens = again = 0
+        for count, (left, length, blocks) in enumerate(futures, start=1):
             tokens += length
+            if shared is not None:
+                again += shared.held_before(blocks)
             # The last block of each may be partly filled.
-            peak = max(peak, (tokens + count * left) // size + count)
+            peak = max(peak, (tokens + count * left) // size + count - again)
         return peak
+
+
+class SharedBlocks:
+    """Counts blocks that several sequences hold, sequence by sequence. What a sequence shares is at
+    its beginning, so that only that is looked at."""
+
+    def __init__(self, pool: BlockPool, found: Iterable[int]) -> None:
+        self._pool = pool
+        self._found = frozenset(found)  # that the one which is about to start would hold too
+        self._seen: set[int] = set()
+
+    def held_before(self, blocks: list[int]) -> int:
+        """How many of these a sequence before this one holds."""
+        seen, again = self._seen, 0
+        for block in blocks:
+            if block in seen:
+                again += 1
+            elif self._pool.is_shared(block) or block in self._found:
+                seen.add(block)
+            else:
+                break
+        return again

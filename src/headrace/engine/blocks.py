@@ -83,6 +83,9 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return self._references[block] == 0
 
+    def is_shared(self, block: int) -> bool:
+        return self._references[block] > 1
+
     def is_writable(self, block: int) -> bool:
         """Whether its holder may write to it: there is no other, and it can't be found by hash."""
         return self._references[block] == 1 and self._hash_of[block] is None
