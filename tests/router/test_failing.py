@@ -15,6 +15,7 @@ from headrace.core.errors import ConfigError
 from headrace.policies.breaker import Circuit
 from headrace.policies.routing import Routing
 from headrace.router.heartbeat import LATE_BEATS, beat, getter
+from headrace.router.replica import BEATS_IN_TIME
 from headrace.router.run import NoReplicaError, check_start, start_lines
 
 TURNS = Routing.ROUND_ROBIN
@@ -154,8 +155,42 @@ def test_where_all_are_late_they_are_asked_all_the_same() -> None:
             for fake in (one, two):
                 r.seen(fake).was_late()
             assert {(await ask(r.port)).body[6:9] for _ in range(2)} == {b"one", b"two"}
+
+    run(main())
+
+
+def test_one_heartbeat_in_time_does_not_make_up_for_a_late_one() -> None:
+    """A process that runs for a moment every two seconds answers one of them in time, again and
+    again; requests would go to it and stay there."""
+
+    async def main() -> None:
+        one, two = FakeReplica("one"), FakeReplica("two")
+        async with rig(one, two) as r:
+            seen = r.seen(one)
+            states = []
+            for _ in range(2):
+                seen.was_late()
+                for _ in range(BEATS_IN_TIME):
+                    await r.heart.first()
+                    states.append(seen.state)
+            assert states == [*["late"] * (BEATS_IN_TIME - 1), "up"] * 2
+
+    run(main())
+
+
+def test_one_that_was_out_for_being_late_must_be_in_time_too() -> None:
+    async def main() -> None:
+        one, two = FakeReplica("one"), FakeReplica("two")
+        async with rig(one, two) as r:
+            one.is_silent = True
+            hasty, seen = replace(r.router.settings, heartbeat_s=0.1), r.seen(one)
+            await beat(seen, r.fleet, getter(seen, hasty))
+            assert seen.state == "out"
+            one.is_silent = False
             await r.heart.first()
-            assert [r.seen(fake).state for fake in (one, two)] == ["up", "up"]
+            assert seen.state == "late"
+            await r.heart.first()
+            assert seen.state == "up"
 
     run(main())
 

@@ -2,9 +2,10 @@
 
 Heartbeats begin twice in each `heartbeat_s`. One that is not answered by the time the next should
 begin makes its replica late: it gets no new requests while others take them, so within
-`heartbeat_s` of its last sign of life. One that fails, or has no answer within `heartbeat_s`, takes
-its replica out; the first that succeeds brings it back, after a look at what it serves now. Knows
-what Headrace, vLLM, SGLang and llama-server answer; decides by fleet.py.
+`heartbeat_s` of its last sign of life, until some in a row are answered in time. One that fails, or
+has no answer within `heartbeat_s`, takes its replica out; the first that succeeds brings it back,
+after a look at what it serves now. Knows what Headrace, vLLM, SGLang and llama-server answer;
+decides by fleet.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -89,8 +91,10 @@ async def beat(replica: Replica, fleet: Fleet, get: Get) -> None:
             return
         replica.identity = None
         replica.went_out(error.cause.rstrip("."))
+        if isinstance(error, Late):
+            replica.was_late()
         return
-    replica.late_beats, replica.is_late = 0, False
+    replica.late_beats = 0
     was_out = replica.ejections > 0 and not replica.is_up
     replica.load = load
     replica.came_up()
@@ -192,8 +196,11 @@ class Heart:
 
     async def _beat(self, replica: Replica) -> None:
         get = self._gets.setdefault(replica, self._get_of(replica, self._settings))
+        began_s = time.monotonic()
         try:
             await beat(replica, self._fleet, get)
+            if replica.is_up and time.monotonic() - began_s < self._settings.heartbeat_s / 2:
+                replica.was_in_time()
         except Exception as error:  # heartbeats must go on, whatever a replica says
             log.exception("a heartbeat failed", extra={"event": "fault"})
             replica.went_out(f"unexpected {type(error).__name__}")

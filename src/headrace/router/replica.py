@@ -21,6 +21,7 @@ from headrace.router.upstream import Lost, Upstream
 
 FREE_S = 4.0  # a free connection is not used after this: vLLM closes its own after 5 s
 MOST_FREE = 512
+BEATS_IN_TIME = 2  # in a row, until one that was late takes new requests again
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Replica:
         self.why_out = "no heartbeat yet"
         self.is_late = False  # its heartbeat should have been answered by now
         self.late_beats = 0  # in a row that had no answer
+        self._beats_in_time = 0  # in a row, since one was late
         self.kept_out = ""  # it lives, and serves something else than the others
         self.is_draining = False
         self.pending_tokens = 0
@@ -93,7 +95,14 @@ class Replica:
 
     def was_late(self) -> None:
         """It gets no new requests while others take them; those that it has stay."""
-        self.is_late = True
+        self.is_late, self._beats_in_time = True, 0
+
+    def was_in_time(self) -> None:
+        """Once is not enough: a process that runs for a moment now and then answers one heartbeat
+        in each."""
+        self._beats_in_time += 1
+        if self._beats_in_time >= BEATS_IN_TIME:
+            self.is_late = False
 
     def went_out(self, why: str) -> None:
         """Requests that wait for an answer of it go elsewhere."""

@@ -80,7 +80,8 @@ class CoarseReplica:
         self._steps = 0
         self._order = 0
         self._context = 0  # tokens that the running sequences attend to
-        self._held = 0  # tokens of those that have a place, answers included
+        self._held = 0  # tokens of those that have a place, answers included, shared ones once
+        self._users: dict[int, int] = {}  # of each segment, that have a place
         self._begin_s = self._step_s = 0.0  # of the stretch that is being computed
         self._count = 0  # its steps; 0: idle
         self._drawn: list[Job] = []  # whose prompts this step ends
@@ -123,15 +124,36 @@ class CoarseReplica:
             self._context += ask.prompt_tokens
         for job in ended:
             job.end_s = now_s
-            self._held -= job.ask.total_tokens
+            self._leave(job)
         self._begin(now_s)
         return begun, ended
 
     def _has_place(self, job: Job) -> bool:
         machine = self._machine
         places = len(self._running) + len(self._prompts)
-        room = self._held + job.ask.total_tokens <= machine.kv_tokens
+        room = self._held + self._own_tokens(job) <= machine.kv_tokens
         return places < machine.max_sequences and (room or not places)
+
+    def _own_tokens(self, job: Job) -> int:
+        """That it would take of the pool: segments that others use are there already."""
+        own, before = job.ask.total_tokens, 0
+        for key, length in job.segments:
+            if key in self._users:
+                own -= length - before
+            before = length
+        return own
+
+    def _enter(self, job: Job) -> None:
+        self._held += self._own_tokens(job)
+        for key, _ in job.segments:
+            self._users[key] = self._users.get(key, 0) + 1
+
+    def _leave(self, job: Job) -> None:
+        for key, _ in job.segments:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+        self._held -= self._own_tokens(job)
 
     def _begin(self, now_s: float) -> None:
         machine = self._machine
@@ -139,7 +161,7 @@ class CoarseReplica:
             job = self._waiting.popleft()
             held = self._caches.held_tokens(self._number, job.segments)
             job.cached = job.computed = min(held, job.ask.prompt_tokens - 1)
-            self._held += job.ask.total_tokens
+            self._enter(job)
             self._prompts.append(job)
         tokens = len(self._running)
         prompt_tokens, context = self._take_prompts(machine.max_batch_tokens - tokens)
