@@ -97,7 +97,7 @@ http {{
   server {{
     listen 127.0.0.1:{port} backlog=2048; keepalive_requests 100000;
     location / {{ proxy_pass http://replicas; proxy_http_version 1.1; proxy_buffering off;
-      proxy_set_header Connection ""; client_max_body_size 8m; }}
+      proxy_set_header Connection ""; proxy_set_header Host $host; client_max_body_size 8m; }}
   }}
 }}
 """
@@ -105,12 +105,14 @@ http {{
     return [nginx, "-c", str(folder / "nginx.conf"), "-p", str(folder)]
 
 
-def litellm_words(litellm: str, folder: Path, port: int, ports: list[int]) -> list[str]:
+def litellm_words(
+    litellm: str, folder: Path, port: int, ports: list[int], model: str = "paced"
+) -> list[str]:
     deployments = [
         {
-            "model_name": "paced",
+            "model_name": model,
             "litellm_params": {
-                "model": "openai/paced",
+                "model": f"openai/{model}",
                 "api_base": f"http://127.0.0.1:{each}/v1",
                 "api_key": "none",
             },

@@ -2,10 +2,13 @@
 
     python benchmarks/routed_prefixes.py [--replicas 4] [--prefixes 16] [--requests 192]
     python benchmarks/routed_prefixes.py --prefixes 0      # nothing shared: prefix, least-pending
+    python benchmarks/routed_prefixes.py --replicas 2 --prefixes 8 --policies nginx sglang-router \
+        LiteLLM prefix --sglang ENV/bin/python --litellm ENV/bin/litellm --nginx PATH
 
 Each replica is a Headrace of the default model whose KV pool holds a few of the prefixes, not all;
 all pools together hold them. Requests of all prefixes come mixed, the same in every round; between
 rounds the replicas are started anew, and each prefix is asked for once before the count begins.
+In the place of a policy other routers may stand, with their defaults (routed_peers.py).
 Counted are the prompt tokens that came from a cache, as the answers' usage has them, the time to
 the first token, and the time of all.
 """
@@ -19,15 +22,25 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from headrace.calibrate.client import Server
+from routed_peers import free_port, litellm_words, nginx_words, sglang_words
+
+MODEL = "smollm2-135m-instruct"
+# A folder, the port to listen at, the replicas' ports: a command.
+WordsOf = Callable[[Path, int, list[int]], list[str]]
+Peers = dict[str, WordsOf]
 
 _ROUTE = "from headrace.cli.commands import main; main()"
 _WORDS = [
@@ -52,11 +65,14 @@ class Heard:
 
 
 @contextlib.contextmanager
-def fleet(replicas: int, kv_tokens: int, policy: str) -> Iterator[int]:
+def fleet(replicas: int, kv_tokens: int, policy: str, peers: Peers) -> Iterator[int]:
     """The router's port."""
     with contextlib.ExitStack() as stack:
         flags = ["--threads", "1", "--kv-tokens", str(kv_tokens), "--context-tokens", "2048"]
         ports = [stack.enter_context(Server(None, flags)).port for _ in range(replicas)]
+        if policy in peers:
+            yield stack.enter_context(peer(peers[policy], ports))
+            return
         words = [sys.executable, "-c", _ROUTE, "route", *(f":{port}" for port in ports)]
         router = subprocess.Popen(
             [*words, "--port", "0", "--policy", policy, "--heartbeat", "5"],
@@ -74,6 +90,34 @@ def fleet(replicas: int, kv_tokens: int, policy: str) -> Iterator[int]:
         yield int(ready.split(" ")[2].rpartition(":")[2])
 
 
+@contextlib.contextmanager
+def peer(words_of: WordsOf, ports: list[int]) -> Iterator[int]:
+    """Another router in front of the same replicas, once it passes an answer on."""
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w+b") as log:
+        port = free_port()
+        process = subprocess.Popen(
+            words_of(Path(folder), port, ports), stdout=log, stderr=subprocess.STDOUT
+        )
+        try:
+            end_s = time.monotonic() + 90
+            while True:
+                try:
+                    ask(port, "Hello.")
+                    break
+                except urllib.error.HTTPError as error:
+                    why = f"{error}: {error.read()[:500]!r}"
+                except OSError as error:
+                    why = str(error)
+                if process.poll() is not None or time.monotonic() > end_s:
+                    log.seek(0)
+                    raise SystemExit(f"{why}\n{log.read()[-2000:].decode()}")
+                time.sleep(0.3)
+            yield port
+        finally:
+            process.terminate()
+            process.wait()
+
+
 def prompts(prefixes: int, requests: int, words: int) -> list[str]:
     chance = random.Random(7)
     if not prefixes:
@@ -84,6 +128,7 @@ def prompts(prefixes: int, requests: int, words: int) -> list[str]:
 
 def ask(port: int, prompt: str) -> Heard:
     body = {
+        "model": MODEL,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 4,
         "stream": True,
@@ -122,7 +167,17 @@ def main() -> None:
     parser.add_argument("--kv-tokens", type=int, default=3072, help="of a replica")
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--policies", nargs="+", help="the first is what the last is compared with")
+    parser.add_argument("--sglang", help="a Python that has sglang-router")
+    parser.add_argument("--litellm", help="the program litellm")
+    parser.add_argument("--nginx", help="the program nginx")
     asked = parser.parse_args()
+    peers: Peers = {}
+    if asked.nginx:
+        peers["nginx"] = partial(nginx_words, asked.nginx)
+    if asked.sglang:
+        peers["sglang-router"] = lambda _, port, ports: sglang_words(asked.sglang, port, ports)
+    if asked.litellm:
+        peers["LiteLLM"] = partial(litellm_words, asked.litellm, model=MODEL)
     texts = prompts(asked.prefixes, asked.requests, asked.words)
     firsts = {text.partition(" Question")[0]: text for text in reversed(texts)}
     warm = [f"{text} (first)" for text in firsts.values()] if asked.prefixes else []
@@ -130,7 +185,7 @@ def main() -> None:
     policies = asked.policies or ["round-robin", "least-pending", "prefix"][not asked.prefixes :]
     for policy in policies:
         with (
-            fleet(asked.replicas, asked.kv_tokens, policy) as port,
+            fleet(asked.replicas, asked.kv_tokens, policy, peers) as port,
             ThreadPoolExecutor(asked.concurrency) as pool,
         ):
             list(pool.map(lambda text: ask(port, text), warm))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.policies.prefixes import Caches, Prefixes
 from headrace.policies.routing import (
     ANSWER,
+    CACHED,
     DEPTH,
     MISS,
     Ring,
@@ -107,10 +108,17 @@ def test_each_routing_goes_by_its_own() -> None:
     assert to(Routing.PREFIX, SMALL) == to(Routing.SESSION, SMALL) == 2
 
 
-def test_a_token_of_an_answer_weighs_more_than_one_of_a_prompt() -> None:
+def test_what_a_request_counts() -> None:
+    """Of its prompt what must be computed, and some of the rest, until the answer begins."""
     wanted = Wanted(prompt_tokens=100, answer_tokens=10)
-    assert (wanted.tokens, wanted.pending) == (110, 100 + 10 * ANSWER)
-    assert ANSWER > 1
+    assert wanted.tokens == 110
+    for held, prompt in ((0, 100), (60, 40 + 60 * CACHED), (100, 100 * CACHED)):
+        counted = wanted.counted(held)
+        assert counted.tokens == prompt + 10 * ANSWER
+        assert counted.begin() == prompt
+        assert counted.tokens == 10 * ANSWER
+        assert counted.begin() == 0
+    assert ANSWER > 1 > CACHED > 0
 
 
 def test_a_ring_is_made_once_for_a_set_of_replicas_and_not_kept_for_ever() -> None:

@@ -90,9 +90,10 @@ def test_everybodys_beginning_does_not_fill_one_version() -> None:
     sent = Counter[str]()
     for _ in range(40):
         version = rolling.fleet.version_for(asked, None)
-        replica = rolling.fleet.choose(rolling.fleet.wanted(asked, None), version)
+        wanted = rolling.fleet.wanted(asked, None)
+        replica = rolling.fleet.choose(wanted, version)
         assert replica is not None
-        replica.began(rolling.fleet.wanted(asked, None).pending)
+        rolling.fleet.send(replica, wanted)
         sent[version] += 1
     assert sent["hr-old"] > sent["hr-new"]
     assert new.running <= 20

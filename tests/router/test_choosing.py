@@ -37,9 +37,11 @@ def chat(text: str, **more: object) -> bytes:
 
 
 def choose(fleet: Fleet, body: bytes, session: str | None = None) -> Replica:
+    """For a request that is sent there, and has ended."""
     wanted = fleet.wanted(read_asked(body, 4096), session)
     found = fleet.choose(wanted, "")
     assert found is not None
+    found.ended(fleet.send(found, wanted).tokens)
     return found
 
 

@@ -107,12 +107,12 @@ def test_with_the_first_byte_of_an_answer_its_prompt_is_done() -> None:
             body = {"messages": ["x" * 4000], "max_tokens": 50}
             writer.write(request(body))
             await replica.began.wait()
-            wanted = r.fleet.wanted(read_asked(json.dumps(body).encode(), 4096), None)
-            assert wanted.prompt_tokens > 1000
-            assert seen.pending_tokens == wanted.pending == wanted.prompt_tokens + 50 * ANSWER
+            asked = read_asked(json.dumps(body).encode(), 4096)
+            assert asked.prompt_tokens > 1000
+            assert seen.pending_tokens == asked.prompt_tokens + 50 * ANSWER
             replica.go.set()
             await reader.readuntil(b"data: 1\n\n")
-            assert heads == [wanted.pending]
+            assert heads == [asked.prompt_tokens + 50 * ANSWER]
             assert (seen.pending_tokens, seen.running) == (50 * ANSWER, 1)
             end.set()
             await reader.read()

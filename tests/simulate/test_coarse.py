@@ -97,7 +97,7 @@ def test_counting_what_is_pending_is_worth_it_where_nothing_is_shared() -> None:
 
 def job(prompt: int, output: int, at_s: float = 0.0) -> Job:
     ask = Ask(at_s=at_s, prompt_tokens=prompt, output_tokens=output)
-    return Job(ask=ask, arrival_s=at_s, wanted=Wanted(prompt_tokens=prompt))
+    return Job(ask=ask, arrival_s=at_s, counted=Wanted(prompt_tokens=prompt).counted())
 
 
 def run(replica: CoarseReplica) -> list[Job]:

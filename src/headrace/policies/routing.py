@@ -2,8 +2,9 @@
 
 A router counts the tokens that it has sent to each replica and that are not done (`pending`), at
 the moment of sending: a replica's own report would be late by a heartbeat, and a burst would go to
-one replica. With an answer's first byte its prompt is done. Randomness comes in as a number, so
-that the same inputs give the same choice. Knows no network, no clock and no tokens, only hashes.
+one replica. Of a prompt that is what must be computed, until the answer's first byte. Randomness
+comes in as a number, so that the same inputs give the same choice. Knows no network, no clock and
+no tokens, only hashes.
 
 Prefixes go by cost (`cheapest`): what is pending at a replica, and what of the prompt it would have
 to compute because its cache does not have it. Sessions go by consistent hashing with bounded loads
@@ -28,11 +29,12 @@ PLACES = 64  # of each replica on the ring: more places, more even shares
 BOUND = 1.25  # a replica may have this many times the mean
 DEPTH = 3  # requests of one size that a replica may have, whatever the mean is
 # A prompt token that must be computed, in pending tokens. More than 1: it delays everybody who
-# comes later, it takes another prompt's place in the cache, and of what is pending much is cached.
-# A token of an answer weighs more than one of a prompt, because it takes a step, which it shares
-# with others. Both were found with the simulator (docs/decisions/0021, 0023).
+# comes later, and it takes another prompt's place in the cache. A token of an answer takes a step,
+# which it shares with others. Of a prompt that is cached some is counted, or everybody who asks for
+# the same would go to one replica. Found with the simulator (docs/decisions/0023).
 MISS = 2.0
-ANSWER = 4
+ANSWER = 2
+CACHED = 0.1
 HOME = 3  # the length, counted from 0, whose key decides where an unknown beginning goes
 
 
@@ -64,11 +66,29 @@ class Wanted:
         """That a cache will hold of it."""
         return self.prompt_tokens + self.answer_tokens
 
+    def counted(self, held_tokens: int = 0) -> Counted:
+        """As it is counted at a replica whose cache has so much of its prompt."""
+        return Counted(
+            prompt=self.prompt_tokens - held_tokens + int(CACHED * held_tokens),
+            answer=ANSWER * self.answer_tokens,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Counted:
+    """What a request that was sent is of its replica's pending tokens."""
+
+    prompt: int
+    answer: int
+
     @property
-    def pending(self) -> int:
-        """What it adds to its replica's pending tokens when it is sent. Its prompt's part ends
-        with the answer's first byte."""
-        return self.prompt_tokens + ANSWER * self.answer_tokens
+    def tokens(self) -> int:
+        return self.prompt + self.answer
+
+    def begin(self) -> int:
+        """With the answer's first byte the prompt is done. Returns what is not pending any more."""
+        done, self.prompt = self.prompt, 0
+        return done
 
 
 def key_of(*parts: object) -> int:
@@ -210,5 +230,5 @@ def route(
     if routing is Routing.PREFIX:
         return cheapest(wanted, caches, ring, pending, tie)
     if routing is Routing.SESSION and wanted.session is not None:
-        return bounded(ring, wanted.session, wanted.pending, pending, bound)
+        return bounded(ring, wanted.session, wanted.counted().tokens, pending, bound)
     return least_pending(replicas, pending, tie)

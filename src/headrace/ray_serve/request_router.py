@@ -69,11 +69,12 @@ class PrefixRequestRouter(RequestRouter):
     ) -> None:
         sent, number = _sent(pending_request), number_of(replica_id)
         sent.tried.append(str(number))
-        name = pending_request.metadata.internal_request_id
+        name, wanted = pending_request.metadata.internal_request_id, sent.wanted
+        tokens = wanted.counted(self._caches.held_tokens(number, wanted.prefixes)).tokens
         if self._policy is Routing.PREFIX:
-            self._caches.sent(number, sent.wanted.prefixes, sent.wanted.tokens)
-        self._running[name] = (number, sent.wanted.pending)
-        self._pending[number] = self._pending.get(number, 0) + sent.wanted.pending
+            self._caches.sent(number, wanted.prefixes, wanted.tokens)
+        self._running[name] = (number, tokens)
+        self._pending[number] = self._pending.get(number, 0) + tokens
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         number, tokens = self._running.pop(internal_request_id, (0, 0))

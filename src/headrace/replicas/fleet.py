@@ -78,7 +78,7 @@ class RollingFleet(Fleet):
         """Pending tokens of a replica, with three requests of this one's size for all."""
         replicas = self.groups[name].replicas.values()
         pending = sum(replica.pending_tokens for replica in replicas)
-        return 3 * self.wanted(asked, None).pending + pending / len(replicas)
+        return 3 * self.wanted(asked, None).counted().tokens + pending / len(replicas)
 
     def choose(
         self, wanted: Wanted, version: str, tried: Collection[int] = (), *, strict: bool = False

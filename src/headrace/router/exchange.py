@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.core.errors import HeadraceError, UnavailableError
-from headrace.policies.routing import Wanted
+from headrace.policies.routing import Counted, Wanted
 from headrace.router.fleet import Fleet
 from headrace.router.metrics import Counts
 from headrace.router.replica import Replica
@@ -105,7 +105,7 @@ class Exchange:
         self._upstream: Upstream | None = None  # that a replica must get back
         self._answering: Upstream | None = None  # whose answer goes to the client
         self._replica: Replica | None = None  # the last that was asked
-        self._pending = 0  # tokens that it is still counted with there
+        self._counted: Counted | None = None  # as it is pending there
 
     async def run(self) -> None:
         """Until the client has its answer. Cancelled where the client leaves."""
@@ -144,8 +144,7 @@ class Exchange:
 
     async def _try(self, replica: Replica, deadline: asyncio.Timeout) -> Refusal | None:
         """None: the client has its answer, whole or not."""
-        self._pending = self._way.wanted.pending
-        replica.began(self._pending)
+        self._counted = counted = self._fleet.send(replica, self._way.wanted)
         self._replica = replica
         is_judged = False  # the replica's health, by this request
         try:
@@ -169,7 +168,7 @@ class Exchange:
                 return Refusal(error=error, url=replica.url)
             self._break_off(f"The replica failed half-way: {error}.")
         finally:
-            replica.ended(self._pending)
+            replica.ended(counted.tokens)
             if not is_judged:  # the client left, or the time is over
                 replica.left_open()
             if self._upstream is not None:
@@ -215,9 +214,8 @@ class Exchange:
         self._answering = upstream
         if self._way.on_begin is not None:
             self._way.on_begin()
-        prompt_tokens = self._way.wanted.prompt_tokens
-        self._pending -= prompt_tokens
-        replica.done(prompt_tokens)
+        assert self._counted is not None
+        replica.done(self._counted.begin())
         loop = asyncio.get_running_loop()
         deadline.reschedule(loop.time() + self._settings.whole_s)
         self._count(replica.url, head.status)

@@ -14,7 +14,7 @@ from random import Random
 from headrace.client.connection import Address
 from headrace.core.errors import ConfigError
 from headrace.policies.prefixes import Caches
-from headrace.policies.routing import Rings, Routing, Wanted, route
+from headrace.policies.routing import Counted, Rings, Routing, Wanted, route
 from headrace.router.asked import Asked, session_key
 from headrace.router.replica import Identity, Replica
 from headrace.router.settings import RouterSettings
@@ -198,9 +198,16 @@ class Fleet:
                 tie=self._random.random(),
                 bound=self._settings.bound,
             )
-        if self._settings.routing is Routing.PREFIX:
-            room = group.replicas[chosen].load.get("cache_tokens")
-            if isinstance(room, int) and room > 0:
-                self.caches.set_room(chosen, int(ROOM * room))
-            self.caches.sent(chosen, wanted.prefixes, wanted.tokens)
         return chosen
+
+    def send(self, replica: Replica, wanted: Wanted) -> Counted:
+        """The request goes there: from now on it is pending, and believed to be cached."""
+        number = replica.number
+        counted = wanted.counted(self.caches.held_tokens(number, wanted.prefixes))
+        if self._settings.routing is Routing.PREFIX:
+            room = replica.load.get("cache_tokens")
+            if isinstance(room, int) and room > 0:
+                self.caches.set_room(number, int(ROOM * room))
+            self.caches.sent(number, wanted.prefixes, wanted.tokens)
+        replica.began(counted.tokens)
+        return counted

@@ -112,21 +112,21 @@ class Prefills:
         if asked.prompt_tokens < LEAST_TOKENS:
             self.left["short"] += 1
             return None
-        tokens = asked.prompt_tokens
-        replica = self.fleet.choose(replace(wanted, answer_tokens=0), POOL, strict=True)
+        prompt = replace(wanted, answer_tokens=0)
+        replica = self.fleet.choose(prompt, POOL, strict=True)
         place = None if replica is None else self._places.get(replica.number)
         if replica is None or place is None:
             self.left["none"] += 1
             return None
         self.sent[replica.url] += 1
-        replica.began(tokens)
+        counted = self.fleet.send(replica, prompt)
         is_open = True
 
         def end() -> None:
             nonlocal is_open
             if is_open:
                 is_open = False
-                replica.ended(tokens)
+                replica.ended(counted.tokens)
                 replica.succeeded()
 
         return f"{HEADER}: {place.peer}\r\n".encode("latin-1"), end

@@ -21,7 +21,7 @@ from headrace.router.upstream import Lost, Upstream
 
 FREE_S = 4.0  # a free connection is not used after this: vLLM closes its own after 5 s
 MOST_FREE = 512
-BEATS_IN_TIME = 2  # in a row, until one that was late takes new requests again
+BEATS_IN_TIME = 3  # in a row, until one that was late takes new requests again
 
 log = logging.getLogger(__name__)
 

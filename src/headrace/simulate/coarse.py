@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from headrace.engine.policy import StepTimes
 from headrace.engine.scheduler import FIRST_PROMPT_SHARE
 from headrace.policies.prefixes import Caches, Prefixes
-from headrace.policies.routing import Wanted, key_of
+from headrace.policies.routing import Counted, key_of
 from headrace.workload.ask import Ask
 
 
@@ -42,7 +42,7 @@ class Job:
 
     ask: Ask
     arrival_s: float
-    wanted: Wanted
+    counted: Counted  # by the router
     replica: int = 0
     segments: Prefixes = ()
     computed: int = 0  # tokens of the prompt, cached ones included

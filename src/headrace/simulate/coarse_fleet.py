@@ -89,7 +89,7 @@ class _CoarseFleet:
                 continue
             begun, ended = replica.wake()
             for job in begun:
-                self._pending[number] -= job.wanted.prompt_tokens
+                self._pending[number] -= job.counted.begin()
             for job in ended:
                 self._end(job)
             if replica.next_s < math.inf:
@@ -97,10 +97,11 @@ class _CoarseFleet:
 
     def _arrive(self, ask: Ask, turn: int) -> None:
         is_sighted = self._routing is Routing.PREFIX
+        prefixes = prefixes_of(ask, PREFIX_TOKENS) if is_sighted else ()
         wanted = Wanted(
             prompt_tokens=ask.prompt_tokens,
             answer_tokens=int(self._usual_tokens),
-            prefixes=prefixes_of(ask, PREFIX_TOKENS) if is_sighted else (),
+            prefixes=prefixes,
         )
         number = route(
             self._routing,
@@ -112,11 +113,12 @@ class _CoarseFleet:
             tie=self._chance.random(),
             bound=BOUND,
         )
+        counted = wanted.counted(self._believed.held_tokens(number, prefixes))
         if is_sighted:
-            self._believed.sent(number, wanted.prefixes, wanted.tokens)
-        self._pending[number] += wanted.pending
+            self._believed.sent(number, prefixes, wanted.tokens)
+        self._pending[number] += counted.tokens
         self._report.requests_by_replica[number] += 1
-        job = Job(ask=ask, arrival_s=ask.at_s, wanted=wanted, replica=number)
+        job = Job(ask=ask, arrival_s=ask.at_s, counted=counted, replica=number)
         job.segments = self._segments.of(ask)
         replica = self._replicas[number]
         before_s = replica.next_s
@@ -125,6 +127,6 @@ class _CoarseFleet:
             heapq.heappush(self._moments, (replica.next_s, number))
 
     def _end(self, job: Job) -> None:
-        self._pending[job.replica] -= job.wanted.pending - job.wanted.prompt_tokens
+        self._pending[job.replica] -= job.counted.tokens
         self._usual_tokens += SMOOTHING * (job.ask.output_tokens - self._usual_tokens)
         self._report.add(job)

@@ -17,7 +17,7 @@ from random import Random
 
 from headrace.core.errors import ConfigError
 from headrace.policies.prefixes import Caches
-from headrace.policies.routing import BOUND, Ring, Routing, Wanted, key_of, route
+from headrace.policies.routing import BOUND, Counted, Ring, Routing, Wanted, key_of, route
 from headrace.policies.scaling import ScalingRules, wanted_replicas
 from headrace.simulate.feed import Feed
 from headrace.simulate.fleet_scale import Scale
@@ -109,7 +109,7 @@ class _Pool:
         self._ring = Ring(self.ready)
         return number
 
-    def choose(self, wanted: Wanted, tie: float) -> int:
+    def send(self, wanted: Wanted, tie: float) -> tuple[int, Counted]:
         chosen = route(
             self._routing,
             wanted,
@@ -121,10 +121,11 @@ class _Pool:
             bound=self._bound,
         )
         self._turn += 1
-        self.pending[chosen] += wanted.pending
+        counted = wanted.counted(self._caches.held_tokens(chosen, wanted.prefixes))
+        self.pending[chosen] += counted.tokens
         if self._routing is Routing.PREFIX:
             self._caches.sent(chosen, wanted.prefixes, wanted.tokens)
-        return chosen
+        return chosen, counted
 
 
 class _Fleet:
@@ -146,7 +147,7 @@ class _Fleet:
         self._order = 0
         self._served: list[Served] = []
         self._legs: dict[Served, Served] = {}  # what a replica serves -> what the client sees
-        self._wanted: dict[Served, Wanted] = {}  # each leg, as its router sees it
+        self._counted: dict[Served, Counted] = {}  # each leg, as its router sees it
         self._scale = Scale()
         for _ in range(fleet.replicas):
             self._start(0.0, 0.0)
@@ -191,7 +192,7 @@ class _Fleet:
         now_s = replica.next_s
         ended = replica.wake()
         for leg in replica.begun:
-            pool.pending[number] -= self._wanted[leg].prompt_tokens
+            pool.pending[number] -= self._counted[leg].begin()
         for leg in ended:
             self._end_leg(pool, number, leg, now_s)
         self._push(replica.next_s, pool, number)
@@ -209,18 +210,16 @@ class _Fleet:
             prefixes=prefixes_of(ask, self._fleet.prefix_tokens),
             session=None if ask.session is None else key_of("session", ask.session),
         )
-        number = self._first.choose(wanted, self._chooser.random())
+        number, counted = self._first.send(wanted, self._chooser.random())
         leg = Served(ask=leg_ask, arrival_s=at_s, replica=number)
         served.replica = number
-        self._legs[leg], self._wanted[leg] = served, wanted
+        self._legs[leg], self._counted[leg] = served, counted
         self._first.replicas[number].offer(leg, at_s)
         self._push(self._first.replicas[number].next_s, self._first, number)
 
     def _end_leg(self, pool: _Pool, number: int, leg: Served, now_s: float) -> None:
         served = self._legs.pop(leg)
-        wanted = self._wanted.pop(leg)
-        has_begun = leg.first_s is not None
-        pool.pending[number] -= wanted.pending - (wanted.prompt_tokens if has_begun else 0)
+        pool.pending[number] -= self._counted.pop(leg).tokens
         if pool is self._first:
             served.started_s, served.first_s = leg.started_s, leg.first_s
             served.cached_tokens, served.refused = leg.cached_tokens, leg.refused
@@ -246,9 +245,9 @@ class _Fleet:
             output_tokens=served.ask.output_tokens - 1,
         )
         wanted = Wanted(prompt_tokens=ask.prompt_tokens, answer_tokens=int(self._usual_tokens))
-        number = self._second.choose(wanted, self._chooser.random())
+        number, counted = self._second.send(wanted, self._chooser.random())
         leg = Served(ask=ask, arrival_s=now_s, replica=number)
-        self._legs[leg], self._wanted[leg] = served, wanted
+        self._legs[leg], self._counted[leg] = served, counted
         arrived_s = self._links[sender].send(served.ask.prompt_tokens, now_s)
         replica = self._second.replicas[number]
         replica.hand_over(leg, arrived_s)
