@@ -127,7 +127,7 @@ def times(args: argparse.Namespace) -> None:
         assert side.counts.outcomes.keys() == {"whole"}, side.counts.outcomes
         return took_s
 
-    size = engine.moves.block_bytes
+    size, block_tokens = engine.moves.block_bytes, engine.blocks.block_tokens
     for count in args.tokens:
         tokens = tokens_of(count + 1, count)
         hand(tokens, sides["TCP"])  # computes it
@@ -136,7 +136,7 @@ def times(args: argparse.Namespace) -> None:
                 found.setdefault((count, name), []).append(hand(tokens, side))
     print("| tokens | MB | shared memory, ms | GB/s | TCP, ms | GB/s |\n|---|---|---|---|---|---|")
     for count in args.tokens:
-        whole = count // 16 * size
+        whole = count // block_tokens * size
         row = [f"{count:,}", f"{whole / 1e6:.1f}"]
         for name in sides:
             values = found[count, name]
