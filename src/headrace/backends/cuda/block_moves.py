@@ -24,35 +24,59 @@ class BlockMoves:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._at_once = max(1, MOST_BYTES // kv.block_bytes)
+        self._pinned: torch.Tensor | None = None  # made with the first move: most engines have none
 
     def read(self, blocks: Sequence[int]) -> list[memoryview]:
-        found = torch.empty((len(blocks), self._kv.block_bytes), dtype=torch.uint8)
+        found = np.empty((len(blocks), self._kv.block_bytes), np.uint8)
         with self._moving():
             for some in self._pieces(len(blocks)):
-                found[some] = self._kv.gather(self._numbers(blocks[some])).cpu()
-        return [memoryview(copy) for copy in found.numpy()]
+                staged = self._staged(len(blocks[some]))
+                staged.copy_(self._kv.gather(self._numbers(blocks[some])), non_blocking=True)
+                self._wait()
+                found[some] = staged.numpy()
+        return [memoryview(copy) for copy in found]
 
     def write(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
+        size = self._kv.block_bytes
+        for content in contents:
+            if len(content) != size:
+                raise ValueError(f"a block's contents have {len(content)} bytes; expected {size}")
         with self._moving():
             for some in self._pieces(len(blocks)):
-                parts = [np.frombuffer(content, np.uint8) for content in contents[some]]
-                sent = torch.from_numpy(np.stack(parts)).to(self._device)
+                staged = self._staged(len(blocks[some]))
+                for row, content in zip(staged.numpy(), contents[some], strict=True):
+                    row[:] = np.frombuffer(content, np.uint8)
+                sent = staged.to(self._device, non_blocking=True)
                 self._kv.scatter(self._numbers(blocks[some]), sent)
+                self._wait()  # before the staged bytes are written over
 
     def _pieces(self, count: int) -> Iterator[slice]:
         for at in range(0, count, self._at_once):
             yield slice(at, at + self._at_once)
 
+    def _staged(self, blocks: int) -> torch.Tensor:
+        """The host's memory that a piece goes through: pinned, which is up to six times as fast for
+        the device as other memory."""
+        if self._pinned is None:
+            shape = (self._at_once, self._kv.block_bytes)
+            self._pinned = torch.empty(
+                shape, dtype=torch.uint8, pin_memory=self._stream is not None
+            )
+        return self._pinned[:blocks]
+
     def _numbers(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self._device)
 
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """On the stream for moves; all is done at the end."""
+        """On the stream for moves."""
         if self._stream is None:
             with torch.inference_mode():
                 yield
             return
         with torch.cuda.stream(self._stream), torch.inference_mode():
             yield
-        self._stream.synchronize()
