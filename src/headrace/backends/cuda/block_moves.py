@@ -55,8 +55,8 @@ class BlockMoves:
             yield slice(at, at + self._at_once)
 
     def _staged(self, blocks: int) -> torch.Tensor:
-        """The host's memory that a piece goes through: pinned, which is up to six times as fast for
-        the device as other memory."""
+        """The host's memory that a piece goes through: pinned, which is up to four times as fast
+        for the device as other memory."""
         if self._pinned is None:
             shape = (self._at_once, self._kv.block_bytes)
             self._pinned = torch.empty(
