@@ -208,10 +208,17 @@ def _hash_whole(file: OpenFile, config: EngineConfig) -> str:
 
 
 def plan_memory(
-    file: OpenFile, backend: Backend, config: EngineConfig, draft: DraftFiles | None = None
+    file: OpenFile,
+    backend: Backend,
+    config: EngineConfig,
+    draft: DraftFiles | None = None,
+    available_bytes: int | None = None,
 ) -> tuple[ModelSpec, DecoderWeights[Weight], Sizing]:
-    """The model and the memory it would take. Loads no weight."""
+    """The model and the memory it would take, of what is free now or of `available_bytes`. Loads
+    no weight."""
     spec, weights, footprint = _share(file, backend, config, rank=0)
+    if available_bytes is not None:
+        footprint = replace(footprint, available_bytes=available_bytes)
     if draft is not None:
         return spec, weights, size_with_draft(footprint, draft, config)
     return spec, weights, size_pool(footprint, config)

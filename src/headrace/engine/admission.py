@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from itertools import islice
 from operator import itemgetter
 
 from headrace.core.context import check_fits_context, longest
@@ -14,7 +15,7 @@ from headrace.engine.blocks import BlockPool
 from headrace.engine.embedding import check_embed
 from headrace.engine.sequence import Sequence
 
-Table = tuple[Sequence, list[int]]  # a sequence and its blocks
+Table = tuple[Sequence, list[int], int]  # a sequence, its blocks, and how many of these are full
 
 FIRST_GUESS_TOKENS = 128.0  # of output, before any request has ended
 
@@ -113,13 +114,15 @@ class Admission:
                 pool.used_blocks == len(sequence.blocks)
             )
         room = pool.total_blocks - self._watermark_blocks - held_blocks
-        tables = [(each, each.blocks) for each in running]
-        tables.append((sequence, sequence.blocks or found))
+        size = pool.block_tokens
+        tables = [(each, each.blocks, each.computed_tokens // size) for each in running]
+        full = len(found) or sequence.computed_tokens // size
+        tables.append((sequence, found or sequence.blocks, full))
         peak = self._peak_blocks(tables)
         if peak <= room:
             return True
         # Blocks that several hold were counted for each of them: at most so many times too often.
-        again = sum(len(blocks) for _, blocks in tables) - (pool.used_blocks - held_blocks)
+        again = sum(len(blocks) for _, blocks, _ in tables) - (pool.used_blocks - held_blocks)
         return peak - again <= room and self._peak_blocks(tables, SharedBlocks(pool, found)) <= room
 
     def _peak_blocks(self, tables: Iterable[Table], shared: SharedBlocks | None = None) -> int:
@@ -130,19 +133,19 @@ class Admission:
         """
         size = self._pool.block_tokens
         usual = int(self._output_tokens)
-        futures: list[tuple[int, int, list[int]]] = []
-        for s, blocks in tables:
+        futures: list[tuple[int, int, list[int], int]] = []
+        for s, blocks, full in tables:
             length = len(s.token_ids)
             generated = length - s.prompt_tokens
             # Sequences longer than usual are assumed to be half way.
             expected = min(max(usual, 2 * generated, 1), s.max_tokens)
-            futures.append((expected - generated, length, blocks))
+            futures.append((expected - generated, length, blocks, full))
         futures.sort(key=itemgetter(0), reverse=True)
         peak = tokens = again = 0
-        for count, (left, length, blocks) in enumerate(futures, start=1):
+        for count, (left, length, blocks, full) in enumerate(futures, start=1):
             tokens += length
             if shared is not None:
-                again += shared.held_before(blocks)
+                again += shared.held_before(islice(blocks, full))
             # The last block of each may be partly filled.
             peak = max(peak, (tokens + count * left) // size + count - again)
         return peak
@@ -150,15 +153,16 @@ class Admission:
 
 class SharedBlocks:
     """Counts blocks that several sequences hold, sequence by sequence. What a sequence shares is at
-    its beginning, so that only that is looked at."""
+    its beginning, so that only that is looked at. Full blocks are shared to the end; one that is
+    not is copied by whoever writes to it first."""
 
     def __init__(self, pool: BlockPool, found: Iterable[int]) -> None:
         self._pool = pool
         self._found = frozenset(found)  # that the one which is about to start would hold too
         self._seen: set[int] = set()
 
-    def held_before(self, blocks: list[int]) -> int:
-        """How many of these a sequence before this one holds."""
+    def held_before(self, blocks: Iterable[int]) -> int:
+        """How many of a sequence's full blocks one before it holds."""
         seen, again = self._seen, 0
         for block in blocks:
             if block in seen:

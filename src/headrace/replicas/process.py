@@ -20,13 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.backends.backend import Backend
-from headrace.core.config import Device, EngineConfig, LoadFormat
+from headrace.core.config import Device, LoadFormat
 from headrace.core.errors import HeadraceError
 from headrace.core.server_config import ServerConfig
 from headrace.fetch.resolve import name_model, resolve_model
 from headrace.fetch.verify import Checked, check_model
-from headrace.plan.sizing import Footprint
 from headrace.replicas import messages
 from headrace.server.link.frames import Encoder
 from headrace.server.observe.logs import set_up_logging
@@ -193,25 +191,13 @@ def _look(begin: messages.Begin, channel: Channel) -> int:
             opened.callback(draft.file.close)
             check_draft(path, file, draft, engine)
         if backend.name is not Device.CUDA:  # a GPU's memory is still taken by what runs on it
-            _, _, sizing = plan_memory(file, _with_room(backend, engine), engine, draft)
+            # The replica that is to be replaced will have given its memory back.
+            _, _, sizing = plan_memory(file, backend, engine, draft, engine.memory_share)
             ledger = sizing.ledger.render()
     name = name_model(path, begin.typed)
     read_model(path, name, server=begin.server, engine=engine, typed=begin.typed)
     channel.send(messages.Fits(str(path), name, ledger, checked))
     return 0
-
-
-def _with_room(backend: Backend, engine: EngineConfig) -> Backend:
-    """The backend once the replica that is to be replaced has given its memory back."""
-    found, share = backend.footprint, engine.memory_share
-
-    def footprint(*given: Any) -> Footprint:
-        return replace(found(*given), available_bytes=share)
-
-    if share is not None:
-        changed: Any = backend
-        changed.footprint = footprint
-    return backend
 
 
 def _name_log_lines(number: int) -> None:

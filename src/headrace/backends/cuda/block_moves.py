@@ -34,7 +34,7 @@ class BlockMoves:
                 staged.copy_(self._kv.gather(self._numbers(blocks[some])), non_blocking=True)
                 self._wait()
                 found[some] = staged.numpy()
-        return [memoryview(copy) for copy in found]
+        return [copy.data for copy in found]
 
     def write(self, blocks: Sequence[int], contents: Sequence[Contents]) -> None:
         size = self._kv.block_bytes
