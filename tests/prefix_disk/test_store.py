@@ -182,3 +182,17 @@ def test_two_stores_on_one_folder(make: Make) -> None:
     load = third.load(there)
     assert load.wait(LONG_S)
     assert {k: bytes(c) for k, c in load.contents.items()} == {k: content_of(k) for k in there}
+
+
+def test_where_many_blocks_would_be_is_not_remembered_for_ever(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that serves an hour of new prompts grew by 30 MB."""
+    monkeypatch.setattr(store_module, "MOST_PLACES", 10)
+    store = make()
+    fill(store)
+    for number in range(1000):
+        assert not store.has(number.to_bytes(32, "big"))
+        assert len(store._places) <= 10
+    store.close()
+    assert all(map(store.has, KEYS))
