@@ -15,6 +15,7 @@ from headrace.core.constraint import GrammarKind, GrammarSpec
 from headrace.core.errors import ConfigError, InvalidRequestError, MemoryFitError
 from headrace.core.request import BeamParams
 from headrace.speculate.speculator import TimedSpeculator
+from headrace.speculate.step_curve import StepCurve
 
 POEM = "The rose is red, the violet is blue, the honey is sweet, and so are you. "
 PROMPTS = [POEM * 4 + "The rose is", "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5,", "The moon"]
@@ -35,15 +36,18 @@ def guessing(default_model_path: Path) -> Iterator[LLM]:
 
 
 def hurry(model: LLM) -> None:
-    """Let it think that steps cost the same however many rows they have: then it guesses all it
-    can. What it really decides depends on the machine."""
+    """Let it think that steps cost the same however many rows they have, whatever they take: then
+    it guesses all it can. What it really decides depends on the machine."""
     found = model._assembled.speculator
     assert isinstance(found, TimedSpeculator)
-    for rows in (1, 4, 16, 64, 256):
-        for _ in range(40):
-            found.curve.learn(rows, 0, 0.01)
-            if found.model is not None:
-                found.model.curve.learn(rows, 0, 0.0001)
+    curves = [(found.curve, 0.01)]
+    if found.model is not None:
+        curves.append((found.model.curve, 0.0001))
+    for curve, seconds in curves:
+        for rows in (1, 4, 16, 64, 256):
+            for _ in range(40):
+                StepCurve.learn(curve, rows, 0, seconds)
+        vars(curve)["learn"] = lambda *_: None
 
 
 def tokens(model: LLM, params: SamplingParams, speculate: str | None = None) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.router import fakes
-from tests.router.fakes import FakeReplica, ask, rig
+from tests.router.fakes import FakeReplica, ask, request, rig
 
 from headrace.core.errors import ConfigError
 from headrace.policies.breaker import Circuit
@@ -229,6 +229,24 @@ def test_a_stream_that_breaks_off_ends_with_an_error_event_and_is_not_repeated()
             assert (error["status"], error["type"]) == (502, "server_error")
             assert len(one.got) + len(two.got) == 1
             assert r.router.counts.cut == 1
+
+    run(main())
+
+
+def test_after_a_stream_that_broke_off_its_connection_can_be_used() -> None:
+    """Clients keep a connection whose answer had a proper end; their next request was reset."""
+
+    async def main() -> None:
+        one = FakeReplica("one", behave=fakes.die_half_way)
+        async with rig(one) as r:
+            reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+            writer.write(request({"stream": True}, keep=True))
+            assert b'"error"' in await reader.readuntil(b"0\r\n\r\n")
+            one.behave = fakes.answer
+            writer.write(request({}))
+            assert (await reader.readline()).split()[1] == b"200"
+            assert b"one" in await reader.readuntil(b"one")
+            writer.close()
 
     run(main())
 

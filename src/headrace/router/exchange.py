@@ -270,8 +270,9 @@ class Exchange:
         self._client.refuse(error)
 
     def _break_off(self, why: str) -> None:
-        """In a stream of events the last one says why; any other answer just ends early, so that no
-        client takes it for whole."""
+        """In a stream of events the last one says why, and the connection stays: a client may send
+        its next request there. Any other answer just ends early, so that no client takes it for
+        whole."""
         self._counts.cut += 1
         upstream = self._answering
         head = None if upstream is None else upstream.head
@@ -282,6 +283,7 @@ class Exchange:
             is_events = head.get(b"content-type").startswith(b"text/event-stream")
             if is_events and head.get(b"transfer-encoding") == b"chunked":
                 self._client.write(b"%x\r\n%b\r\n%b" % (len(event), event, _LAST_CHUNK))
+                return
         self._client.cut()
 
     def _count(self, url: str, status: int) -> None:
