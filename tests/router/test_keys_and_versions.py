@@ -196,6 +196,11 @@ def test_a_shadow_gets_copies_and_delays_nobody() -> None:
             await ask(r.port)
             while r.router.counts.shadowed["next", "200"] < 1:
                 await asyncio.sleep(0.005)
+            shadow.behave = fakes.die_half_way
+            lost = r.router.counts.shadowed["next", "lost"]
+            await ask(r.port)
+            while r.router.counts.shadowed["next", "lost"] == lost:
+                await asyncio.sleep(0.005)
             # Nobody is sent to a shadow, not even when nothing else lives.
             replicas["real"].kill()
             await r.heart.first()

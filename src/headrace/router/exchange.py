@@ -48,8 +48,9 @@ class Client(Protocol):
 
     def refuse(self, error: HeadraceError) -> None: ...
 
-    def cut(self) -> None:
-        """What was sent is not a whole answer, and no more will come."""
+    def cut(self, end: bytes) -> None:
+        """What was sent is not a whole answer, and no more of it will come. `end` says so and ends
+        it properly; where it is empty only a connection that ends early can say so."""
         ...
 
 
@@ -270,10 +271,10 @@ class Exchange:
         self._client.refuse(error)
 
     def _break_off(self, why: str) -> None:
-        """In a stream of events the last one says why, and the connection stays: a client may send
-        its next request there. Any other answer just ends early, so that no client takes it for
-        whole."""
+        """In a stream of events the last one says why. Any other answer just ends early, so that no
+        client takes it for whole."""
         self._counts.cut += 1
+        end = b""
         upstream = self._answering
         head = None if upstream is None else upstream.head
         if upstream is not None and head is not None and upstream.last.endswith(_EVENT_END):
@@ -282,9 +283,8 @@ class Exchange:
             event = b"data: " + payload + b"\n\n"
             is_events = head.get(b"content-type").startswith(b"text/event-stream")
             if is_events and head.get(b"transfer-encoding") == b"chunked":
-                self._client.write(b"%x\r\n%b\r\n%b" % (len(event), event, _LAST_CHUNK))
-                return
-        self._client.cut()
+                end = b"%x\r\n%b\r\n%b" % (len(event), event, _LAST_CHUNK)
+        self._client.cut(end)
 
     def _count(self, url: str, status: int) -> None:
         self._counts.answers[url, status] += 1

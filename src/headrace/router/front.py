@@ -188,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an exchange failed", exc_info=error, extra={"event": "fault"})
             if self.has_begun:
-                self.cut()
+                self.cut(b"")
             else:
                 self.refuse(HeadraceError("An unexpected error in the router.", "See its log."))
         self._over()
@@ -274,8 +274,11 @@ class ClientConnection(asyncio.Protocol):
         is_head = self._running is not None and self._running.method == b"HEAD"
         self.write(head.written(self._more_headers(head)) + (b"" if is_head else body))
 
-    def cut(self) -> None:
-        """A connection that ends early: the client sees that the answer is not whole."""
+    def cut(self, end: bytes) -> None:
+        """After a proper end the connection stays: the client may send its next request there."""
+        if end:
+            self.write(end)
+            return
         self._closes = True
         if self._transport is not None:
             self._transport.close()

@@ -40,7 +40,7 @@ class Nobody:
     def refuse(self, error: HeadraceError) -> None:
         self.outcome = "lost"
 
-    def cut(self) -> None:
+    def cut(self, end: bytes) -> None:
         self.outcome = "lost"
 
 
